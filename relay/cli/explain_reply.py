@@ -17,10 +17,10 @@ from relay.policy.model import ShieldSettings
 from relay.policy.shipped import provider_of, provider_rules, rules_of, standard_rules
 from relay.policy.source import place_of, read_policy
 from relay.smtp.reply import MalformedReply, Phase, Reply, ReplyParser
+from relay.verdicts.account import PROBE_NS
 from relay.verdicts.decision import Standing, Terms, decide
 from relay.verdicts.echo import ClientWords
 from relay.verdicts.outcome import Answer, Outcome, gravest
-from relay.verdicts.pauses import PROBE_NS
 from relay.verdicts.shield import Shield
 from relay.verdicts.verdict import BEFORE_MAIL, Judge, Layer, Rule, Scope, Verdict
 

@@ -14,7 +14,7 @@ from relay.cli.options import Where, duration, printable, where_options
 from relay.cli.queue import SOME_NOT_DONE, what_holds_now
 from relay.cli.render import until_words
 from relay.control.operations import ABSENT, OK, TABLE, UNCHANGED, Unreachable
-from relay.verdicts.operator_pause import PauseAsked
+from relay.verdicts.account import PauseAsked
 
 
 @click.command()

@@ -27,9 +27,8 @@ from relay.control.operations import NotDone, Session
 from relay.policy.model import Policy
 from relay.status.filters import Filters, Wanted
 from relay.status.snapshot import MessageView, QueueState
-from relay.submission.addresses import NotAnAddress
 from relay.submission.command_line import Mode, SendmailCall, WrongUsage, parse_call
-from relay.submission.composing import Author, submitted
+from relay.submission.composing import Author, NotAnAddress, submitted
 from relay.submission.handover import Handover, Refusal, bridged, most_bytes, taker
 
 _STANDS_FOR = {"sendmail": (), "mailq": ("-bp",), "newaliases": ("-bi",)}

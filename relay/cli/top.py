@@ -46,7 +46,7 @@ from relay.mail.formats import span
 from relay.policy.units import duration_ns
 from relay.status.filters import EVERYTHING, By, Filters, GroupRow, Wanted
 from relay.status.snapshot import LimitStatus, QueueState, Snapshot, UpstreamStatus
-from relay.verdicts.operator_pause import PauseAsked
+from relay.verdicts.account import PauseAsked
 
 EVERY_SECONDS = 2.0
 COUNT_NS = 10_000_000_000

@@ -30,7 +30,7 @@ from relay.status.watch import Watch
 from relay.telemetry.events import Events, Level
 from relay.telemetry.metrics import Metrics, Telemetry
 from relay.telemetry.outcomes import OutcomeStore
-from relay.verdicts.operator_pause import PauseAsked
+from relay.verdicts.account import PauseAsked
 
 MOST_NAMED = 32
 """Messages that are read alone; for more of them all are claimed, a page at a time."""

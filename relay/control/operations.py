@@ -19,7 +19,7 @@ from relay.status.snapshot import MessageView, QueueState, Snapshot
 
 if TYPE_CHECKING:
     from relay.status.plan import Plan
-    from relay.verdicts.operator_pause import PauseAsked
+    from relay.verdicts.account import PauseAsked
 
 OK = "ok"
 UNCHANGED = "unchanged"

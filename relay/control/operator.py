@@ -49,7 +49,7 @@ from relay.status.plan import Plan
 from relay.status.snapshot import MessageView, QueueState, RecipientStatus, RecipientView, Snapshot
 from relay.status.watch import Watch
 from relay.telemetry.events import Events
-from relay.verdicts.operator_pause import PauseAsked
+from relay.verdicts.account import PauseAsked
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
 

@@ -17,9 +17,7 @@ from relay.spool.disk.durable import Disk
 from relay.throttle.history import HistoryError
 from relay.throttle.opening import recorded_book
 from relay.throttle.throttle import View
-from relay.verdicts.account import AccountState, Event, PauseRecord, adopted, step
-from relay.verdicts.health import Happening
-from relay.verdicts.operator_pause import PauseAsked
+from relay.verdicts.account import AccountState, Event, Happening, PauseAsked, PauseRecord, adopted, step
 
 
 def recorded_upstreams(policy: Policy, disk: Disk, clock: Clock) -> Mapping[str, UpstreamView]:

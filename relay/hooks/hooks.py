@@ -3,41 +3,69 @@
 Guarantees: a notice is tried until its receiver takes it or GIVE_UP_NS are over; what is dropped is counted
 and logged.  One attempt at a time for each hook; each notice has a back-off of its own, so one that its
 receiver never takes holds up no other.  Nothing here raises into a caller or holds up mail; a stop waits at
-most LAST_SECONDS.
-Assumes: one event loop.  Does not: keep notices over a restart (the log has their events), or in order.
+most LAST_SECONDS.  The keys of a notice are an interface: each is always there, and null is "none".
+An attempt ends within the hook's timeout, and its program with it; no redirect is followed and no answer is
+read but its status; an error names no secret, the URL's path included.
+Does not: keep notices over a restart (the log has their events), or in order.
 """
 
 import asyncio
+import base64
+import contextlib
+import functools
+import hashlib
+import hmac
 import json
+import os
 import secrets
+import signal
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
-from itertools import islice
+from dataclasses import dataclass, field
+from subprocess import DEVNULL, PIPE
 from typing import Any
 
+from relay import __version__
 from relay.clock import SECOND_NS
-from relay.hooks.notice import HEARD, is_joined, told_of
-from relay.hooks.receiver import Notice, Undelivered, tell
 from relay.mail.formats import Value, rfc3339
 from relay.mail.text import clean
-from relay.policy.model import HookSettings, Policy
+from relay.policy.model import HookEvent, HookSettings, Policy
+from relay.policy.secrets import SecretError, read_signing_key
 from relay.telemetry.metrics import Telemetry
 
 MOST_NOTICES = 500
 """So many wait for one hook; the oldest goes first.  A notice has about 1 kB, at most 50 kB."""
+MOST_RECIPIENTS = 50
+"""In one notice; a failed message with more of them makes several."""
+LONGEST_TEXT = 500
+"""Characters of a reply or a reason."""
 FIRST_BACK_OFF_NS = 5 * SECOND_NS
 LONGEST_BACK_OFF_NS = 600 * SECOND_NS
 GIVE_UP_NS = 3600 * SECOND_NS
 LAST_SECONDS = 2.0
 
+_EVENTS = {
+    "upstream_paused": HookEvent.PAUSED,
+    "upstream_stopped": HookEvent.STOPPED,
+    "upstream_resumed": HookEvent.RESUMED,
+    "operator_paused": HookEvent.PAUSED,
+    "sender_paused": HookEvent.SENDER_PAUSED,
+    "route_diverted": HookEvent.ROUTE_DIVERTED,
+    "route_down": HookEvent.ROUTE_DOWN,
+    "route_restored": HookEvent.ROUTE_RESTORED,
+}
+# No environment of ours: it may hold passwords.
+_ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+_SAME = ("queue_id", "message_id", "until_at", "routes", "instead_of")
+_FATES = {"bounced": HookEvent.BOUNCED, "expired": HookEvent.EXPIRED}
 
+
+@dataclass(slots=True)
 class _Hook:
-    def __init__(self, settings: HookSettings) -> None:
-        self.settings = settings
-        self.waiting: dict[asyncio.Task[None], None] = {}
-        """A task for each notice, the oldest first."""
-        self.turn = asyncio.Lock()
-        self.is_failing = False
+    settings: HookSettings
+    waiting: dict[asyncio.Task[None], None] = field(default_factory=dict)
+    """A task for each notice, the oldest first."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    is_failing: bool = False
 
 
 class Hooks:
@@ -53,56 +81,71 @@ class Hooks:
         self._events, self._metrics, self._clock = telemetry
         self._sleep = sleep
         self._heard: list[dict[str, Any]] = []
-        """In this turn of the loop."""
         self._hooks: dict[HookSettings, _Hook] = {}
         self.use(policy)
-        self._events.watch(self._hear, HEARD)
+        self._events.watch(self._hear, ("delivery", *_EVENTS))
 
     def use(self, policy: Policy) -> None:
         """Go by another policy; what waits for a hook that it changes is dropped."""
         for settings in self._hooks.keys() - set(policy.notify):
-            hook = self._hooks[settings]
-            self._drop(hook, len(hook.waiting), "the policy changed their hook")
+            self._drop(self._hooks[settings], "the policy changed their hook")
         self._hooks = {settings: self._hooks.get(settings) or _Hook(settings) for settings in policy.notify}
         self._count_waiting()
 
     async def close(self) -> None:
-        """Give receivers that answer a moment for what waits, and stop."""
+        """Give receivers a moment for what waits, and stop."""
         self._take()
         hooks, self._hooks = self._hooks.values(), {}
         telling = [task for hook in hooks for task in hook.waiting]
-        if hopeful := [task for hook in hooks if not hook.is_failing for task in hook.waiting]:
-            await asyncio.wait(hopeful, timeout=LAST_SECONDS)
+        if telling:
+            await asyncio.wait(telling, timeout=LAST_SECONDS)
         for hook in hooks:
-            self._drop(hook, len(hook.waiting), "the relay stopped")
+            self._drop(hook, "the relay stopped")
         await asyncio.gather(*telling, return_exceptions=True)
 
     def _hear(self, name: str, fields: Mapping[str, Value], _: object = None) -> None:
-        told = told_of(name, fields)
-        if told is None or (self._heard and is_joined(self._heard[-1], told)):
+        is_delivery = name == "delivery"
+        event = _FATES.get(str(fields["status"])) if is_delivery else _EVENTS[name]
+        if event is None:
             return
         if not self._heard:
             asyncio.get_running_loop().call_soon(self._take)
+        recipients, by = [], fields.get("by")
+        if is_delivery:
+            its = {"status": fields["dsn"], "code": fields["code"], "reply": _cut(fields["text"])}
+            recipients = [{"recipient": fields["recipient"], **its}]
+        told = {
+            "event": event,
+            "upstream": fields.get("upstream") or None,
+            "sender": fields.get("reverse_path"),
+            "reason": _cut(f"relay pause, by {by}" if by else fields.get("reason", fields.get("because"))),
+            **{key: fields.get(key) for key in _SAME},
+        }
+        last = self._heard[-1] if self._heard else {"recipients": []}
+        if recipients and last.items() >= told.items() and len(last["recipients"]) < MOST_RECIPIENTS:
+            last["recipients"] += recipients  # those that fail together share a notice
+            return
         names = {"id": f"notice_{secrets.token_hex(16)}", "host": self._host}
-        self._heard.append(told | names | {"at": rfc3339(self._clock.wall_ns())})
+        at = rfc3339(self._clock.wall_ns())
+        self._heard.append(told | names | {"at": at, "recipients": recipients})
 
     def _take(self) -> None:
         heard, self._heard = self._heard, []
         for told in heard:
-            notice = Notice(told["id"], json.dumps(told).encode())
+            content = json.dumps(told).encode()
             for settings, hook in self._hooks.items():
                 if told["event"] in settings.events:
-                    task = asyncio.get_running_loop().create_task(self._tell(hook, notice))
+                    task = asyncio.get_running_loop().create_task(self._tell(hook, told["id"], content))
                     hook.waiting[task] = None
-                    task.add_done_callback(partial(self._forget, hook))
+                    task.add_done_callback(functools.partial(self._forget, hook))
         for hook in self._hooks.values():
-            self._drop(hook, len(hook.waiting) - MOST_NOTICES, "too many wait")
+            self._drop(hook, "too many wait", keep=MOST_NOTICES)
         self._count_waiting()
 
-    async def _tell(self, hook: _Hook, notice: Notice) -> None:
+    async def _tell(self, hook: _Hook, notice_id: str, content: bytes) -> None:
         until_ns = self._clock.boottime_ns() + GIVE_UP_NS
         back_off_ns = FIRST_BACK_OFF_NS
-        while not await self._is_taken(hook, notice):
+        while not await self._is_taken(hook, notice_id, content):
             left_ns = until_ns - self._clock.boottime_ns()
             if left_ns <= 0:
                 self._dropped(hook, 1, "told in vain for an hour")
@@ -110,32 +153,41 @@ class Hooks:
             await self._sleep(min(back_off_ns, left_ns) / SECOND_NS)
             back_off_ns = min(2 * back_off_ns, LONGEST_BACK_OFF_NS)
 
-    async def _is_taken(self, hook: _Hook, notice: Notice) -> bool:
-        async with hook.turn:
-            try:
-                await tell(hook.settings, notice, self._clock.wall_ns())
-            except Exception as error:  # noqa: BLE001 - whatever it is, mail goes on, and the notice waits
-                if not isinstance(error, Undelivered):
-                    self._metrics.count("relay_faults_total")
-                    self._events.fault(where="hooks", error=error)
-                self._metrics.count("relay_notice_failures_total")
-                if not hook.is_failing:
-                    hook.is_failing = True
-                    self._events.tell("hook_failed", hook=hook.settings.shown, error=clean(str(error)))
-                return False
-        self._metrics.count("relay_notices_total", "sent")
-        if hook.is_failing:
-            hook.is_failing = False
-            self._events.tell("hook_resumed", hook=hook.settings.shown)
-        return True
+    async def _is_taken(self, hook: _Hook, notice_id: str, content: bytes) -> bool:
+        settings, seconds, error = hook.settings, hook.settings.timeout_ns / SECOND_NS, ""
+        try:
+            async with hook.turn, asyncio.timeout(seconds):
+                if settings.command is not None:
+                    await _run(settings.command, content)
+                else:
+                    await _post(settings, notice_id, content, str(self._clock.wall_ns() // SECOND_NS))
+        except TimeoutError:
+            error = f"no answer within {seconds:g}s"
+        except (_Undelivered, SecretError) as undelivered:
+            error = str(undelivered)
+        except Exception as fault:  # noqa: BLE001 - whatever it is, mail goes on, and the notice waits
+            error = type(fault).__name__
+            self._metrics.count("relay_faults_total")
+            self._events.fault(where="hooks", error=fault)
+        if error:
+            self._metrics.count("relay_notice_failures_total")
+        else:
+            self._metrics.count("relay_notices_total", "sent")
+        if error and not hook.is_failing:
+            self._events.tell("hook_failed", hook=settings.shown, error=clean(error))
+        elif hook.is_failing and not error:
+            self._events.tell("hook_resumed", hook=settings.shown)
+        hook.is_failing = error != ""
+        return not error
 
-    def _drop(self, hook: _Hook, count: int, reason: str) -> None:
+    def _drop(self, hook: _Hook, reason: str, keep: int = 0) -> None:
         """Drop the oldest that wait."""
-        if count > 0:
-            for task in list(islice(hook.waiting, count)):
-                del hook.waiting[task]
-                task.cancel()
-            self._dropped(hook, count, reason)
+        dropped = list(hook.waiting)[: max(0, len(hook.waiting) - keep)]
+        for task in dropped:
+            del hook.waiting[task]
+            task.cancel()
+        if dropped:
+            self._dropped(hook, len(dropped), reason)
 
     def _dropped(self, hook: _Hook, count: int, reason: str) -> None:
         self._metrics.count("relay_notices_total", "dropped", by=count)
@@ -148,3 +200,65 @@ class Hooks:
     def _count_waiting(self) -> None:
         waiting = sum(len(hook.waiting) for hook in self._hooks.values())
         self._metrics.set("relay_notices_waiting", to=waiting)
+
+
+def _cut(value: Value) -> Value:
+    return value[:LONGEST_TEXT] if isinstance(value, str) else value
+
+
+class _Undelivered(Exception):  # noqa: N818 - said of a notice
+    """A receiver did not take a notice; the text may be shown."""
+
+
+async def _post(hook: HookSettings, notice_id: str, content: bytes, sent_at: str) -> None:
+    import aiohttp  # noqa: PLC0415 - a quarter of a second of the start, and few have hooks
+
+    headers = {
+        "Content-Type": "application/json",
+        "User-Agent": f"relay/{__version__}",
+        "webhook-id": notice_id,
+        "webhook-timestamp": sent_at,
+    }
+    if hook.secret_file is not None:
+        # Each time: another secret counts from the next attempt on.
+        key = await asyncio.to_thread(read_signing_key, hook.secret_file)
+        signed = b".".join((notice_id.encode(), sent_at.encode(), content))
+        digest = hmac.digest(key, signed, hashlib.sha256)
+        headers["webhook-signature"] = f"v1,{base64.b64encode(digest).decode()}"
+    try:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(hook.url or "", data=content, headers=headers, allow_redirects=False) as response,
+        ):
+            status = response.status
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        # By its type: its text may have the URL.
+        why = getattr(getattr(error, "os_error", None), "strerror", None) or type(error).__name__
+        raise _Undelivered(f"the request failed: {why}") from None
+    if not 200 <= status < 300:
+        raise _Undelivered(f"HTTP status {status}")
+
+
+async def _run(command: tuple[str, ...], content: bytes) -> None:
+    try:
+        program = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=PIPE,
+            stdout=DEVNULL,
+            stderr=DEVNULL,
+            cwd="/",
+            env=_ENVIRONMENT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise _Undelivered(f"cannot be run: {error.strerror}") from None
+    try:
+        await program.communicate(content)
+    finally:
+        if program.returncode is None:
+            # And what it started: all of its group.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(program.pid, signal.SIGKILL)
+            await program.wait()
+    if code := program.returncode or 0:
+        raise _Undelivered(f"exit status {code}" if code > 0 else f"killed by signal {-code}")

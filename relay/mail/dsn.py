@@ -7,10 +7,14 @@ Does not: know commands and replies (`relay.smtp.commands`), or decide who is to
 """
 
 import enum
+import functools
+import operator
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from relay.mail.address import MalformedParameters
 
 MAX_ENVID = 100
 """Characters of ENVID as sent (RFC 3461, 4.4)."""
@@ -22,15 +26,12 @@ _XTEXT_ADDRESS = re.compile(r"(?:[!-*,-<>-~]|\+[2-6][0-9A-F]|\+7[0-9A-E]|\+[89A-
 # RFC 6533, 3: QCHAR, EmbeddedUnicodeChar and, in utf-8-addr-unitext, UTF-8; no controls.
 _UTF8_ADDRESS = re.compile(r"(?:[!-*,-<>-\[\]-~\xa0-\ud7ff\ue000-\U0010ffff]|\\x\{[0-9A-F]{2,6}\})+\Z")
 _HEXCHAR = re.compile(r"\+([0-9A-F]{2})")
+_NO_ASCII = re.compile(r"[^\0-\x7f]")
 _NO_XCHAR = re.compile(r"[^!-*,-<>-~]")
 _NO_QCHAR = re.compile(r"[^!-*,-<>-\[\]-~]")
 # RFC 3461, 4.2 with RFC 5322, 3.2.3: the type of an address is an atom.
 _ADDRESS_TYPE = re.compile(r"[A-Za-z0-9!#$%&'*/?^_`{|}~-]{1,40}\Z")
 _UTF8_TYPE = "utf-8"
-
-
-class MalformedDsn(ValueError):  # noqa: N818 - it is what the client sent, and reads as such
-    """Not a value by this grammar.  The text says why and quotes nothing; safe to send."""
 
 
 class Notify(enum.Flag):
@@ -58,9 +59,7 @@ class Ret(enum.StrEnum):
 
 class RecipientRequest(NamedTuple):
     notify: Notify | None = None
-    """None: not given."""
     orcpt: str = ""
-    """As given, `type;xtext`."""
 
 
 NO_REQUEST = RecipientRequest()
@@ -70,7 +69,6 @@ NO_REQUEST = RecipientRequest()
 class DsnRequest:
     ret: Ret | None = None
     envid: str = ""
-    """As given, in xtext."""
     recipients: tuple[RecipientRequest, ...] = ()
     """One for each recipient of the envelope; or none, where nothing was given for any."""
 
@@ -83,7 +81,6 @@ class DsnRequest:
         return what in (_UNASKED if notify is None else notify)
 
     def for_some(self, indices: Iterable[int]) -> "DsnRequest":
-        """Return what was asked of some recipients, in their order."""
         return DsnRequest(self.ret, self.envid, tuple(map(self.of, indices)) if self.recipients else ())
 
 
@@ -107,55 +104,54 @@ def decode_xtext(text: str) -> str:
 
 
 def parse_notify(value: str) -> Notify:
-    """Raise MalformedDsn."""
+    """Raise MalformedParameters."""
     words = value.upper().split(",")
-    if words == ["NEVER"]:
-        return Notify.NEVER
-    notify = Notify.NEVER
-    for word in words:
-        if word not in {each.name for each in Notify}:
-            raise MalformedDsn("NOTIFY is NEVER alone, or a list of SUCCESS, FAILURE and DELAY")
-        notify |= Notify[word]
-    return notify
+    if words != ["NEVER"] and not {each.name for each in Notify}.issuperset(words):
+        raise MalformedParameters("NOTIFY is NEVER alone, or a list of SUCCESS, FAILURE and DELAY")
+    return functools.reduce(operator.or_, (Notify[word] for word in words))
 
 
 def parse_ret(value: str) -> Ret:
-    """Raise MalformedDsn."""
+    """Raise MalformedParameters."""
     try:
         return Ret(value.upper())
     except ValueError:
-        raise MalformedDsn("RET is FULL or HDRS") from None
+        raise MalformedParameters("RET is FULL or HDRS") from None
 
 
 def parse_envid(value: str) -> str:
-    """Return it as it is.  Raises MalformedDsn."""
+    """Return it as it is.  Raises MalformedParameters."""
     if len(value) > MAX_ENVID:
-        raise MalformedDsn(f"ENVID is longer than {MAX_ENVID} characters")
+        raise MalformedParameters(f"ENVID is longer than {MAX_ENVID} characters")
     if not _XTEXT.match(value):
-        raise MalformedDsn("ENVID is not xtext of printable ASCII by RFC 3461, 4")
+        raise MalformedParameters("ENVID is not xtext of printable ASCII by RFC 3461, 4")
     return value
 
 
 def parse_orcpt(value: str, *, smtputf8: bool) -> str:
-    """Return it as it is, of any length: Postfix makes it of the address.  Raises MalformedDsn."""
+    """Return it as it is, of any length: Postfix makes it of the address.  Raises MalformedParameters."""
     kind, separator, address = value.partition(";")
     if not separator or not _ADDRESS_TYPE.match(kind):
-        raise MalformedDsn("ORCPT does not begin with an address type and a semicolon")
+        raise MalformedParameters("ORCPT does not begin with an address type and a semicolon")
     if not (_UTF8_ADDRESS if kind.lower() == _UTF8_TYPE else _XTEXT_ADDRESS).match(address):
-        raise MalformedDsn("the address of ORCPT is not one by RFC 3461, 4.2 or RFC 6533, 3")
+        raise MalformedParameters("the address of ORCPT is not one by RFC 3461, 4.2 or RFC 6533, 3")
     if not address.isascii() and not smtputf8:
-        raise MalformedDsn("an ORCPT outside ASCII needs SMTPUTF8")
+        raise MalformedParameters("an ORCPT outside ASCII needs SMTPUTF8")
     return value
 
 
 def ascii_orcpt(orcpt: str) -> str:
     """Return an ORCPT as utf-8-addr-xtext, for where UTF-8 may not stand (RFC 6533, 3)."""
-    return "".join(c if c.isascii() else f"\\x{{{ord(c):02X}}}" for c in orcpt)
+    return _NO_ASCII.sub(_embedded, orcpt)
 
 
 def utf8_address(address: str) -> str:
     """Return an address beyond ASCII as utf-8-addr-xtext (RFC 6533, 3)."""
-    return _NO_QCHAR.sub(lambda found: f"\\x{{{ord(found[0]):02X}}}", address)
+    return _NO_QCHAR.sub(_embedded, address)
+
+
+def _embedded(found: re.Match[str]) -> str:
+    return f"\\x{{{ord(found[0]):02X}}}"
 
 
 def original_recipient(orcpt: str) -> tuple[str, str]:

@@ -41,7 +41,6 @@ class Envelope:
     protocol: str
     """The `with` of the Received line: SMTP, ESMTP, ESMTPS, ESMTPA, ESMTPSA, UTF8SMTP… (RFC 3848, 6531)."""
     user: str | None = None
-    """The authenticated user, where there is one."""
     smtputf8: bool = False
     """The client asked for SMTPUTF8, and an address or the header is beyond ASCII (RFC 6531, 3.4, 3.6)."""
     boot_id: str = field(default="", compare=False)
@@ -49,7 +48,6 @@ class Envelope:
     boottime_ns: int = field(default=0, compare=False)
     """When it was, in that boot: within it no step of the wall clock changes its age."""
     dsn: DsnRequest = NOTHING_ASKED
-    """The DSN parameters of MAIL and RCPT (RFC 3461)."""
 
     @property
     def is_null(self) -> bool:

@@ -12,7 +12,6 @@ LAST_SECOND = 253_402_300_799
 _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 Value = str | int | float | None | list[str | float] | Mapping[str, int]
-"""A value in a line of the log."""
 
 
 def rfc3339(at_ns: int) -> str:

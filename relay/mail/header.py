@@ -1,4 +1,8 @@
-"""The header section of a message, read leniently (RFC 5322, 2.2), and the first line of a content.  Pure."""
+"""The header section of a message, read leniently (RFC 5322, 2.2), and the first line of a content.  Pure.
+
+All who read a header read it by one pattern, in time linear in it: the header ends before the first line that
+is no field.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -6,20 +10,17 @@ from email.errors import MessageError
 from email.header import decode_header
 from encodings import normalize_encoding
 from encodings.aliases import aliases
-from itertools import pairwise
 from typing import NamedTuple
 
 HEAD_BYTES = 32 * 1024
-"""In which the names of a message are looked for."""
 LONGEST_MESSAGE_ID = 998
 """Characters that are kept of one: as many as a line may have (RFC 5322, 2.1.1)."""
 LONGEST_SUBJECT = 200
 LONGEST_CLIENT_QUEUE_ID = 100
 MAILBOX_LINE = b"X-Mailbox-Line"
 _FROM_LINES = (b"From ", b">From ")
-"""How the line begins that an mbox has in front of a message."""
-_FIELD = re.compile(rb"[!-9;-~]+[ \t]*:")
-_VALUE = re.compile(rb"((?:[^\r]|\r\n[ \t])*)\r\n")
+_LINE = rb"[^\r]*+(?:\r(?!\n)[^\r]*+)*+\r\n"
+_FIELD = re.compile(rb"([!-9;-~]++)[ \t]*+:(" + _LINE + rb"(?:[ \t]" + _LINE + rb")*+)")
 _COMMENT = re.compile(r"\([^()]*\)")
 _ID = re.compile(r"(?:^|\s)id\s+([^\s;]+)", re.IGNORECASE)
 # No other is asked for: Python remembers, for good, each name that it does not know.
@@ -37,12 +38,10 @@ class Names(NamedTuple):
     """The `id` of the Received field below ours: that of the client's own queue."""
 
     def text(self) -> str:
-        """Return them as three lines."""
         return "\n".join((self.message_id or "", self.subject, self.client_queue_id))
 
     @classmethod
     def of(cls, lines: Sequence[str]) -> "Names":
-        """Return what `text` has; also of fewer lines."""
         message_id, subject, client_queue_id = (*lines, "", "", "")[:3]
         return cls(message_id or None, subject, client_queue_id)
 
@@ -62,68 +61,54 @@ def opened(content: bytes) -> bytes:
 
 
 def parted(content: bytes) -> tuple[list[bytes], bytes]:
-    """Return the fields of the header, each with its folded lines and line ends, and what follows them.
+    """Return the fields of the header, each with its folded lines and line ends, and what follows them."""
+    fields = list(_fields(content))
+    end = fields[-1].end() if fields else 0
+    return [found[0] for found in fields], content[end:]
 
-    The header ends before the first line that is no field.
-    """
-    starts: list[int] = []
-    at = 0
-    while (end := content.find(b"\r\n", at) + 2) >= 2:
-        if not (starts and content[at : at + 1] in {b" ", b"\t"}):
-            if not _FIELD.match(content, at, end):
-                break
-            starts.append(at)
-        at = end
-    return [content[start:end] for start, end in pairwise([*starts, at])], content[at:]
+
+def _fields(content: bytes) -> Iterator[re.Match[bytes]]:
+    end = 0
+    while (found := _FIELD.match(content, end)) is not None:
+        yield found
+        end = found.end()
 
 
 def field_name(field: bytes) -> bytes:
-    """In lower case."""
     return field.partition(b":")[0].rstrip(b" \t").lower()
 
 
 def header_fields(head: bytes) -> Iterator[tuple[str, str]]:
     """Yield each field; names in lower case, runs of white space as one space.  The last may be cut."""
-    fields, rest = parted(head)
-    for field in [*fields, *([rest] if _FIELD.match(rest) else [])]:
-        value = field.partition(b":")[2].decode("utf-8", "replace")
-        yield field_name(field).decode("ascii"), " ".join(value.split())
+    for found in _fields(head + b"\r\n"):
+        yield found[1].lower().decode("ascii"), _value(found)
+
+
+def _value(found: re.Match[bytes]) -> str:
+    return " ".join(found[2].decode("utf-8", "replace").split())
 
 
 def message_id_of(content: bytes) -> str | None:
     """Return the first Message-ID in the first HEAD_BYTES, unfolded, and cut; anything may be in it."""
-    head = _head(content)
-    return _value(head, head.lower(), b"message-id")[:LONGEST_MESSAGE_ID] or None
+    values = (_value(found) for found in _fields(content[:HEAD_BYTES]) if found[1].lower() == b"message-id")
+    return next(values, "")[:LONGEST_MESSAGE_ID] or None
 
 
 def names_of(content: bytes) -> Names:
     """Return the names in the first HEAD_BYTES of content as it is stored, with our Received field on top."""
-    head = _head(content)
-    # A search without regard to case takes far longer than this.
-    lowered = head.lower()
-    ours = lowered.find(b"\r\nreceived:")
+    values: dict[bytes, list[str]] = {b"message-id": [], b"subject": [], b"received": []}
+    for found in _fields(content[:HEAD_BYTES]):
+        if (of_name := values.get(found[1].lower())) is not None and len(of_name) < 2:
+            of_name.append(_value(found))
+    message_id, subject = ([*values[name], ""][0] for name in (b"message-id", b"subject"))
+    theirs = [*values[b"received"], "", ""][1]
     # Comments may be nested: two deep is what is in use.
-    theirs = _COMMENT.sub(" ", _COMMENT.sub(" ", _value(head, lowered, b"received", ours + 1)))
-    ids = _ID.findall(theirs)
+    ids = _ID.findall(_COMMENT.sub(" ", _COMMENT.sub(" ", theirs)))
     return Names(
-        _value(head, lowered, b"message-id")[:LONGEST_MESSAGE_ID] or None,
-        decoded(_value(head, lowered, b"subject")[: 10 * LONGEST_SUBJECT])[:LONGEST_SUBJECT],
+        message_id[:LONGEST_MESSAGE_ID] or None,
+        decoded(subject[: 10 * LONGEST_SUBJECT])[:LONGEST_SUBJECT],
         ids[-1][:LONGEST_CLIENT_QUEUE_ID] if ids else "",
     )
-
-
-def _head(content: bytes) -> bytes:
-    """Return the header section, with an end of line before and behind each field."""
-    head = b"\r\n" + content[:HEAD_BYTES]
-    end = head.find(b"\r\n\r\n")
-    return head if end < 0 else head[: end + 2]
-
-
-def _value(head: bytes, lowered: bytes, name: bytes, start: int = 0) -> str:
-    """Return the value of the first field of a name, with single blanks; empty where there is none."""
-    at = lowered.find(b"\r\n%b:" % name, start)
-    found = _VALUE.match(head, at + len(name) + 3) if at >= 0 else None
-    return " ".join(found[1].decode("utf-8", "replace").split()) if found else ""
 
 
 def decoded(value: str) -> str:
@@ -142,7 +127,6 @@ def decoded(value: str) -> str:
 
 
 def _codec(charset: str) -> str:
-    """Raise LookupError."""
     name = normalize_encoding(charset.lower())
     if name not in _CHARSETS:
         raise LookupError(charset)

@@ -9,7 +9,6 @@ nobody is told where the sender is `<>`.
 """
 
 import base64
-import binascii
 import enum
 import hashlib
 import re
@@ -17,7 +16,6 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from email.contentmanager import raw_data_manager
 from email.message import Message, MIMEPart
 from email.policy import compat32
 from email.utils import format_datetime
@@ -30,20 +28,13 @@ from relay.mail.text import clean
 
 MAX_TEXT = 900
 """Of an address or a reply: a line ends at 998 (RFC 5322, 2.1.1)."""
-SPELLED_OUT = 100
-"""How many recipients the part for people names; the part for machines names all."""
-
 _SMTP_REPLY = re.compile(r"[2-5][0-9][0-9](?: |\Z)")
 _PLAIN_LINES = re.compile(rb"(?:[\t\x20-\x7e]{0,998}\r\n)*\Z")
-Payload = list[Message | str]
-_PARTS = compat32.clone(linesep="\r\n")
-_AS_WRITTEN = _PARTS.clone(max_line_length=0)
+_AS_WRITTEN = compat32.clone(linesep="\r\n", max_line_length=0)
 """Readers of delivery status may not know folded fields."""
 
 
 class Reason(enum.StrEnum):
-    """Why a sender is told of a recipient."""
-
     BOUNCED = "bounced"
     EXPIRED = "expired"
     OPERATOR = "operator"
@@ -63,6 +54,20 @@ _TITLES = {
     Reason.RELAYED: "Passed on to the next mail server, which will not say more:",
     Reason.DELAYED: "Still waiting:",
 }
+_OPENINGS = {
+    "delayed": "Delayed Mail (still being retried)\n"
+    "Your message of {date}\n"
+    "is late for the recipients below.  THIS IS A WARNING ONLY: there is no\n"
+    "need to send it again.  It will be tried until\n{until}.",
+    "failed": "Undelivered Mail Returned to Sender\n"
+    "It could not pass on your message of {date}\n"
+    "to the recipients below, and will not try again for those that failed.",
+    "relayed": "Mail Passed On\n"
+    "You asked to be told about your message of {date}.\n"
+    "It was passed on for the recipients below.  THIS IS NO PROOF OF DELIVERY:\n"
+    "the next mail server does not tell what becomes of it.",
+}
+"""The subject, and how the part for people begins, by the gravest action that is told of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +83,13 @@ class ReportedMessage:
 class ReportedRecipient:
     recipient: str
     status: str
-    """Enhanced status code, RFC 3463."""
     diagnostic: str | None
     """The upstream's reply, or what else there is to say."""
     remote: str | None
     """The upstream, as `host`; None where none was asked."""
     at_ns: int
-    """Wall clock of the last attempt."""
     reason: Reason
     orcpt: str = ""
-    """As the client gave it (RFC 3461, 4.2)."""
 
 
 def report(
@@ -117,16 +119,11 @@ def report(
         and message.content.isascii()  # other content might not leave by each upstream
         and b"\0" not in message.content
     )
-    subject, opening = _opening(actions, _date(envelope.arrival_at_ns), until_ns)
-    opening = (
-        f"This is the mail relay at {hostname}.\n\n{opening}"
-        f"  The {'message' if returns_all else 'header of the message'}\nis attached."
-    )
-    parts: Payload = [
-        _for_people(opening, recipients, is_guessed=is_guessed),
-        _for_machines(message, recipients, hostname, until_ns),
-        _returned(message.content, is_whole=returns_all, is_guessed=is_guessed),
-    ]
+    opening = next(text for action, text in _OPENINGS.items() if action in actions)
+    subject, _, opening = opening.partition("\n")
+    opening = opening.format(date=_date(envelope.arrival_at_ns), until=_date(until_ns or 0))
+    attached = "message" if returns_all else "header of the message"
+    opening = f"This is the mail relay at {hostname}.\n\n{opening}  The {attached}\nis attached."
     # Nothing can hold its own SHA-256, so what is told cannot hold its boundary.
     digest = hashlib.sha256(repr((message, recipients)).encode()).hexdigest()
     fields = {
@@ -139,49 +136,31 @@ def report(
         "MIME-Version": "1.0",
         "Content-Type": f'multipart/report; report-type=delivery-status; boundary="=_{digest[:32]}"',
     }
+    parts: list[Message | str] = [
+        _encoded("text/plain; charset=utf-8", _for_people(opening, recipients), is_guessed=is_guessed),
+        _for_machines(message, recipients, hostname, until_ns),
+        # It knows no encoding (RFC 2046, 5.2.1).
+        _part({"Content-Type": "message/rfc822"}, message.content.decode("ascii"))
+        if returns_all
+        else _encoded("text/rfc822-headers", _header(message.content), is_guessed=is_guessed),
+    ]
     whole = _part(fields, parts)
     whole.preamble = "This is a MIME-encapsulated message."
-    return whole.as_bytes(policy=_AS_WRITTEN)
+    return whole.as_bytes()
 
 
-def _opening(actions: set[str], date: str, until_ns: int | None) -> tuple[str, str]:
-    """Return the subject, and what the part for people begins with."""
-    if until_ns is not None:
-        return "Delayed Mail (still being retried)", (
-            f"Your message of {date}\n"
-            "is late for the recipients below.  THIS IS A WARNING ONLY: there is no\n"
-            f"need to send it again.  It will be tried until\n{_date(until_ns)}."
-        )
-    if "failed" in actions:
-        others = "  For others\nit was passed on, as is said below." if "relayed" in actions else ""
-        return "Undelivered Mail Returned to Sender", (
-            f"It could not pass on your message of {date}\n"
-            f"to the recipients below, and will not try again for them.{others}"
-        )
-    return "Mail Passed On", (
-        f"You asked to be told about your message of {date}.\n"
-        "It was passed on for the recipients below.  THIS IS NO PROOF OF DELIVERY:\n"
-        "the next mail server does not tell what becomes of it."
-    )
-
-
-def _for_people(opening: str, recipients: Sequence[ReportedRecipient], *, is_guessed: bool) -> MIMEPart:
-    lines, shown = [opening], recipients[:SPELLED_OUT]
+def _for_people(opening: str, recipients: Sequence[ReportedRecipient]) -> bytes:
+    lines = opening.split("\n")
     for reason, title in _TITLES.items():
-        group = [each for each in shown if each.reason is reason]
+        group = [each for each in recipients if each.reason is reason]
         lines += ["", title] if group else []
         for each in group:
-            text = textwrap.fill(clean(each.diagnostic or "")[:MAX_TEXT], 72, break_long_words=False)
+            said = [clean(each.diagnostic or "")[:MAX_TEXT]]
+            said += [] if each.remote is None else [f"(upstream: {clean(each.remote)})"]
             lines += ["", f"  <{each.recipient}>"]
-            lines += [textwrap.indent(text, "    ")] if text else []
-            lines += [f"    (upstream: {clean(each.remote)})"] if each.remote is not None else []
-    if len(recipients) > len(shown):
-        lines += ["", f"And {len(recipients) - len(shown)} more, all named in the next part."]
-    text = "\n".join(lines)
-    encoding = "base64" if is_guessed else "7bit" if text.isascii() else "quoted-printable"
-    part = _part({})
-    part.set_content(text, "plain", cte=encoding, content_manager=raw_data_manager)
-    return part
+            for text in said:
+                lines += [f"    {line}" for line in textwrap.wrap(text, 72, break_long_words=False)]
+    return "".join(f"{line}\r\n" for line in lines).encode()
 
 
 def _for_machines(
@@ -192,64 +171,57 @@ def _for_machines(
     of_message = {
         "Reporting-MTA": f"dns; {hostname}",
         "X-relay-Queue-ID": message.queue_id,
-        "X-relay-Sender": _typed(envelope.reverse_path),
+        "X-relay-Sender": _typed("rfc822", envelope.reverse_path),
         "Arrival-Date": _date(envelope.arrival_at_ns),
+        "Original-Envelope-Id": decode_xtext(envelope.dsn.envid),
     }
-    if envelope.dsn.envid:
-        of_message["Original-Envelope-Id"] = decode_xtext(envelope.dsn.envid)
-    blocks: Payload = [_part(of_message), *(_part(_recipient_fields(each, until_ns)) for each in recipients)]
-    return _part({"Content-Type": "message/delivery-status"}, blocks)
+    of_recipients = [_recipient_fields(each, until_ns) for each in recipients]
+    return _part({"Content-Type": "message/delivery-status"}, [*map(_part, (of_message, *of_recipients))])
 
 
 def _recipient_fields(each: ReportedRecipient, until_ns: int | None) -> dict[str, str]:
     """Return the fields of a recipient (RFC 3464, 2.3); damage on the disk may have reached its texts."""
-    fields = {}
-    if each.orcpt:
-        kind, address = original_recipient(each.orcpt)
-        fields["Original-Recipient"] = _typed(address, kind)
-    fields["Final-Recipient"] = _typed(each.recipient)
-    fields["Action"] = each.reason.action
-    fields["Status"] = clean(each.status)
-    if each.remote is not None:
-        fields["Remote-MTA"] = f"dns; {clean(each.remote)}"
-    if diagnostic := clean(each.diagnostic or "")[:MAX_TEXT]:
-        # RFC 3464, 2.3.6: `smtp` promises a reply as the server sent it; ours are not that.
-        kind = "smtp" if _SMTP_REPLY.match(diagnostic) else "X-relay"
-        fields["Diagnostic-Code"] = f"{kind}; {diagnostic}"
-    if each.remote is not None or each.reason is not Reason.DELAYED:
-        fields["Last-Attempt-Date"] = _date(each.at_ns)
-    if until_ns is not None:
-        fields["Will-Retry-Until"] = _date(until_ns)
-    return fields
+    diagnostic = clean(each.diagnostic or "")[:MAX_TEXT]
+    # RFC 3464, 2.3.6: `smtp` promises a reply as the server sent it; ours are not that.
+    kind = "smtp" if _SMTP_REPLY.match(diagnostic) else "X-relay"
+    is_attempted = each.remote is not None or each.reason is not Reason.DELAYED
+    return {
+        "Original-Recipient": _typed(*original_recipient(each.orcpt)) if each.orcpt else "",
+        "Final-Recipient": _typed("rfc822", each.recipient),
+        "Action": each.reason.action,
+        "Status": clean(each.status),
+        "Remote-MTA": f"dns; {clean(each.remote)}" if each.remote is not None else "",
+        "Diagnostic-Code": f"{kind}; {diagnostic}" if diagnostic else "",
+        "Last-Attempt-Date": _date(each.at_ns) if is_attempted else "",
+        "Will-Retry-Until": _date(until_ns) if until_ns is not None else "",
+    }
 
 
-def _returned(content: bytes, *, is_whole: bool, is_guessed: bool) -> MIMEPart:
-    """Return the part with the original message, to the octet, or its header (RFC 6522, 4)."""
-    if is_whole:
-        # It knows no encoding (RFC 2046, 5.2.1).
-        return _part({"Content-Type": "message/rfc822"}, content.decode("ascii"))
+def _header(content: bytes) -> bytes:
+    """Return the header that is returned with a report (RFC 6522, 4)."""
     header = (b"\r\n" + content).partition(b"\r\n\r\n")[0][2:]
-    header += b"\r\n" if header and not header.endswith(b"\r\n") else b""
-    kind = {"Content-Type": "text/rfc822-headers"}
-    if is_guessed:
-        encoded = base64.encodebytes(header).decode()
-        return _part(kind | {"Content-Transfer-Encoding": "base64"}, encoded)
-    if _PLAIN_LINES.match(header):
-        return _part(kind, header.decode())
-    # By lines, since an end of line other than CRLF is to be an octet like any other (RFC 2045, 6.7).
-    lines = [binascii.b2a_qp(line, istext=False).decode() for line in header.split(b"\r\n")]
-    return _part(kind | {"Content-Transfer-Encoding": "quoted-printable"}, "\n".join(lines))
+    return header + b"\r\n" if header and not header.endswith(b"\r\n") else header
 
 
-def _part(fields: Mapping[str, str], payload: Payload | str = "") -> MIMEPart:
-    part = MIMEPart(_PARTS)
+def _encoded(kind: str, text: bytes, *, is_guessed: bool) -> MIMEPart:
+    """Return a part of text, to the octet: in base64 where it is not plain, or a guess would go by it."""
+    if _PLAIN_LINES.match(text) and not is_guessed:
+        return _part({"Content-Type": kind}, text.decode())
+    fields = {"Content-Type": kind, "Content-Transfer-Encoding": "base64"}
+    return _part(fields, base64.encodebytes(text).decode())
+
+
+def _part(fields: Mapping[str, str], payload: list[Message | str] | str = "") -> MIMEPart:
+    """Return a part with the fields that have a value."""
+    part = MIMEPart(_AS_WRITTEN)
     for name, value in fields.items():
-        part[name] = value
+        if value:
+            part[name] = value
     part.set_payload(payload)
     return part
 
 
-def _typed(address: str, kind: str = "rfc822") -> str:
+def _typed(kind: str, address: str) -> str:
     """Return an address as a delivery status has it, beyond ASCII as utf-8-addr-xtext (RFC 6533, 3)."""
     if address.isascii():
         return f"{kind}; {clean(address)[:MAX_TEXT]}"

@@ -16,10 +16,9 @@ Does not: touch signatures, which no longer hold then, Resent- fields, or Return
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from relay.mail.address import comparable, comparable_domain, is_valid_address
+from relay.mail.address import Mailbox, comparable, comparable_domain, is_valid_address, mailboxes
 from relay.mail.envelope import Shape
 from relay.mail.header import field_name, parted
-from relay.mail.mailboxes import Mailbox, mailboxes
 
 FRONT_BYTES = 128 * 1024
 """How much of a content is looked at; a header rarely has 16 KiB."""
@@ -29,13 +28,9 @@ _TRACE = {b"received", b"return-path"}
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """What of a message is sent in another form."""
-
     reverse_path: str
     front: bytes
-    """Stands in the place of the first octets of the content."""
     replaced_bytes: int
-    """How many these are."""
 
     def shape(self, of_stored: Shape) -> Shape:
         return replace(of_stored, size_bytes=of_stored.size_bytes + len(self.front) - self.replaced_bytes)
@@ -49,7 +44,6 @@ class Rewriting:
     """A rule.  In ASCII: `policy.lane` checks that it makes addresses."""
 
     rule: str
-    """An address, or `@` and a domain."""
 
     def reverse_path(self, original: str) -> str:
         """Return the reverse-path that is sent; the null one for the null one."""
@@ -117,7 +111,6 @@ def _read(value: bytes) -> list[Mailbox]:
 
 
 def _address(mailbox: Mailbox) -> str:
-    """Return nothing where no address stands."""
     return mailbox.address if is_valid_address(mailbox.address, smtputf8=True) else ""
 
 

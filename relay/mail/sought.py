@@ -18,7 +18,6 @@ class Sought:
 
     @property
     def text(self) -> str:
-        """Return it as `sought` takes it."""
         return " ".join(word for word, _ in self.words)
 
     def is_in(self, words: str) -> bool:

@@ -21,8 +21,8 @@ from relay.policy.document import Document, Fault, Steps
 from relay.policy.units import Duration, Section, Several, Text, checked, matching, one_of
 from relay.queue.sorting import is_like
 from relay.smtp.reply import Phase
-from relay.verdicts.phrases import Phrases
 from relay.verdicts.verdict import ABOUT_US, FROM_MAIL, WORDS, Judge, Layer, Rule
+from relay.verdicts.wording import Phrases
 
 if TYPE_CHECKING:
     from relay.policy.model import Upstream

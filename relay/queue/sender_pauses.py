@@ -11,8 +11,8 @@ Memory is bounded, and lost at a restart.
 from dataclasses import dataclass
 from typing import TypeVar
 
+from relay.verdicts.account import Paused
 from relay.verdicts.decision import EVIDENT
-from relay.verdicts.pauses import Paused
 
 Known = TypeVar("Known")
 

@@ -25,8 +25,7 @@ from relay.spool.database import DatabaseError
 from relay.spool.database.account import SharedAccount, clock_ns
 from relay.spool.database.connection import Connection, once
 from relay.throttle.postgresql_history import Told
-from relay.verdicts.account import AccountState, Event, PauseRecord, lapsed, step
-from relay.verdicts.health import Happening
+from relay.verdicts.account import AccountState, Event, Happening, PauseRecord, lapsed, step
 
 OWN = frozenset({Happening.FAULT, Happening.SOUND})
 """What comes to pass on one host alone."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from relay.clock import SECOND_NS
 from relay.mail.text import clean
-from relay.policy.model import Auth, GrantType, OAuth2, Upstream
+from relay.policy.model import Auth, OAuth2, Upstream
 from relay.policy.secrets import AccountSecrets
 from relay.sender.refresh_token_file import RefreshTokenFile
 from relay.smtp.reply import Phase
@@ -19,13 +19,11 @@ from relay.smtp.sasl import BearerToken
 from relay.spool.disk.durable import Disk
 from relay.telemetry.metrics import Telemetry
 from relay.upstream.connection import UpstreamUnavailable
-from relay.upstream.oauth.answers import Denied
-from relay.upstream.oauth.token_server import TokenRequest
+from relay.upstream.oauth.token_server import Ask, Denied
 from relay.upstream.oauth.tokens import Asked, Tokens, TokenUnavailable
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Ruling, Scope, Verdict
 
-Ask = Callable[[TokenRequest], Awaitable[tuple[int, bytes, str]]]
 ReadSecrets = Callable[[], Awaitable[AccountSecrets]]
 
 
@@ -46,7 +44,7 @@ class HeldToken:
         self.auth = auth
         self.got_with: frozenset[bytes] = frozenset()
         """Digests of the secrets of the last request, and of those with the refresh token that it brought."""
-        self._name, self._oauth2, self._read = name, oauth2, read
+        self._name, self._read = name, read
         path = oauth2.refresh_token_file
         self._file = None if path is None else RefreshTokenFile(path, disk)
         self._events, self._metrics, self._clock = telemetry
@@ -95,6 +93,5 @@ class HeldToken:
         verdict = Verdict.STOP if denied.is_final else Verdict.PAUSE
         asked_ns = denied.retry_after_seconds * SECOND_NS
         ruling = Ruling(verdict, Scope.UPSTREAM, retry_after_ns=asked_ns) if asked_ns else None
-        is_service_account = self._oauth2.grant is GrantType.SERVICE_ACCOUNT
-        text = f"no access token: {denied.advised(self._name, is_service_account=is_service_account)}"
+        text = f"no access token: {denied.advised(self._name)}"
         return UpstreamUnavailable(Answer(verdict, Phase.AUTH, None, clean(text), ruling=ruling))

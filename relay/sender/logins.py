@@ -24,12 +24,13 @@ from relay.policy.secrets import (
     read_key_pair,
     read_secrets,
 )
-from relay.sender.held_token import Ask, HeldToken
+from relay.sender.held_token import HeldToken
 from relay.smtp.reply import Phase
 from relay.smtp.sasl import BearerToken
 from relay.spool.disk.durable import Disk
 from relay.telemetry.metrics import Telemetry
 from relay.upstream.connection import UpstreamServer, UpstreamUnavailable
+from relay.upstream.oauth.token_server import Ask
 from relay.upstream.oauth.token_server import ask as ask_server
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Judge, Verdict

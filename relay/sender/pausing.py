@@ -13,11 +13,22 @@ from relay.mail.text import clean
 from relay.queue.routes import Availability
 from relay.sender.state_file import AccountFile
 from relay.telemetry.metrics import Telemetry
-from relay.verdicts.account import AccountState, Event, PauseRecord, adopted, lapsed, refused, step
-from relay.verdicts.health import RESTING, Happening, Health
-from relay.verdicts.operator_pause import OperatorPause
+from relay.verdicts.account import (
+    RESTING,
+    AccountState,
+    Event,
+    Happening,
+    Health,
+    OperatorPause,
+    Paused,
+    PauseRecord,
+    adopted,
+    lapsed,
+    refused,
+    step,
+    within_ns,
+)
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
-from relay.verdicts.pauses import Paused, within_ns
 from relay.verdicts.shield import Shield
 from relay.verdicts.verdict import Scope, Verdict
 

@@ -16,9 +16,7 @@ from relay.sender.pausing import Pausing
 from relay.sender.settling import Backlog
 from relay.telemetry.metrics import Telemetry
 from relay.throttle.throttle import View
-from relay.verdicts.account import AccountState
-from relay.verdicts.health import ENDLESS, Health
-from relay.verdicts.operator_pause import OperatorPause, PauseAsked
+from relay.verdicts.account import ENDLESS, AccountState, Health, OperatorPause, PauseAsked
 from relay.verdicts.shield import Shield
 
 GRACE_SECONDS = 60.0

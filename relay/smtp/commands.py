@@ -21,7 +21,6 @@ from relay.mail.dsn import (
     NO_REQUEST,
     NOTHING_ASKED,
     DsnRequest,
-    MalformedDsn,
     RecipientRequest,
     Ret,
     ascii_orcpt,
@@ -170,7 +169,7 @@ def _refusing(bad_address: str) -> Iterator[None]:
         yield
     except MalformedAddress as error:
         raise Refused(bad_address.format(error)) from None
-    except (MalformedParameters, MalformedDsn) as error:
+    except MalformedParameters as error:
         raise Refused(replies.BAD_PARAMETERS.format(error)) from None
     except NonAsciiAddress as error:
         raise Refused(replies.NON_ASCII.format(error)) from None

@@ -18,7 +18,7 @@ from relay.status.snapshot import LaneStatus, QueueState, RouteStatus, Snapshot,
 from relay.telemetry.events import Events
 from relay.telemetry.metric_table import METRICS
 from relay.telemetry.metrics import Metrics
-from relay.verdicts.health import Health
+from relay.verdicts.account import Health
 
 Number = tuple[str, float, *tuple[str, ...]]
 """A metric, its value, and the values of its labels."""

@@ -19,7 +19,7 @@ from relay.mail.envelope import QueueId
 from relay.mail.formats import rfc3339_or_none, span
 from relay.queue.routes import Because, Choice, words_of
 from relay.telemetry.metric_table import Totals
-from relay.verdicts.health import Health
+from relay.verdicts.account import Health
 
 
 class Condition(enum.StrEnum):
@@ -104,7 +104,7 @@ class UpstreamStatus:
     held_by: str = ""
     """What holds the next message that waits, in words; empty for nothing."""
     health: Health = Health.USED
-    """Of `relay.verdicts.health`; `state` does not tell `proving` from `used`."""
+    """Of `relay.verdicts.account`; `state` does not tell `proving` from `used`."""
     paused_by: str = ""
     """Who paused it by `relay pause`; empty without such a pause."""
     paused_since_at_ns: int | None = None

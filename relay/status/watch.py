@@ -40,7 +40,7 @@ from relay.status.snapshot import (
 )
 from relay.throttle.limit import Limit, plain_words
 from relay.throttle.limit_state import Limited
-from relay.verdicts.health import ENDLESS, Health
+from relay.verdicts.account import ENDLESS, Health
 
 DOWN = "stop: the relay is down"
 FIRST = 10

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from getopt import GetoptError, gnu_getopt
 from pathlib import Path
 
-from relay.mail.dsn import MalformedDsn, Notify, Ret, encode_xtext, parse_envid, parse_notify, parse_ret
+from relay.mail.address import MalformedParameters
+from relay.mail.dsn import Notify, Ret, encode_xtext, parse_envid, parse_notify, parse_ret
 
 _SHORT = "imntvGIUq" + "".join(f"{letter}:" for letter in "ABCFLNORVXbefhopr")
 _LONG = ["policy=", "spool="]
@@ -42,7 +43,6 @@ class SendmailCall:
     notify: Notify | None = None
     """`-N`: what the sender wants to be told of each recipient (RFC 3461)."""
     ret: Ret | None = None
-    """`-R`"""
     envid: str = ""
     """`-V`, as it goes into MAIL."""
     policy: Path | None = None
@@ -50,7 +50,6 @@ class SendmailCall:
 
 
 def parse_call(words: Sequence[str]) -> SendmailCall:
-    """Raise WrongUsage."""
     call = SendmailCall()
     try:
         options, call.recipients = gnu_getopt(_without_optional_values(words), _SHORT, _LONG)
@@ -71,7 +70,7 @@ def _without_optional_values(words: Sequence[str]) -> list[str]:
 def _dsn(parse: Callable[[str], object], option: str, value: str) -> object:
     try:
         return parse(value)
-    except MalformedDsn as error:
+    except MalformedParameters as error:
         raise WrongUsage(f"-{option}: {error}") from None
 
 

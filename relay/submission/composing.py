@@ -5,6 +5,8 @@ From, Date and Message-ID are added where they are missing; Bcc is removed, alwa
 on top becomes a field; a text without a header gets one.  All else stays, octet for octet.
 `delivered` does the same for a file of a maildir, whose envelope is in the lines on top of it; it adds
 nothing to what came from a mail server.
+Of addresses none is repaired or left out: what is no address raises, so that no recipient is lost without a
+word.  A name without a domain gets that of this host, where one is given.
 """
 
 from collections.abc import Sequence
@@ -13,15 +15,38 @@ from datetime import datetime
 from email.utils import format_datetime, formataddr
 from itertools import chain
 
+from relay.mail.address import is_valid_address, mailboxes
 from relay.mail.dsn import Notify, Ret
 from relay.mail.header import MAILBOX_LINE, field_name, header_fields, opened, parted
-from relay.submission.addresses import NotAnAddress, addresses_in
 
+_SHOWN = 200  # characters of a text that an error shows
+_UNREADABLE = "\ufffd"  # what an octet outside UTF-8 was read as
 _TO, _RESENT = ("to", "cc", "bcc"), ("resent-to", "resent-cc", "resent-bcc")
 _NEVER_SENT = {b"bcc", b"resent-bcc"}
 _RETURN_PATH, _DELIVERED_TO = b"return-path", b"delivered-to"
 _ON_TOP = {_RETURN_PATH, _DELIVERED_TO, b"x-original-to", b"envelope-to", MAILBOX_LINE.lower()}
 """What programs that deliver into a maildir write above the message."""
+
+
+class NotAnAddress(ValueError):  # noqa: N818 - it is what the caller wrote
+    """The text says what is no address."""
+
+
+def addresses_in(text: str, hostname: str | None) -> list[str]:
+    """Return the addresses of a header or a command line, each once, in order.  Raises NotAnAddress."""
+    found, is_closed = mailboxes(text)
+    if not is_closed:
+        raise NotAnAddress(f"{text[:_SHOWN]}: a bracket is not closed")
+    if any(not each.address or each.rest for each in found):
+        raise NotAnAddress(f"{text[:_SHOWN]}: is not a list of addresses")
+    return list(dict.fromkeys(_qualified(each.address, hostname) for each in found))
+
+
+def _qualified(address: str, hostname: str | None) -> str:
+    full = f"{address}@{hostname}" if "@" not in address and hostname else address
+    if _UNREADABLE in full or not is_valid_address(full, smtputf8=True):
+        raise NotAnAddress(f"{address[:_SHOWN]}: is not an address")
+    return full
 
 
 @dataclass(frozen=True, slots=True)

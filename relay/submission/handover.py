@@ -26,8 +26,7 @@ from relay.submission.composing import Submission
 
 _CHUNK_BYTES = 64 * 1024
 _TAKEN_OFF_BYTES = 1 << 20
-_ANSWER_WITHIN_S = 300.0
-"""RFC 5321, 4.5.3.2."""
+_ANSWER_WITHIN_S = 300.0  # RFC 5321, 4.5.3.2
 _ON_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to reach a listener on all addresses
 
 
@@ -49,8 +48,7 @@ class SessionLost(Refusal):
 
 
 _CLOSING = 421
-_TOO_MANY = "4.5.3"
-"""It says try again, of the rest; here a message goes whole or not at all."""
+_TOO_MANY = "4.5.3"  # it says try again, of the rest; here a message goes whole or not at all
 
 
 class _Phase(NamedTuple):

@@ -19,18 +19,15 @@ from pathlib import Path
 
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.os_errors import is_our_own_lack
-from relay.submission.addresses import NotAnAddress
-from relay.submission.composing import Author, EnvelopeSource, delivered
+from relay.submission.composing import Author, EnvelopeSource, NotAnAddress, delivered
 from relay.submission.handover import Handover, Refusal, SessionLost
 
 FOLDERS = ("new", "cur")
 LOCK_NAME = "relay-drain.lock"
 """In the maildir, never removed: a lock that can go away keeps nobody out."""
 _FLAGS = re.compile(r":2,([A-Za-z]*)\Z")
-_NOT_TO_BE_SENT = {"D": "a draft", "T": "trash"}
-"""Flags of maildir(5) that the user's own program set."""
-_TRIES = 2
-"""The first may find that the relay has closed the session."""
+_NOT_TO_BE_SENT = {"D": "a draft", "T": "trash"}  # flags of maildir(5) that the user's own program set
+_TRIES = 2  # the first may find that the relay has closed the session
 
 Open = Callable[[], AbstractContextManager[Handover]]
 """Opens a session.  Raises Refusal where nobody takes mail now, and OSError."""

@@ -5,8 +5,7 @@
     login         one mechanism, one attempt
     oauth/        access tokens: asked for, kept, replaced; a person's consent
     transaction   MAIL, RCPT, DATA, content, final dot: one Outcome, whatever the upstream does
-    protocol      the wire: a command out, exactly one strict reply in
-    timeouts      how long each of these may take (RFC 5321, 4.5.3.2)
+    protocol      the wire: a command out, exactly one strict reply in, in time
 
 Knows no spool, no throttle and no policy file: the sender plugs them together.
 """

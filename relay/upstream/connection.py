@@ -29,39 +29,29 @@ from relay.smtp.extensions import Extensions, extensions_of
 from relay.smtp.reply import Phase, Reply
 from relay.smtp.sasl import BearerToken, Credentials
 from relay.upstream.login import AnyMechanism, choose, log_in
-from relay.upstream.protocol import Broken, StrictProtocol
-from relay.upstream.timeouts import Timeouts
+from relay.upstream.protocol import Broken, StrictProtocol, Timeouts
 from relay.upstream.transaction import Channel, Exchange, Introduction, Transaction, unfit
 from relay.verdicts.echo import ClientWords
 from relay.verdicts.outcome import Answer, Outcome
-from relay.verdicts.verdict import Judge, Layer, Ruling, Verdict
+from relay.verdicts.verdict import Judge, Ruling, Verdict
 
 _T = TypeVar("_T")
-
-EHLO_NOT_KNOWN = frozenset({500, 502, 504})
-"""HELO may do after these, unless a rule says that they are about us; 501 is about our name, 550 about us."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamServer:
-    """Where to connect, and as whom to log in."""
-
     host: str
     port: int
     tls: Tls
     helo_name: str
     """The argument of EHLO: our name, or an address literal such as `[192.0.2.1]`."""
     ca_file: Path | None = None
-    """PEM; these authorities instead of the system's."""
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     mechanism: AnyMechanism = Mechanism.AUTO
     pipelining: bool = True
-    """Send commands at once where that is offered."""
     judge: Judge = field(default_factory=standard_judge, repr=False, compare=False)
-    """Its rules may be replaced meanwhile."""
     token: BearerToken | None = field(default=None, repr=False)
-    """Instead of a password."""
     pair: KeyPair | None = field(default=None, repr=False)
     """What is shown in TLS; its key was read, and fits its certificate."""
     source_address: str | None = None
@@ -80,23 +70,17 @@ class UpstreamUnavailable(Exception):  # noqa: N818 - it is what the upstream is
 
 
 class Connection:
-    """One open session; for one transaction at a time."""
-
     def __init__(self, channel: Channel, *, name: str, opened_at_ns: int) -> None:
         self.name = name
-        """`host[address]:port`, for the log."""
         self.opened_at_ns = opened_at_ns
-        """Boottime at which it became ready."""
         self.transactions = 0
         self.relayed = 0
         """Transactions that relayed something; its holder counts them."""
         secured = _ssl_of(channel.protocol)
         self.tls = "none" if secured is None else str(secured.version())
-        """As the library names it, such as `TLSv1.3`, or `none`."""
         self.certificate_ends_at_ns = None if secured is None else _ends_at_ns(secured.getpeercert() or {})
         """Wall clock: when the upstream's certificate ends; None without TLS."""
         self.extensions = channel.extensions
-        """What the upstream offers, by the word of this connection."""
         self._channel = channel
 
     @property
@@ -255,14 +239,8 @@ class _Opening:
         return addresses
 
     async def _hello(self) -> None:
-        """Say EHLO; or HELO, to an upstream that does not know EHLO, if nothing of it is needed."""
         line = self._introduction.line
         reply = await self._protocol.command(line, Phase.EHLO, self._timeouts.hello_s)
-        needs_ehlo = self._account.tls is Tls.STARTTLS or self._account.user is not None
-        if reply.code in EHLO_NOT_KNOWN and not needs_ehlo and self._ruling(reply).layer is Layer.DEFAULT:
-            reply = await self._protocol.command(b"HELO" + line[4:], Phase.EHLO, self._timeouts.hello_s)
-            # RFC 5321, 4.1.1.1: only EHLO is answered by extensions.
-            reply = reply._replace(lines=reply.lines[:1])
         self._expect(reply, 250)
         offered = extensions_of(reply)
         self._extensions = replace(offered, pipelining=offered.pipelining and self._account.pipelining)
@@ -283,17 +261,13 @@ class _Opening:
         self._on_step("login", mechanism.value.upper())
 
     def _tell_tls(self) -> None:
-        """Tell version, cipher, and whose certificate it is, by whom, for how long yet; and what is shown."""
-        secured, pair, now_ns = _ssl_of(self._protocol), self._account.pair, self._clock.wall_ns()
-        if secured is None:
-            return
-        theirs: Mapping[str, Any] = secured.getpeercert() or {}
-        cipher, days = (secured.cipher() or ("?",))[0], _days_left(_ends_at_ns(theirs), now_ns)
-        names = f"{_name_in(theirs, 'subject')} by {_name_in(theirs, 'issuer')}"
-        words = f"{secured.version()} {cipher}, {names}{days} (until {theirs.get('notAfter')})"
-        if pair is not None:
-            words += f"; shown: ours with SHA-256 {pair.fingerprint}{_days_left(pair.ends_at_ns, now_ns)}"
-        self._on_step("tls", words)
+        if (secured := _ssl_of(self._protocol)) is not None:
+            theirs: Mapping[str, Any] = secured.getpeercert() or {}
+            left_ns = (_ends_at_ns(theirs) or 0) - self._clock.wall_ns()
+            names = f"{_name_in(theirs, 'subject')} by {_name_in(theirs, 'issuer')}"
+            words = f"{secured.version()} {(secured.cipher() or '?')[0]}, {names}"
+            until = f"{left_ns // (86_400 * SECOND_NS)} days left (until {theirs.get('notAfter')})"
+            self._on_step("tls", f"{words}, {until}")
 
     def _expect(self, reply: Reply, code: int) -> None:
         if reply.code != code:
@@ -349,12 +323,7 @@ def _ends_at_ns(certificate: Mapping[str, Any]) -> int | None:
         return None
 
 
-def _days_left(ends_at_ns: int | None, wall_ns: int) -> str:
-    return "" if ends_at_ns is None else f", {(ends_at_ns - wall_ns) // (86_400 * SECOND_NS)} days left"
-
-
 def _name_in(certificate: Mapping[str, Any], whose: str) -> str:
-    """Return the common name, or else the organisation, of the subject or the issuer."""
     parts: Iterable[Iterable[tuple[str, str]]] = certificate.get(whose, ())
     by_key = {key: value for part in parts for key, value in part}
     return clean(by_key.get("commonName") or by_key.get("organizationName") or "?")

@@ -68,7 +68,6 @@ async def log_in(
 async def _exchange(
     protocol: StrictProtocol, credentials: Credentials | BearerToken, mechanism: str, timeout_s: float
 ) -> Reply:
-    """Return the last reply.  Raises ValueError too."""
     line = b"AUTH " + mechanism.upper().encode("ascii")
     due, is_server_first, to_refusal = responses(mechanism, credentials)
     if not is_server_first:

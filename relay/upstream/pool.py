@@ -36,14 +36,11 @@ Open = Callable[[], Coroutine[Any, Any, C]]
 class Caps(NamedTuple):
     connections: int
     max_messages: int
-    """Of one connection."""
     max_age_ns: int
     idle_ns: int
 
 
 class _Opened(NamedTuple):
-    """What is known of an open connection."""
-
     opener: Open[Any]
     idle_since_ns: int
     is_busy: bool = False
@@ -69,7 +66,6 @@ class Pool(Generic[C]):
         self._expected = (1, 0)
         """How many messages a session takes, and until when that is known."""
         self._places: dict[C, _Opened] = {}
-        """The one given back last is last."""
         self._opening: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
         self._rests_until_ns = 0
@@ -139,7 +135,6 @@ class Pool(Generic[C]):
             opening.cancel()
 
     async def close(self) -> None:
-        """Stop, and close idle connections."""
         self.stop()
         self._look()
         while self._opening or self._closing:
@@ -185,7 +180,6 @@ class Pool(Generic[C]):
         self._on_change()
 
     def _count(self) -> int:
-        """Count every connection that the upstream may see."""
         return len(self._places) + len(self._opening) + len(self._closing)
 
     def _may_stay(self, connection: C, place: _Opened) -> bool:

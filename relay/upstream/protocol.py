@@ -16,6 +16,7 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 from aiosmtplib.protocol import SMTPProtocol
@@ -33,6 +34,28 @@ BLOCK_BYTES = 64 * 1024
 """Content is sent in blocks of at least this many octets; less goes with its dot in one write."""
 _UNASKED = "the upstream sent more than the replies that were due"
 _NAMED = {Phase.CONNECT: "the connection", Phase.EOD: "the final dot"}
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long each step of a session may take, in seconds, as the loop counts.
+
+    The defaults are the least that RFC 5321, 4.5.3.2 asks of a client, where it asks: whoever hangs up sooner
+    after the final dot relays twice.
+    """
+
+    connect_s: float = 30.0  # for the name, and then for each address: a black hole must not hide the next
+    greeting_s: float = 300.0
+    hello_s: float = 300.0
+    tls_s: float = 60.0  # for the handshake
+    auth_s: float = 120.0  # for each step of the exchange
+    mail_s: float = 300.0
+    rcpt_s: float = 300.0
+    data_s: float = 120.0
+    block_s: float = 180.0  # without any progress, while content is being sent
+    eod_s: float = 600.0  # from the final dot to its reply
+    reset_s: float = 30.0
+    quit_s: float = 2.0  # a courtesy: the connection is closed after it either way
 
 
 class Broken(Exception):  # noqa: N818 - it is what became of the connection, and reads as such
@@ -69,8 +92,6 @@ class Garbled(Broken):
 
 
 class Farewell(Broken):
-    """421: the upstream is closing the channel."""
-
     reply: Reply
 
     def __init__(self, reply: Reply) -> None:
@@ -256,7 +277,6 @@ class StrictProtocol(SMTPProtocol):
             raise self._fault
 
     def _take_reply(self) -> Reply:
-        """Raise Farewell for 421."""
         reply = self._replies.popleft()
         if reply.code == 421:
             self._fault = Farewell(reply)

@@ -25,11 +25,9 @@ from relay.mail.envelope import Shape
 from relay.smtp.commands import mail_line, rcpt_line
 from relay.smtp.extensions import Extensions
 from relay.smtp.reply import Phase, Reply
-from relay.upstream.protocol import Broken, Garbled, Late, Lost, StrictProtocol
-from relay.upstream.timeouts import Timeouts
+from relay.upstream.protocol import Broken, Garbled, Late, Lost, StrictProtocol, Timeouts
 from relay.verdicts.echo import HEADER_BYTES, ClientWords
-from relay.verdicts.offers import Need, is_about_dsn
-from relay.verdicts.outcome import Answer, Outcome, gravest
+from relay.verdicts.outcome import Answer, Need, Outcome, gravest, is_about_dsn
 from relay.verdicts.verdict import Judge, Scope, Verdict, verdict_of_silence
 
 RCPT_ACCEPTED = frozenset({250, 251, 252})
@@ -94,7 +92,6 @@ class Introduction(NamedTuple):
 
     line: bytes
     welcome: str = ""
-    """The first line of the reply to it."""
 
     def is_answered_by(self, reply: Reply) -> bool:
         """Whether a reply can only be one to this line; never of one line, which any 250 may be."""
@@ -274,7 +271,6 @@ class Exchange:
         self._ahead = len(lines)
 
     async def _reply(self, phase: Phase, timeout_s: float) -> Reply:
-        """Take the reply to a command that was sent."""
         self._protocol.phase = phase
         self._ahead -= 1
         return await self._protocol.reply(min(timeout_s, self._check_time()))

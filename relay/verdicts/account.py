@@ -1,12 +1,14 @@
-"""The state of an account as one value, what changes it, and how it is kept on disk.  Pure.
+"""The state of an account as one value, and what changes it.  Pure.
 
-`step(state, event)` is the state after an event.  Three things keep mail back: the account's health
-(`relay.verdicts.health`), an operator's pause, and a fault of our own history.  They stand beside each
-other; while any of them lasts nothing is sent, and no message grows old.
+A refusal that is about us pauses or stops the account, not the message.  When that is over, one transaction
+goes first and has to prove that the upstream is well: releasing the whole backlog at the end of a pause is
+how accounts get blocked for good.  After a refusal for too much it goes to one recipient, and each later one
+to no more than were taken since, and one: 1, 2, 4, 8.
 
-Two pauses without a success between them count as one, with the proving transaction between them.  The
-first transaction after a refusal for too much goes to one recipient, and each later one to no more than were
-taken since, and one: 1, 2, 4, 8.
+`step(state, event)` is the state after an event; `TABLE`, which docs/dev/decisions.md prints, says what
+becomes of the health.  An operator's pause and a fault of our own history stand beside it; while any of the
+three lasts nothing is sent, and no message grows old.  Two pauses without a success between them count as
+one, with the proving transaction between them.
 
 Losing the record loses no mail: a restart then knocks at once at an upstream that may extend its block
 for that, and ages include pauses.  Instants are boottime of the current boot in nanoseconds;
@@ -14,19 +16,119 @@ for that, and ages include pauses.  Instants are boottime of the current boot in
 back meanwhile, the pause is as long again as it was when it was written, and never longer.
 """
 
-from collections.abc import Callable
+import enum
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from relay.clock import SECOND_NS, shift_ns
-from relay.verdicts.health import ENDLESS, RESTING, TABLE, Happening, Health
-from relay.verdicts.operator_pause import FOREVER_NS, OperatorPause
+from relay.mail.formats import utc
+from relay.mail.text import clean
 from relay.verdicts.outcome import Answer
-from relay.verdicts.pauses import PROBE_NS, Paused, begun, ended, rest_ns
 from relay.verdicts.verdict import BEFORE_MAIL, Ruling, Scope, Verdict
+from relay.verdicts.wording import LONGEST_RETRY_NS
 
+FOREVER_NS = 1 << 62
+"""The end of a pause that has not ended."""
+LONGEST_BY = 64
+MOST_SPANS = 256
+"""Older ones are forgotten: they count as age."""
+FIRST_NS = 15 * SECOND_NS
+LONGEST_NS = 15 * 60 * SECOND_NS
+PROBE_NS = 3600 * SECOND_NS
+"""Between two looks at an upstream that refused the account, or where a look may make it worse."""
 NO_REASON = "no reason given"
 _NO_RULING = Ruling(Verdict.PAUSE, Scope.UPSTREAM)
+Paused = tuple[int, int]
+"""From and until, half-open."""
+
+
+class Health(enum.StrEnum):
+    USED = "used"
+    """Mail goes, by connections and limits."""
+    PROVING = "proving"
+    """One transaction at a time, until one has gone well."""
+    PAUSED = "paused"
+    """The upstream refused us; used again at an instant."""
+    REFUSED = "refused"
+    """It refused the account; one transaction looks into it at an instant, unless somebody acts before."""
+    STOPPED = "stopped"
+    """The shield tripped, or each attempt makes it worse: until somebody acts, over a restart too."""
+
+
+RESTING = frozenset({Health.PAUSED, Health.REFUSED, Health.STOPPED})
+ENDLESS = frozenset({Health.REFUSED, Health.STOPPED})
+"""Somebody has to act, or a look has to find it well."""
+
+
+class Happening(enum.StrEnum):
+    PAUSE = "a refusal that pauses"
+    REFUSE = "a refusal of the account"
+    STOP = "the shield trips, or a refusal of the account that allows no probes"
+    PROOF = "something went well"
+    OVER = "its time is over"
+    RESUME = "`relay resume`"
+    EDIT = "an edit that may mend it"
+    """Of the account or of its verdicts, or another password."""
+    KEEP = "the operator pauses it"
+    LAPSE = "the time of the operator's pause is over"
+    FAULT = "the history fails"
+    SOUND = "the history is sound again"
+    RESTART = "a restart"
+
+
+_S = Health
+_CHANGES = {
+    Happening.PAUSE: {_S.USED: _S.PAUSED, _S.PROVING: _S.PAUSED},
+    Happening.REFUSE: {_S.USED: _S.REFUSED, _S.PROVING: _S.REFUSED, _S.PAUSED: _S.REFUSED},
+    Happening.STOP: dict.fromkeys(_S, _S.STOPPED),
+    # Of a resting one it is of a transaction that was in flight when the rest began.
+    Happening.PROOF: {_S.PROVING: _S.USED},
+    Happening.OVER: dict.fromkeys(RESTING, _S.PROVING),
+    Happening.RESUME: dict.fromkeys(RESTING, _S.PROVING),
+    Happening.EDIT: dict.fromkeys(RESTING, _S.PROVING),
+    # Why the operator paused it nobody told us, nor what was sent while the history failed.
+    Happening.LAPSE: {_S.USED: _S.PROVING},
+    Happening.SOUND: {_S.USED: _S.PROVING},
+    # Whoever starts us may have mended the password.  The others go on: else each restart would knock at once
+    # at an upstream that extends its block for it, or the shield would let more bounce.
+    Happening.RESTART: {_S.REFUSED: _S.PROVING},
+}
+TABLE: Mapping[tuple[Health, Happening], Health] = {
+    (health, happening): _CHANGES.get(happening, {}).get(health, health)
+    for health in Health
+    for happening in Happening
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PauseAsked:
+    by: str
+    length_ns: int | None = None
+    """None: until `relay resume`."""
+
+    def begun(self, now_ns: int, wall_ns: int) -> "OperatorPause":
+        until_ns = FOREVER_NS if self.length_ns is None else now_ns + self.length_ns
+        return OperatorPause(until_ns, clean(self.by)[:LONGEST_BY], wall_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorPause:
+    """What the upstream says while it lasts still changes the health, which counts when it is over."""
+
+    until_ns: int
+    """Boottime; FOREVER_NS where only `relay resume` ends it."""
+    by: str
+    since_at_ns: int
+    """Wall clock, to show."""
+
+    @property
+    def is_lasting(self) -> bool:
+        return self.until_ns == FOREVER_NS
+
+    @property
+    def who(self) -> str:
+        return f"{self.by}, since {utc(self.since_at_ns)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +149,6 @@ class AccountState:
     """Why our own history of it cannot be trusted."""
     fault_until_ns: int = 0
     spans: tuple[Paused, ...] = ()
-    """When nothing was sent."""
 
     @property
     def is_resting(self) -> bool:
@@ -63,7 +164,6 @@ class AccountState:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the account is, or the shield says so."""
         return self.health in ENDLESS
 
     @property
@@ -75,7 +175,7 @@ class AccountState:
     def why(self) -> str:
         """Return why nothing is sent, to show; empty while mail goes."""
         if self.operator is not None:
-            return self.operator.words
+            return f"by {self.operator.who}"
         return (self.because or NO_REASON) if self.health in RESTING else self.fault
 
     @property
@@ -95,12 +195,10 @@ class Event(NamedTuple):
     happening: Happening
     at_ns: int
     text: str = ""
-    """The refusal, or the fault."""
     ruling: Ruling = _NO_RULING
     is_mail: bool = True
     """A transaction was refused, not a connection."""
     recipients: int = 0
-    """How many the upstream took."""
     until_ns: int = 0
     """When a fault is looked at again."""
     pause: OperatorPause | None = None
@@ -208,10 +306,52 @@ def largest(usual: int, taken: int | None) -> int:
     return usual if taken is None else min(usual, taken + 1)
 
 
+def rest_ns(ruling: Ruling | None, step: int, leaves_in_ns: Callable[[int], int | None]) -> int:
+    """Return how long to rest after a refusal that is about us.
+
+    As long as the upstream, or its rule, asks for.  Where it speaks of a window, until the oldest of
+    what our own history has in that window leaves it, as `leaves_in_ns` tells, but for no more than
+    two days; or for the whole window where looking earlier makes it worse.
+    Else, and at least this once a pause did not help, our own back-off, doubled `step` times.
+    """
+    back_off_ns, asked_ns = min(LONGEST_NS, FIRST_NS << min(step, 10)), 0
+    if ruling is None:
+        return back_off_ns
+    if ruling.wait_ns is not None:
+        asked_ns = ruling.wait_ns
+    elif not ruling.may_probe:
+        asked_ns = ruling.window_ns or PROBE_NS
+    elif ruling.window_ns is not None:
+        asked_ns = min(LONGEST_RETRY_NS, leaves_in_ns(ruling.window_ns) or 0)
+    return asked_ns if asked_ns and step == 0 else max(asked_ns, back_off_ns)
+
+
+def begun(spans: Sequence[Paused], at_ns: int, *, goes_on: bool = False) -> tuple[Paused, ...]:
+    """Return the spans with one that begins; `goes_on` makes it one with the last."""
+    if spans and (goes_on or spans[-1][1] >= at_ns):
+        return (*spans[:-1], (spans[-1][0], FOREVER_NS))
+    return (*spans[-MOST_SPANS:], (at_ns, FOREVER_NS))
+
+
+def ended(spans: Sequence[Paused], at_ns: int) -> tuple[Paused, ...]:
+    """Return the spans with the last one ended, if it is under way."""
+    if not spans or spans[-1][1] != FOREVER_NS:
+        return tuple(spans)
+    return (*spans[:-1], (spans[-1][0], max(spans[-1][0], at_ns)))
+
+
+def within_ns(spans: Sequence[Paused], since_ns: int, until_ns: int) -> int:
+    """Return for how long any of these spans, in any order, was under way between two instants."""
+    paused_ns, from_ns = 0, since_ns
+    for begin, end in sorted(spans):
+        paused_ns += max(0, min(end, until_ns) - max(begin, from_ns))
+        from_ns = max(from_ns, end)
+    return paused_ns
+
+
 @dataclass(frozen=True, slots=True)
 class PauseRecord:
     boot_id: str
-    """Of the boot whose instants these are."""
     written_at_ns: int
     wall_ns: int
     """The wall clock at that instant."""

@@ -1,20 +1,18 @@
 """What one outcome means for its recipients, its message, its sender and its upstream.  Pure.
 
-`decide` is asked once for each attempt, with what is known at its end (`Standing`).
+`decide` is asked once for each attempt, with what is known at its end (`Standing`).  `Shield` says which
+refusals are believed, and remembers; nothing else is changed by a decision.
 
-1. `Shield` says which refusals are believed, and remembers; nothing else is changed by a decision.
-2. An upstream may say `421`, speak of a limit, or deny relaying, because of something in one message.  Taken
-   at its word each time, that message keeps everybody waiting and never grows old.  So after
-   `REFUSALS_IN_PLACE` in a row the refused message backs off, and others prove the upstream.  After
-   `EVIDENT` more refusals, each where the upstream had just relayed others, the refusal is its own: an
-   attempt.  Of a sender that is refused so, or for which the shield has it wait, a message that is older
-   than its lifetime, the sender's rests included, is returned.  Where everybody is refused (a quota, a
-   block) nothing is relayed in between, so nothing is evident.  A restart forgets, and pauses again.
-3. A transient refusal is an attempt; a refusal about us is none, and changes nothing.  A refusal can expire a
-   recipient, and so can a reply that cannot be read; neither waiting for room, nor silence, nor the first
-   refusal of a recipient that is doubted.
-4. Recipients that were not asked about (split by a limit, or by the upstream's maximum) go in the next
-   transaction, at once; deferred ones wait until all were tried, and then as long as the message is old.
+An upstream may say `421`, speak of a limit, or deny relaying, because of something in one message.  Taken at
+its word each time, that message keeps everybody waiting and never grows old.  So after `REFUSALS_IN_PLACE` in
+a row it backs off, and others prove the upstream.  After `EVIDENT` more refusals, each where the upstream had
+just relayed others, the refusal is its own: an attempt.  Where everybody is refused (a quota, a block)
+nothing is relayed in between, so nothing is evident.  A message of a sender that is refused so, or for which
+the shield has it wait, is returned once it is older than its lifetime, the sender's rests included.
+A refusal can expire a recipient, and so can a reply that cannot be read; neither waiting for room, nor
+silence, nor the first refusal of a recipient that is doubted.
+Recipients that were not asked about (split by a limit, or by the upstream's maximum) go in the next
+transaction, at once; deferred ones wait until all were tried, and then as long as the message is old.
 """
 
 import enum
@@ -24,8 +22,8 @@ from typing import NamedTuple
 
 from relay.mail.envelope import QueueId
 from relay.smtp.reply import Phase
+from relay.verdicts.account import rest_ns
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
-from relay.verdicts.pauses import rest_ns
 from relay.verdicts.shield import Shield
 from relay.verdicts.verdict import Scope, Verdict
 
@@ -45,7 +43,6 @@ class Fate(enum.StrEnum):
     BOUNCED = "bounced"
     EXPIRED = "expired"
     WAITING = "waiting"
-    """Not attempted after all."""
 
 
 FINAL = frozenset({Fate.RELAYED, Fate.BOUNCED, Fate.EXPIRED})
@@ -74,7 +71,6 @@ class Terms:
 class Standing(NamedTuple):
     queue_id: QueueId
     recipients: Sequence[str]
-    """All of the envelope."""
     left: Sequence[int]
     """Indices of the recipients that were not final before the attempt."""
     asked: Sequence[int]
@@ -91,11 +87,9 @@ class Standing(NamedTuple):
     span_ns: tuple[int, int] = (0, 0)
     """From when to when the attempt was, by one clock for all attempts."""
     late_ns: int = 0
-    """Since the message was accepted."""
+    """Since it was accepted; of this its upstream was paused, and that or its sender rested: no age."""
     paused_ns: int = 0
-    """How much of `late_ns` its upstream was paused."""
     resting_ns: int = 0
-    """How much of `late_ns` its upstream was paused or its sender rested: no part of its age."""
     is_well: bool = False
     """The upstream relayed what it was asked to after its last refusal about us."""
     is_sender_alone: bool = False
@@ -108,24 +102,19 @@ class Decision(NamedTuple):
     outcome: Outcome
     """As it counts; its `pause` is for the upstream, or for the sender by the pause's scope."""
     fates: dict[int, tuple[Fate, Answer]]
-    """By index of the recipient in the envelope."""
     next: Next
     tried: frozenset[int]
-    """Deferred recipients that wait for the others to be tried."""
     age_ns: int
     """Of the message: since it was accepted, but for pauses and rests."""
-    refusals: int = 0
-    back_off_ns: int = 0
-    """For POSTPONE."""
-    reason: str = ""
-    """Why recipients are left."""
-    status: str = UNKNOWN_STATUS
-    """The enhanced code of the refusal that defers it."""
-    sender_rests: Answer | None = None
-    """The refusal for which the sender's mail waits."""
-    rest_ns: int = 0
-    """The least rest, by that refusal."""
-    is_relayed: bool = False
+    refusals: int
+    back_off_ns: int
+    reason: str
+    """Why recipients are left, and the enhanced code of the refusal that defers them."""
+    status: str
+    sender_rests: Answer | None
+    """The refusal for which the sender's mail waits, and how long at least."""
+    rest_ns: int
+    is_relayed: bool
     """Part of it was relayed: its sender is welcome."""
 
     def gone(self) -> set[int]:
@@ -160,6 +149,8 @@ def decide(outcome: Outcome, standing: Standing, terms: Terms, shield: Shield) -
         backs_off = is_often and pause is not None and about_sender is None and not standing.is_probe
         to_do = Next.POSTPONE if backs_off else Next.GIVE_BACK
     is_postponed = to_do is Next.POSTPONE and is_attempted
+    # As long as the message is old, which is Postfix's rule, within the limits.
+    back_off_ns = max(terms.min_ns, min(terms.max_ns, age_ns)) if is_postponed else terms.min_ns
     because = next(iter(deferring.values()), None if is_attempted else outcome.answers[0])
     return Decision(
         outcome=outcome,
@@ -168,7 +159,7 @@ def decide(outcome: Outcome, standing: Standing, terms: Terms, shield: Shield) -
         tried=frozenset() if is_postponed else tried,
         age_ns=age_ns,
         refusals=refusals,
-        back_off_ns=back_off_ns(age_ns, terms.min_ns, terms.max_ns) if is_postponed else terms.min_ns,
+        back_off_ns=back_off_ns,
         reason=because.text if because is not None else EARLIER if is_postponed else "",
         status=because.status if because is not None else UNKNOWN_STATUS,
         sender_rests=about_sender,
@@ -176,11 +167,6 @@ def decide(outcome: Outcome, standing: Standing, terms: Terms, shield: Shield) -
         rest_ns=0 if about_sender is None else rest_ns(about_sender.ruling, 0, lambda _span_ns: None),
         is_relayed=is_any_relayed(outcome),
     )
-
-
-def back_off_ns(age_ns: int, min_ns: int, max_ns: int) -> int:
-    """Return the wait after a deferral: as long as the message is old (Postfix's rule), within the limits."""
-    return max(min_ns, min(max_ns, age_ns))
 
 
 def _blamed(outcome: Outcome, standing: Standing, terms: Terms) -> tuple[Outcome, int, int]:
@@ -202,11 +188,7 @@ def _blamed(outcome: Outcome, standing: Standing, terms: Terms) -> tuple[Outcome
         if with_rests_ns >= terms.lifetime_ns:
             is_its_own, age_ns = True, with_rests_ns
     if is_its_own:
-        answers = tuple(
-            answer._replace(verdict=Verdict.DEFER, ruling=None) if answer.is_about_us else answer
-            for answer in outcome.answers
-        )
-        outcome = outcome._replace(answers=answers, pause=None)
+        outcome = outcome.all_as(Verdict.DEFER, about_us=True)
     return outcome, age_ns, refusals
 
 

@@ -53,15 +53,12 @@ _DOMAIN = re.compile(r"@([^\s<>@,;\"()]+)")
 
 @dataclass(frozen=True, slots=True)
 class ClientWords:
-    """What the author of a message told the upstream so far: its reply may say it again."""
-
     reverse_path: str = ""
     recipients: Sequence[str] = ()
     """The recipients the reply may be about: behind RCPT that one alone, behind DATA all."""
     header: bytes = b""
     """The beginning of the content, our own Received line included; HEADER_BYTES of it count."""
     host: str = ""
-    """The name of this host, as EHLO said it."""
     parameters: Sequence[str] = ()
     """Values of DSN parameters (RFC 3461) that the reply may be about, as they were sent and decoded."""
 

@@ -4,12 +4,20 @@ What a remote host says is never an exception: an `Outcome` holds one `Answer` f
 recipient that was asked for, in the same order, whatever happened on the wire.
 """
 
+import enum
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from relay.smtp.reply import Phase, Reply
-from relay.verdicts.offers import Need
 from relay.verdicts.verdict import ABOUT_US, Layer, Ruling, Scope, Verdict
+
+
+class Need(enum.StrEnum):
+    """What a message may need of a connection."""
+
+    SMTPUTF8 = "SMTPUTF8"
+    EIGHT_BIT = "8BITMIME"
+    SIZE = "SIZE"
 
 
 class Answer(NamedTuple):
@@ -47,30 +55,20 @@ class Answer(NamedTuple):
         return Scope.UPSTREAM if self.is_about_us else Scope.RECIPIENT
 
     @property
-    def _class(self) -> str:
-        match self.verdict:
-            case Verdict.RELAYED:
-                return "2"
-            case Verdict.BOUNCE:
-                return "5"
-            case _:
-                return "4"
-
-    @property
     def status(self) -> str:
         """Return the enhanced status code (RFC 3463) for the log and for a report.
 
         Its class is that of the verdict: a report `delayed` with a status 5.2.1 would be read as a
         failure, and unsubscribe a recipient that only receives too much just now.
         """
+        its_class = {Verdict.RELAYED: "2", Verdict.BOUNCE: "5"}.get(self.verdict, "4")
         if self.own_status is not None:
-            return self.own_status if self.lack is None else self._class + self.own_status[1:]
+            return self.own_status if self.lack is None else its_class + self.own_status[1:]
         if self.reply is not None and self.reply.enhanced is not None:
             # What is about us is told as it was said: no report is made of it.
-            return self.reply.enhanced if self.is_about_us else self._class + self.reply.enhanced[1:]
+            return self.reply.enhanced if self.is_about_us else its_class + self.reply.enhanced[1:]
         # RFC 3463, 3.5: 4.4.2 is a bad connection, which is what a missing reply is.
-        is_lost = self.reply is None and self._class == "4"
-        return "4.4.2" if is_lost else f"{self._class}.0.0"
+        return "4.4.2" if self.reply is None and its_class == "4" else f"{its_class}.0.0"
 
 
 class Outcome(NamedTuple):
@@ -87,6 +85,14 @@ class Outcome(NamedTuple):
     """
     is_dsn_refused: bool = False
     """It refused the parameters of DSN, which it had offered; nobody bounces by that."""
+
+    def all_as(self, verdict: Verdict, *, about_us: bool = False) -> "Outcome":
+        """Return it as one that pauses nothing: all its answers, or those about us, with another verdict."""
+        answers = [
+            answer._replace(verdict=verdict, ruling=None) if answer.is_about_us or not about_us else answer
+            for answer in self.answers
+        ]
+        return self._replace(answers=tuple(answers), pause=None)
 
 
 def is_any_relayed(outcome: Outcome) -> bool:
@@ -109,8 +115,14 @@ def of_full_session(outcome: Outcome) -> Outcome | None:
     is_about_us = ruling.wait_ns is not None or ruling.window_ns is not None or ruling.layer is Layer.OPERATOR
     if is_about_us or ruling.verdict not in (Verdict.PAUSE, Verdict.DEFER) or ruling.scope is Scope.SENDER:
         return None
-    answers = tuple(answer._replace(verdict=Verdict.LATER, ruling=None) for answer in outcome.answers)
-    return outcome._replace(answers=answers, pause=None)
+    return outcome.all_as(Verdict.LATER)
+
+
+def is_about_dsn(reply: Reply) -> bool:
+    """Whether the refusal of a command that carried DSN parameters may be of these, and not of an address."""
+    # RFC 5321, 4.1.1.11 and 4.2.4; 500 for a line that is too long.  RFC 3463, 3.6: X.5.z is about the
+    # protocol; X.1.z would be about the address.
+    return reply.code in {500, 501, 504, 555} and (reply.enhanced is None or reply.enhanced[1:4] == ".5.")
 
 
 def gravest(answers: Iterable[Answer]) -> Answer | None:

@@ -1,18 +1,16 @@
 """Which refusals are not believed yet: the bounce shield, and refusals that may answer another command.
 
 The shield is for one case: an upstream cuts an account off in words that no rule knows, with a permanent
-code.  Believing it bounces a whole list.  So a permanent refusal that the upstream gave and of which only the
-first digit is recognised (`Layer.DEFAULT`) is *doubted*: the recipient is deferred, however old its message
-is, and bounces when it is refused again after something was relayed that was begun since; unless `SEVERAL`
-other recipients were told the same words (`same_words`), of the last `WINDOW`.
-
+code.  Believing it bounces a whole list.  So a permanent refusal of which only the first digit is recognised
+(`Layer.DEFAULT`) is *doubted*: the recipient is deferred, however old its message is, and bounces when it is
+refused again after something was relayed that was begun since; unless `SEVERAL` other recipients were told
+the same words (`same_words`), of the last `WINDOW`.
 The same words to `in_a_row` recipients, with nothing begun since and relayed: told to mail of different
 senders they are a STOP, and so is each unknown refusal until something is relayed.  Told to one sender only,
 its mail waits (a PAUSE of the sender, which ages) and all other mail goes on.
 
-An upstream that hangs up right behind a refusal leaves it open whether the refusal answered its own
-command.  Such an *unproven* refusal is deferred, and counts when the same words meet the recipient again,
-also where the shield is off.
+An upstream that hangs up right behind a refusal leaves it open whether it answered its own command.  Such an
+*unproven* refusal is deferred, and counts when the same words meet the recipient again.
 
 Memory is bounded, and lost at a restart but for the stop (`recall`): refusals are asked and doubted again.
 """
@@ -95,11 +93,11 @@ class Shield:
             self._relayed_from_ns, self._is_stopped = max(self._relayed_from_ns, span_ns[0]), False
         # What the same transaction relayed was relayed since.
         at_ns = span_ns[not is_relayed]
-        told = {
-            place: _Told(same_words(answer), _whom(answer, asked[place][1], queue_id), sender, at_ns)
-            for place, answer in enumerate(answers)
-            if not self.is_off and _is_unknown(answer)
-        }
+        told = {}
+        for place, answer in enumerate(answers):
+            if not self.is_off and _is_unknown(answer):
+                who = asked[place][1].lower() if answer.phase is Phase.RCPT else queue_id
+                told[place] = _Told(same_words(answer), who, sender, at_ns)
         self._told.extend(dict.fromkeys(told.values()))
         for place, each in told.items():
             answers[place] = self._doubted(answers[place], each, keys[place], span_ns[1])
@@ -170,16 +168,8 @@ def _is_unknown(answer: Answer) -> bool:
     return answer.ruling is None or answer.ruling.layer is Layer.DEFAULT
 
 
-def _whom(answer: Answer, recipient: str, queue_id: QueueId) -> str:
-    return recipient.lower() if answer.phase is Phase.RCPT else queue_id
-
-
 def same_words(answer: Answer) -> str:
     """Return what refusals have in common that differ in case, addresses, numbers and ids."""
     code = answer.reply.code if answer.reply is not None else 0
     said = answer.ruling.said if answer.ruling is not None else ""
-    return f"{code} {but_for_ids(said or answer.text)}"
-
-
-def but_for_ids(text: str) -> str:
-    return _ID.sub("#", _ADDRESS.sub("<>", text.lower()))
+    return f"{code} {_ID.sub('#', _ADDRESS.sub('<>', (said or answer.text).lower()))}"

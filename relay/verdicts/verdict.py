@@ -1,17 +1,14 @@
 """What a reply means for us: rules of data, read in layers, the first that matches decides.  Pure.
 
-The layers, in order: the phase, the owner's rules, the provider's, enhanced codes, wording, defaults.
-The phase decides first what the others may say: 2yz and 3yz are judged at once, and before MAIL no
-verdict may touch a message, since none was named yet; `Rule` refuses such a verdict.  The rules
-are files, each row with its source (`relay/policy/verdicts.yaml`, `relay/policy/providers.yaml`),
-and the owner's `upstreams.NAME.verdicts`.
+The layers, in order: the phase, the owner's rules, the provider's, enhanced codes, wording, defaults.  The
+phase decides what the others may say: 2yz and 3yz are judged at once, and before MAIL no verdict may touch a
+message, since none was named yet; `Rule` refuses such a verdict.  The rules are files, each row with its
+source (`relay/policy/verdicts.yaml`, `relay/policy/providers.yaml`), and the owner's
+`upstreams.NAME.verdicts`.  What the client said itself, and an upstream prints, decides nothing
+(`relay.verdicts.echo`).
 
-What the client said itself, and an upstream prints, decides nothing (`relay.verdicts.echo`).
-
-Guarantees: every reply gets a `Ruling`; RELAYED only 250 to the final dot; BOUNCE only a
-refusal from MAIL on, and never one that a rule about us recognises before.  A ruling of
-`Layer.DEFAULT` was recognised by nothing but its first digit.
-Costs: nothing but a comparison where the reply is not a refusal.
+Guarantees: every reply gets a `Ruling`; RELAYED only 250 to the final dot; BOUNCE only a refusal from MAIL
+on, and never one that a rule about us recognises before.
 """
 
 import enum
@@ -21,8 +18,7 @@ from dataclasses import dataclass, replace
 
 from relay.smtp.reply import Phase, Reply
 from relay.verdicts.echo import NOTHING_SAID, ClientWords, without_echo
-from relay.verdicts.phrases import Phrases
-from relay.verdicts.retry_after import LONGEST_BELIEVED_NS, UNIT_NS, retry_after_ns
+from relay.verdicts.wording import Phrases, is_too_much, named_in, retry_after_ns, window_in
 
 
 class Verdict(enum.StrEnum):
@@ -205,13 +201,11 @@ class Judge:
         unknown = _REST if phase in BEFORE_MAIL else _UNCLEAR
         if reply.code < 400:
             return _RELAYED if phase is Phase.EOD and reply.code == 250 else unknown
-        reading = without_echo(_lines(reply), words)
-        ruling = self._ruling(_said(phase, reply, reading.text, names_sender=reading.names_sender), unknown)
-        if reading.doubtful == reading.text or phase in BEFORE_MAIL:
+        text, doubtful, names_sender = without_echo(_lines(reply), words)
+        ruling = self._ruling(_said(phase, reply, text, names_sender=names_sender), unknown)
+        if doubtful == text or phase in BEFORE_MAIL:
             return ruling
-        other = self._ruling(
-            _said(phase, reply, reading.doubtful, names_sender=reading.names_sender), unknown
-        )
+        other = self._ruling(_said(phase, reply, doubtful, names_sender=names_sender), unknown)
         is_agreed = (ruling.verdict, ruling.scope) == (other.verdict, other.scope)
         if is_agreed or (ruling.verdict in ABOUT_US and other.verdict in ABOUT_US):
             return other
@@ -223,17 +217,12 @@ class Judge:
         rule = next((rule for rule in self.rules if rule.matches(said)), None)
         if rule is None:
             return replace(unknown, said=text)
-        ruling = Ruling(rule.verdict, rule.scope, rule, said=text)
         if rule.verdict not in ABOUT_US:
-            return ruling
+            return Ruling(rule.verdict, rule.scope, rule, said=text)
         named, per_ns = named_in(text)
-        return replace(
-            ruling,
-            retry_after_ns=retry_after_ns(text),
-            window_ns=window_in(text) or per_ns,
-            is_too_much=is_too_much(text),
-            named=named,
-        )
+        window_ns = window_in(text) or per_ns
+        wait_ns = retry_after_ns(text)
+        return Ruling(rule.verdict, rule.scope, rule, wait_ns, window_ns, is_too_much(text), named, text)
 
 
 def verdict_of_silence(phase: Phase) -> Verdict:
@@ -264,60 +253,3 @@ def _said(phase: Phase, reply: Reply, text: str, *, names_sender: bool) -> Said:
     if not enhanced and (found := _CODE_INSIDE.search(text)) and found[1][0] == str(reply.code)[0]:
         enhanced = found[1]
     return Said(phase, str(reply.code), enhanced, text, names_sender)
-
-
-_PER = r"(?:\b(?:per|an?|this|the|each|every|last|one) |/ ?)"
-_WINDOWS = {
-    31 * UNIT_NS["day"]: re.compile(rf"\bmonthly\b|{_PER}month\b"),
-    UNIT_NS["day"]: re.compile(rf"\bdaily\b|\btoday\b|\b24[ -]?h|{_PER}day\b"),
-    UNIT_NS["hour"]: re.compile(rf"\bhourly\b|{_PER}h(?:ou)?r?\b"),
-    UNIT_NS["minute"]: re.compile(rf"{_PER}min(?:ute)?\b"),
-    # Not `the second message`.
-    UNIT_NS["second"]: re.compile(r"(?:\b(?:per|a|each|every) |/ ?)s(?:ec(?:ond)?)?\b"),
-}
-_NAMED = re.compile(
-    r"(?<![\d,./-])(\d{1,3}(?:,\d{3}){1,2}|\d{1,8}) (?:recipients?|rcpts?|messages?|e-?mails?|mails?)"
-    r" (?:per|in|an|a|each|every|/) ?"
-    r"(?:(\d{1,6}) ?(s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)\b|[a-z])"
-)
-_NOT_SENT = re.compile(
-    # At once, not within a window.
-    r"\bconcurren|\bsimultan|\bthreads?\b|\bper (?:session|connection)\b"
-    # What was not sent.
-    r"|\bdefers and failures\b|\berrors\b|\bfailures\b|\blogins\b|\b(?:login )?attempts\b|\binvalid\b"
-    r"|\breputation\b|\bunsolicited\b|\bspam\b|\bcomplaints\b"
-)
-_SENT = re.compile(r"messages?\b|e?mails?\b|\brecipients?\b|\brcpts?\b")
-_CONNECTIONS = re.compile(r"\bconnections?\b|\bsessions?\b|\bconnects\b")
-_TOO_MUCH = re.compile(
-    r"\brates?\b|ratelimit|rate_limit|\blimit(?:s|ed)?\b|quota|\bcredits\b|\bvolume\b|throttl|\bfrequency\b"
-    r"|\btoo (?:many|much|fast|quickly|often)\b|\bexceed|\bsending activity\b"
-    r"|\b(?:messages|e?mails|recipients) per\b"
-)
-
-
-def is_too_much(text: str) -> bool:
-    """Return whether a refusal says that too much mail was sent in some window.
-
-    Not what was too much at one instant (concurrent connections), nor what was not sent (connections,
-    errors, logins): no window of ours knows of it.  `text` in lower case.
-    """
-    if _NOT_SENT.search(text) or (_CONNECTIONS.search(text) and not _SENT.search(text)):
-        return False
-    return window_in(text) is not None or _TOO_MUCH.search(text) is not None
-
-
-def named_in(text: str) -> tuple[int | None, int | None]:
-    """Return the limit that a refusal names in lower case, and its window where that is in figures.
-
-    None where it names none, or no window, or one that is longer than anybody would believe.
-    """
-    if (found := _NAMED.search(text)) is None or (count := int(found[1].replace(",", ""))) == 0:
-        return None, None
-    per_ns = int(found[2]) * UNIT_NS[found[3][0]] if found[2] else None
-    return (None, None) if per_ns is not None and per_ns > LONGEST_BELIEVED_NS else (count, per_ns)
-
-
-def window_in(text: str) -> int | None:
-    """Return the longest window that a refusal speaks of in words, in nanoseconds.  `text` in lower case."""
-    return next((window_ns for window_ns, pattern in _WINDOWS.items() if pattern.search(text)), None)

@@ -10,7 +10,7 @@ from relay.mail.envelope import QueueId
 from relay.status.filters import WHOLE_QUEUE, By, Filters, GroupRow, Listed, Summary, Wanted
 from relay.status.plan import Plan
 from relay.status.snapshot import MessageView, QueueState, Snapshot, UpstreamState
-from relay.verdicts.operator_pause import PauseAsked
+from relay.verdicts.account import PauseAsked
 from tests.fakes.snapshots import AT_NS, a_detail, a_plan, a_snapshot, an_upstream
 
 AFTERWARDS: dict[Verb, QueueState] = {

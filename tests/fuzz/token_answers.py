@@ -4,8 +4,8 @@ import asyncio
 
 from relay.clock import SystemClock
 from relay.policy.model import OAuth2
-from relay.upstream.oauth.answers import LONGEST_LIFE_SECONDS, Granted, is_token, read_token_answer
 from relay.upstream.oauth.login import LoginClient, LoginFailed, begin
+from relay.upstream.oauth.token_server import LONGEST_LIFE_SECONDS, Granted, is_token, read_answer, token_in
 
 STATUSES = (200, 302, 400, 401, 404, 429, 500)
 SETTINGS = OAuth2.model_validate(
@@ -30,7 +30,7 @@ TOKENS = (
 
 def target(raw: bytes) -> None:
     status, content = STATUSES[raw[0] % len(STATUSES)] if raw else 200, raw[1:]
-    answer = read_token_answer(status, content, content[:8].decode("latin-1"))
+    answer = token_in(read_answer(status, content, content[:8].decode("latin-1")))
     if isinstance(answer, Granted):
         assert status == 200
         assert is_token(answer.access_token)

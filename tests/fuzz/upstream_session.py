@@ -9,8 +9,7 @@ from relay.mail.envelope import Shape
 from relay.policy.shipped import standard_judge
 from relay.smtp.extensions import Extensions
 from relay.upstream.connection import Connection
-from relay.upstream.protocol import Broken, StrictProtocol
-from relay.upstream.timeouts import Timeouts
+from relay.upstream.protocol import Broken, StrictProtocol, Timeouts
 from relay.upstream.transaction import Channel, Introduction, Transaction
 from relay.verdicts.outcome import Outcome
 from relay.verdicts.verdict import Verdict

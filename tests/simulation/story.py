@@ -23,7 +23,7 @@ from relay.mail.envelope import QueueId
 from relay.policy.lane import LimitSettings
 from relay.spool.identity import Identities
 from relay.spool.interface import Full, Unavailable
-from relay.verdicts.operator_pause import FOREVER_NS, PauseAsked
+from relay.verdicts.account import FOREVER_NS, PauseAsked
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model, Platter
 from tests.simulation import damage, liveness, oracle

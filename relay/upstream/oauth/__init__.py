@@ -1,7 +1,6 @@
 """Access tokens for an account at an upstream: asked for, understood, kept until their end.
 
-    token_server   what each grant asks a token server, over HTTPS
-    answers        what its answer means: a token, a refusal, trouble.  Pure
+    token_server   what each grant asks a token server, and what its answer means
     tokens         one token for all connections of an account, fetched ahead of its end
     login          a person's consent: by a code on another device, or by a browser
 

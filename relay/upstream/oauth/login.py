@@ -18,17 +18,18 @@ from relay.clock import SECOND_NS, Clock
 from relay.mail.text import clean
 from relay.policy.model import OAuth2
 from relay.policy.units import WEB_URL
-from relay.upstream.oauth.answers import (
+from relay.upstream.oauth.token_server import (
+    Ask,
     Denied,
     Granted,
     TokenAnswer,
     error_word,
+    form_request,
     is_token,
-    read_object,
-    read_token_answer,
+    said_by,
+    token_in,
     whole_seconds,
 )
-from relay.upstream.oauth.token_server import TokenRequest, TokenServerUnreachable, form_request
 
 DEVICE_CODE = "urn:ietf:params:oauth:grant-type:device_code"
 DEFAULT_INTERVAL_SECONDS = 5
@@ -38,8 +39,6 @@ LONGEST_INTERVAL_SECONDS = 60
 LONGEST_LOGIN_SECONDS = 3600
 REDIRECT = "http://127.0.0.1:1/"
 """No program listens there: the browser shows an error, and the address that is brought back."""
-
-Ask = Callable[[TokenRequest], Awaitable[tuple[int, bytes, str]]]
 
 
 class LoginFailed(Exception):  # noqa: N818 - what became of a login
@@ -57,18 +56,14 @@ class LoginClient:
 
     oauth2: OAuth2
     secret: str = field(repr=False)
-    """Empty for a public client."""
     ask: Ask
 
 
 class DeviceCode(NamedTuple):
     url: str
-    """To be opened on any device."""
     user_code: str
-    """To be typed there."""
     device_code: str
     ends_at_ns: int
-    """Boottime."""
     interval_seconds: int
 
     def __repr__(self) -> str:
@@ -87,21 +82,19 @@ async def begin(client: LoginClient, clock: Clock) -> DeviceCode:
     oauth2, began_ns = client.oauth2, clock.boottime_ns()
     if oauth2.device_url is None:
         raise LoginFailed("oauth2 has no device_url, which the provider would have to offer for this scope")
-    status, content, _ = await _ask(client, form_request(oauth2.device_url, oauth2, scope=oauth2.scope))
-    said = read_object(content)
+    said = await said_by(client.ask, form_request(oauth2.device_url, oauth2, scope=oauth2.scope))
+    if isinstance(said, Denied):
+        raise _failed(said)
     # Google calls it verification_url, as a draft of RFC 8628 did.
     url = said.get("verification_uri") or said.get("verification_url")
     user_code, device_code = said.get("user_code"), said.get("device_code")
-    is_whole = (
-        isinstance(url, str) and WEB_URL.match(url) and isinstance(user_code, str) and is_token(device_code)
-    )
-    if status != 200 or not is_whole:
-        answer = read_token_answer(400 if status == 200 else status, content)
-        raise _failed(answer, Denied("the token server gave no code", is_final=True))
+    is_whole = isinstance(url, str) and WEB_URL.match(url) and isinstance(user_code, str)
+    if not is_whole or not is_token(device_code):
+        raise LoginFailed("the token server gave no code")
     life_seconds = whole_seconds(said.get("expires_in"), 900, LONGEST_LOGIN_SECONDS)
     interval = whole_seconds(said.get("interval"), DEFAULT_INTERVAL_SECONDS, LONGEST_INTERVAL_SECONDS)
     ends_at_ns = began_ns + life_seconds * SECOND_NS
-    return DeviceCode(str(url), clean(str(user_code))[:64], str(device_code), ends_at_ns, max(interval, 1))
+    return DeviceCode(str(url), clean(str(user_code))[:64], device_code, ends_at_ns, max(interval, 1))
 
 
 async def wait_for_consent(
@@ -111,20 +104,15 @@ async def wait_for_consent(
     interval_seconds = code.interval_seconds
     while clock.boottime_ns() + interval_seconds * SECOND_NS < code.ends_at_ns:
         await sleep(interval_seconds)
-        try:
-            answer = await _token(client, DEVICE_CODE, device_code=code.device_code)
-        except LoginFailed:
-            # RFC 8628, 3.5: less often, after a connection that came to nothing.
-            interval_seconds = min(2 * interval_seconds, LONGEST_INTERVAL_SECONDS)
-            continue
-        match answer:
-            case Granted() | Denied(is_final=True):
+        match await _token(client, DEVICE_CODE, device_code=code.device_code):
+            case Granted() | Denied(is_final=True) as answer:
                 return _with_refresh_token(answer)
             case Denied(error="slow_down"):
-                interval_seconds = min(interval_seconds + SLOWER_SECONDS, LONGEST_INTERVAL_SECONDS)
-            case Denied(retry_after_seconds=asked):
-                # Pending, or trouble of the server's: RFC 8628, 3.5.
-                interval_seconds = max(interval_seconds, min(asked, LONGEST_INTERVAL_SECONDS))
+                interval_seconds += SLOWER_SECONDS
+            case Denied(error="", retry_after_seconds=asked):
+                # RFC 8628, 3.5: less often, after a connection that came to nothing.
+                interval_seconds = max(2 * interval_seconds, asked)
+        interval_seconds = min(interval_seconds, LONGEST_INTERVAL_SECONDS)
     raise LoginFailed("the code has expired, and nobody had consented: begin again", may_pass=True)
 
 
@@ -171,24 +159,16 @@ async def finish_in_browser(client: LoginClient, login: BrowserLogin, address: s
 
 async def _token(client: LoginClient, grant: str, **parameters: str) -> TokenAnswer:
     asked = {"grant_type": grant, "client_secret": client.secret, **parameters}
-    request = form_request(client.oauth2.token_url, client.oauth2, **asked)
-    return read_token_answer(*await _ask(client, request))
-
-
-async def _ask(client: LoginClient, request: TokenRequest) -> tuple[int, bytes, str]:
-    try:
-        return await client.ask(request)
-    except TokenServerUnreachable as unreachable:
-        raise LoginFailed(f"the token server cannot be reached: {unreachable}", may_pass=True) from None
+    return token_in(await said_by(client.ask, form_request(client.oauth2.token_url, client.oauth2, **asked)))
 
 
 def _with_refresh_token(answer: TokenAnswer) -> Granted:
-    if isinstance(answer, Denied) or not answer.refresh_token:
-        words = "the token server gave no refresh token: the scope has to ask for it (offline_access)"
-        raise _failed(answer, Denied(words, is_final=True))
+    if isinstance(answer, Denied):
+        raise _failed(answer)
+    if not answer.refresh_token:
+        raise LoginFailed("no refresh token was given: the scope has to ask for it (offline_access)")
     return answer
 
 
-def _failed(answer: TokenAnswer, otherwise: Denied) -> LoginFailed:
-    denied = answer if isinstance(answer, Denied) else otherwise
+def _failed(denied: Denied) -> LoginFailed:
     return LoginFailed(denied.advised("UPSTREAM"), may_pass=not denied.is_final)

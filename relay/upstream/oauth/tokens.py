@@ -13,15 +13,22 @@ Assumes: one event loop.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Protocol
 
 from relay.clock import SECOND_NS, Clock
 from relay.mail.text import clean
 from relay.policy.model import GrantType, OAuth2
 from relay.policy.secrets import AccountSecrets
-from relay.upstream.oauth.answers import Denied, Granted, TokenAnswer, read_token_answer
-from relay.upstream.oauth.token_server import TokenRequest, TokenServerUnreachable, Unaskable, token_request
+from relay.upstream.oauth.token_server import (
+    Ask,
+    Denied,
+    Granted,
+    TokenAnswer,
+    Unaskable,
+    said_by,
+    token_in,
+    token_request,
+)
 
 MARGIN_NS = 30 * SECOND_NS
 """How long before its end a token is used no more, as a login takes its time; a tenth of its life at most."""
@@ -50,12 +57,9 @@ class TokenUnavailable(Exception):  # noqa: N818 - what a token is
 
 
 class Asked(NamedTuple):
-    """What a token is asked for with."""
-
     oauth2: OAuth2
     user: str
-    ask: Callable[[TokenRequest], Awaitable[tuple[int, bytes, str]]]
-    """Raises TokenServerUnreachable."""
+    ask: Ask
 
 
 class Tokens:
@@ -86,7 +90,6 @@ class Tokens:
         return answer.access_token
 
     def worked(self, text: str) -> None:
-        """Hear that a login with this token succeeded."""
         self._worked = text
 
     def refused(self, text: str) -> bool:
@@ -159,8 +162,6 @@ class Tokens:
         wall_seconds = self._clock.wall_ns() // SECOND_NS
         try:
             request = token_request(self._asked.oauth2, secrets, self._asked.user, wall_seconds)
-            return read_token_answer(*await self._asked.ask(request))
         except Unaskable as error:
             return Denied(str(error), is_final=True)
-        except TokenServerUnreachable as unreachable:
-            return Denied(f"the token server cannot be reached: {unreachable}", is_final=False)
+        return token_in(await said_by(self._asked.ask, request))

@@ -9,9 +9,7 @@ from relay.sender.account_row import AccountRow
 from relay.spool.database.account import SharedAccount
 from relay.spool.database.connection import Database
 from relay.throttle.postgresql_history import HighWaterMark, PostgresqlHistory
-from relay.verdicts.account import AccountState, Event, step
-from relay.verdicts.health import Happening, Health
-from relay.verdicts.operator_pause import PauseAsked
+from relay.verdicts.account import AccountState, Event, Happening, Health, PauseAsked, step
 from tests.fakes.clock import FakeClock
 from tests.fakes.cut_line import CutLine
 from tests.fakes.postgresql import Server

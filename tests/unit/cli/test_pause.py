@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from relay.status.snapshot import UpstreamState
-from relay.verdicts.operator_pause import PauseAsked
+from relay.verdicts.account import PauseAsked
 from tests.fakes.operations import FakeOperations
 from tests.fakes.snapshots import a_snapshot, an_upstream
 from tests.unit.cli.conftest import Run

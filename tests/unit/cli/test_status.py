@@ -15,7 +15,7 @@ from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.layout import prepare
 from relay.status.snapshot import LaneStatus, PolicyStatus, Snapshot, UpstreamState, to_json
 from relay.telemetry.outcomes import PastOutcome
-from relay.verdicts.health import Health
+from relay.verdicts.account import Health
 from tests.fakes.operations import FakeOperations
 from tests.fakes.snapshots import AT_NS, a_limit, a_snapshot, an_upstream, routes
 from tests.unit.cli.conftest import Run

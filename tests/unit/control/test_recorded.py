@@ -10,8 +10,7 @@ from relay.policy.model import Policy
 from relay.sender.state_file import pause_path, render
 from relay.sender.upstreams import UpstreamView
 from relay.spool.disk.durable import RealDisk
-from relay.verdicts.account import AccountState, PauseRecord
-from relay.verdicts.health import Health
+from relay.verdicts.account import AccountState, Health, PauseRecord
 from tests.fakes.clock import FakeClock
 from tests.unit.sender.in_process_relay import policy_of
 

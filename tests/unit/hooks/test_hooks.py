@@ -112,9 +112,6 @@ class Telling:
         await self.until("sent", 1)
         await self.hooks.close()
 
-    async def until_asleep(self, times: int) -> None:
-        await self.until_so(lambda: len(self.slept) >= times)
-
     @property
     def waiting(self) -> float | None:
         return self.metrics.registry.get_sample_value("relay_notices_waiting")
@@ -233,11 +230,12 @@ async def test_each_notice_is_tried_for_an_hour_and_keeps_no_other_waiting(
     telling.slept.clear()
     telling.resume("never")
     telling.resume("nor this")
-    await telling.until_asleep(4)
+    await telling.until_so(lambda: len(telling.slept) >= 4)
     assert telling.slept[:4] == [5, 5, 10, 10]
 
     telling.may_sleep.clear()
-    await telling.until_asleep(len(telling.slept) + 1)
+    before = len(telling.slept)
+    await telling.until_so(lambda: len(telling.slept) > before)
     now_ns = telling.clock.boottime_ns()
     telling.resume("new")
     await telling.until("sent", 1)

@@ -9,6 +9,7 @@ from relay.mail.address import (
     MalformedParameters,
     NonAsciiAddress,
     is_valid_address,
+    mailboxes,
     parse_forward_path,
     parse_reverse_path,
 )
@@ -33,18 +34,6 @@ def test_address_of_the_grammar_comes_out_as_it_went_in(address: str) -> None:
     assert parse_reverse_path(argument).address == address
     assert parse_forward_path(argument, smtputf8=False).address == address
     assert is_valid_address(address, smtputf8=False)
-
-
-@given(st.text(max_size=40), st.booleans())
-def test_validity_on_the_way_out_is_what_the_way_in_allows(text: str, smtputf8: bool) -> None:
-    try:
-        accepted = parse_forward_path(
-            b"<" + text.encode("utf-8", "surrogatepass") + b">", smtputf8=smtputf8
-        ).address
-    except ValueError:
-        accepted = None
-
-    assert is_valid_address(text, smtputf8=smtputf8) == (accepted == text)
 
 
 @pytest.mark.parametrize(
@@ -97,26 +86,25 @@ def test_a_refusal_says_what_is_wrong(argument: bytes, why: str) -> None:
         parse_reverse_path(argument)
 
 
-@given(_addresses(), st.sampled_from([b"", b" ", b" SIZE=1", b" BODY=8BITMIME SIZE=1"]))
-def test_an_address_without_brackets_is_the_one_within_them(address: str, rest: bytes) -> None:
-    bare, bracketed = address.encode() + rest, b"<" + address.encode() + b">" + rest
-
-    assert parse_reverse_path(b" " + bare) == parse_reverse_path(bracketed)
-    assert parse_forward_path(bare, smtputf8=False) == parse_forward_path(bracketed, smtputf8=False)
-
-
 @pytest.mark.parametrize(
-    ("argument", "address"),
+    ("argument", "address", "is_recipient"),
     [
-        (b"J\xf6rg Ann <a@b> SIZE=1", "a@b"),
-        (b'"A, <x@y> \\" B"<a@b>', "a@b"),
-        (b"<@r1,@r2.test:a@b>", "a@b"),
-        (b'<@r:"a:b"@c>', '"a:b"@c'),
-        (b"Mailer <>", ""),
+        *((b"J\xf6rg Ann <a@b> SIZE=1", "a@b", True), (b'"A, <x@y> \\" B"<a@b>', "a@b", True)),
+        *((b"<@r1,@r2.test:a@b>", "a@b", True), (b'<@r:"a:b"@c>', '"a:b"@c', True)),
+        *((b" a@b BODY=8BITMIME SIZE=1", "a@b", True), (b'"a b"@c', '"a b"@c', True)),
+        *((b"Mailer <>", "", False), (b"<>", "", False)),
     ],
 )
-def test_a_display_name_and_a_source_route_are_left_out(argument: bytes, address: str) -> None:
+def test_what_stands_around_an_address_is_left_out_and_only_a_sender_may_be_empty(
+    argument: bytes, address: str, *, is_recipient: bool
+) -> None:
     assert parse_reverse_path(argument).address == address
+    assert is_valid_address(address, smtputf8=False) is is_recipient
+    if is_recipient:
+        assert parse_forward_path(argument, smtputf8=False).address == address
+    else:
+        with pytest.raises(MalformedAddress):
+            parse_forward_path(argument, smtputf8=False)
 
 
 def test_the_postmaster_alone_needs_no_domain_and_is_no_sender() -> None:
@@ -126,11 +114,11 @@ def test_the_postmaster_alone_needs_no_domain_and_is_no_sender() -> None:
         parse_reverse_path(b"<PostMaster>")
 
 
-def test_only_a_sender_may_be_empty() -> None:
-    assert parse_reverse_path(b"<>").address == ""
-    with pytest.raises(MalformedAddress):
-        parse_forward_path(b"<>", smtputf8=True)
-    assert not is_valid_address("", smtputf8=True)
+@pytest.mark.parametrize("piece", ["[", "(", "<", '"', "\\", "[a", "[\\", '"[', "a,", ":"])
+def test_a_long_list_is_read_in_linear_time(piece: str) -> None:
+    """A quadratic reader takes minutes: the test would hang."""
+    found, _ = mailboxes(piece * 1_000_000)
+    assert len(found) <= 1_000_000
 
 
 @pytest.mark.parametrize("address", ["é@b", "a@é.example", '"é"@b'])

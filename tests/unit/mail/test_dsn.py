@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.mail import dsn
-from relay.mail.dsn import DsnRequest, MalformedDsn, Notify, RecipientRequest, Ret
+from relay.mail.address import MalformedParameters
+from relay.mail.dsn import DsnRequest, Notify, RecipientRequest, Ret
 
 PRINTABLE = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=33)
 
@@ -39,7 +40,7 @@ def test_xtext_is_read_as_it_was_written(text: str) -> None:
     ],
 )  # fmt: skip
 def test_what_the_grammar_has_not_is_refused(parse: Callable[[str], object], value: str) -> None:
-    with pytest.raises(MalformedDsn):
+    with pytest.raises(MalformedParameters):
         parse(value)
 
 

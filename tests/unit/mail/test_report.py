@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 from relay.clock import SECOND_NS
 from relay.mail.dsn import NOTHING_ASKED, DsnRequest, Ret, encode_xtext
 from relay.mail.envelope import Envelope, QueueId
-from relay.mail.report import SPELLED_OUT, Reason, ReportedMessage, ReportedRecipient, report
+from relay.mail.report import Reason, ReportedMessage, ReportedRecipient, report
 
 ARRIVAL_NS = 1_772_366_405 * SECOND_NS
 LAST_NS = ARRIVAL_NS + 16_200 * SECOND_NS
 UNTIL_NS = ARRIVAL_NS + 432_000 * SECOND_NS
-ARRIVAL, LAST, UNTIL = (f"{day} Mar 2026 {time} +0000" for day, time in (
-    ("Sun, 01", "12:00:05"), ("Sun, 01", "16:30:05"), ("Fri, 06", "12:00:05")
-))  # fmt: skip
+ARRIVAL, LAST, UNTIL = (
+    *("Sun, 01 Mar 2026 12:00:05 +0000", "Sun, 01 Mar 2026 16:30:05 +0000"),
+    "Fri, 06 Mar 2026 12:00:05 +0000",
+)
 HEADER = b"From: mjd@example.org\r\nSubject: Minutes\r\n of the meeting\r\nMessage-ID: <1@example.org>\r\n"
 WHOLE = HEADER + b"\r\nAll agreed.\r\n"
 FULL = DsnRequest(Ret.FULL)
@@ -34,24 +35,25 @@ def message(
     is_whole: bool = True,
 ) -> ReportedMessage:
     envelope = Envelope(
-        reverse_path, ("alice@example.com",), ARRIVAL_NS, "localhost[127.0.0.1]", "here", "ESMTP", dsn=dsn
+        reverse_path, ("alice@example.com",), ARRIVAL_NS, "x[127.0.0.1]", "x", "ESMTP", dsn=dsn
     )
     return ReportedMessage(QueueId("0123456789abcdef"), envelope, content, is_whole)
 
 
-def failed(recipient: str = "alice@example.com") -> ReportedRecipient:
-    text = "550 5.1.1 No such user"
-    return ReportedRecipient(recipient, "5.1.1", text, "smtp.example.net", LAST_NS, Reason.BOUNCED)
+def failed(recipient: str = "alice@example.com", reason: Reason = Reason.BOUNCED) -> ReportedRecipient:
+    status, text = {
+        Reason.RELAYED: ("2.0.0", "250 2.0.0 Ok: queued as 7"),
+        Reason.DELAYED: ("4.4.1", "connection refused"),
+    }.get(reason, ("5.1.1", "550 5.1.1 No such user"))
+    return ReportedRecipient(recipient, status, text, "smtp.example.net", LAST_NS, reason)
 
 
 def delayed(recipient: str = "alice@example.com") -> ReportedRecipient:
-    text = "connection refused"
-    return ReportedRecipient(recipient, "4.4.1", text, "smtp.example.net", LAST_NS, Reason.DELAYED)
+    return failed(recipient, Reason.DELAYED)
 
 
 def relayed(recipient: str = "carol@example.com") -> ReportedRecipient:
-    text = "250 2.0.0 Ok: queued as 7"
-    return ReportedRecipient(recipient, "2.0.0", text, "smtp.example.net", LAST_NS, Reason.RELAYED)
+    return failed(recipient, Reason.RELAYED)
 
 
 def written(*recipients: ReportedRecipient, about: ReportedMessage | None = None) -> bytes:
@@ -75,17 +77,17 @@ def parsed(content: bytes) -> EmailMessage:
 
 def parts(content: bytes) -> list[EmailMessage]:
     found = parsed(content)
-    assert found.get_content_type() == "multipart/report"
-    assert found.get_param("report-type") == "delivery-status"
+    assert (found.get_content_type(), found.get_param("report-type")) == (
+        "multipart/report",
+        "delivery-status",
+    )
     assert not found.defects
     return [part for part in found.iter_parts() if isinstance(part, EmailMessage)]
 
 
 def blocks(content: bytes) -> list[dict[str, str]]:
     """Return the fields of the message, then of each recipient."""
-    part = parts(content)[1]
-    assert part.get_content_type() == "message/delivery-status"
-    payload = part.get_payload()
+    payload = parts(content)[1].get_payload()
     assert isinstance(payload, list)
     return [dict(block.items()) for block in payload if isinstance(block, Message)]
 
@@ -102,30 +104,39 @@ def returned(content: bytes) -> bytes:
     return payload
 
 
-def test_a_failure_report_states_every_field() -> None:
-    found = written(failed(), replace(failed("bob@example.com"), remote=None, diagnostic="gone"))
+def test_a_report_states_every_field() -> None:
+    about = message(dsn=DsnRequest(None, encode_xtext("batch 7+1=8")))
+    asked = replace(failed(), orcpt="rfc822;Alice+2BList@example.org")
+    found = written(asked, replace(failed("bob@example.com"), remote=None, diagnostic="gone"), about=about)
 
     assert parsed(found)["Message-ID"] == "<0123456789abcdefr@relay.example.net>"
-    alice = {
-        "Final-Recipient": "rfc822; alice@example.com",
+    assert parsed(found)["Subject"] == "Undelivered Mail Returned to Sender"
+    of_bob = {
+        "Final-Recipient": "rfc822; bob@example.com",
         "Action": "failed",
         "Status": "5.1.1",
-        "Remote-MTA": "dns; smtp.example.net",
-        "Diagnostic-Code": "smtp; 550 5.1.1 No such user",
+        "Diagnostic-Code": "X-relay; gone",
         "Last-Attempt-Date": LAST,
     }
-    bob = alice | {"Final-Recipient": "rfc822; bob@example.com", "Diagnostic-Code": "X-relay; gone"}
-    del bob["Remote-MTA"]
+    of_alice = {
+        "Original-Recipient": "rfc822; Alice+List@example.org",
+        **of_bob,
+        "Final-Recipient": "rfc822; alice@example.com",
+        "Remote-MTA": "dns; smtp.example.net",
+        "Diagnostic-Code": "smtp; 550 5.1.1 No such user",
+    }
     assert blocks(found) == [
         {
             "Reporting-MTA": "dns; relay.example.net",
             "X-relay-Queue-ID": "0123456789abcdef",
             "X-relay-Sender": "rfc822; list-owner@example.org",
             "Arrival-Date": ARRIVAL,
+            "Original-Envelope-Id": "batch 7+1=8",
         },
-        alice,
-        bob,
+        of_alice,
+        of_bob,
     ]
+    assert list(blocks(found)[1])[:2] == ["Original-Recipient", "Final-Recipient"]
 
 
 def test_a_warning_says_until_when_it_is_tried_and_names_no_attempt_that_was_not_made() -> None:
@@ -152,48 +163,19 @@ def test_a_success_is_told_as_relayed_and_never_as_delivered() -> None:
 
     assert parsed(found)["Subject"] == "Mail Passed On"
     assert blocks(found)[1]["Action"] == "relayed"
-    assert "NO PROOF OF DELIVERY" in words(found)
     assert b"delivered" not in found.lower()
+    assert "delivered" not in words(found).lower()
 
 
 def test_the_part_for_people_tells_what_became_of_each() -> None:
-    found = written(
-        failed("refused@example.com"),
-        replace(failed("late@example.com"), reason=Reason.EXPIRED, diagnostic="451 4.3.0 Try later"),
-        replace(failed("gone@example.com"), reason=Reason.OPERATOR, diagnostic=None, remote=None),
-        relayed(),
-    )
+    each = dict(zip(Reason, ("refused@x", "late@x", "gone@x", "went@x", "waits@x"), strict=True))
+    found = words(written(*(failed(name, reason) for reason, name in each.items())))
 
-    assert parsed(found)["Subject"] == "Undelivered Mail Returned to Sender"
-    order = [
-        *("Refused by the next mail server:", "<refused@example.com>", "550 5.1.1 No such user"),
-        *("(upstream: smtp.example.net)", "Not passed on within the time allowed", "<late@example.com>"),
-        *("451 4.3.0 Try later", "Removed from the queue by an operator", "<gone@example.com>"),
-        *("Passed on to the next mail server", "<carol@example.com>"),
-    ]
-    places = [words(found).find(line) for line in order]
+    places = [found.find(f"<{name}>") for name in each.values()]
     assert places == sorted(places)
     assert places[0] > 0
-    assert words(found).count("upstream:") == 3
-
-
-def test_many_failures_make_one_report_that_names_them_all() -> None:
-    names = [f"user{n}@example.com" for n in range(1000)]
-    found = written(*map(failed, names))
-
-    assert [block["Final-Recipient"] for block in blocks(found)[1:]] == [f"rfc822; {name}" for name in names]
-    assert f"And {1000 - SPELLED_OUT} more" in words(found)
-
-
-def test_what_was_asked_for_is_told_in_the_senders_words() -> None:
-    about = message(dsn=DsnRequest(None, encode_xtext("batch 7+1=8")))
-    of_message, of_alice = blocks(
-        written(replace(failed(), orcpt="rfc822;Alice+2BList@example.org"), about=about)
-    )
-
-    assert of_message["Original-Envelope-Id"] == "batch 7+1=8"
-    assert list(of_alice)[:2] == ["Original-Recipient", "Final-Recipient"]
-    assert of_alice["Original-Recipient"] == "rfc822; Alice+List@example.org"
+    assert found.count("550 5.1.1 No such user") == 3
+    assert found.count("(upstream: smtp.example.net)") == 5
 
 
 def test_addresses_beyond_ascii_are_named_for_machines_and_people() -> None:
@@ -234,14 +216,7 @@ def test_a_message_that_was_asked_for_returns_to_the_octet(text: str) -> None:
 
 
 HOSTILE = st.text(max_size=60) | st.sampled_from(
-    [
-        "x\r\nBcc: victim@example.org",
-        "\r\n\r\n--=_",
-        "y" * 3000,
-        "ü" * 3000,
-        "word " * 600,
-        "550 " + "y" * 1999,
-    ]
+    ["x\r\nBcc: victim@example.org", "\r\n\r\n--=_", "y" * 3000, "ü" * 3000, "word " * 600]
 )
 HOSTILE_HEADER = st.binary(max_size=400) | st.lists(
     st.sampled_from([b"\r\n", b"\r", b"\n", b"--", b"Subject: x", b"\0", b"\xff", b" ", b"." * 1200]),
@@ -250,26 +225,19 @@ HOSTILE_HEADER = st.binary(max_size=400) | st.lists(
 ADDRESSES = st.sampled_from(
     ["a@b", '"a <b>; \\" c"@d', "é@b", '"é <a@b>"@c', f"{'l' * 984}@b", f"{'é' * 480}@b"]
 )
-
-
-@given(
-    reverse_path=ADDRESSES,
-    header=HOSTILE_HEADER,
-    recipients=st.lists(
-        st.builds(
-            ReportedRecipient,
-            recipient=ADDRESSES,
-            status=st.just("5.0.0") | HOSTILE.map(lambda text: text[:300]),
-            diagnostic=st.none() | HOSTILE,
-            remote=st.none() | HOSTILE.map(lambda text: text[:300]),
-            at_ns=st.integers(),
-            reason=st.sampled_from(Reason),
-            orcpt=st.sampled_from(["", "rfc822;a+40b", "utf-8;é@b", r"utf-8;\x{E9}", "x;" + "y" * 900]),
-        ),
-        min_size=1,
-        max_size=4,
-    ),
+HOSTILE_RECIPIENTS = st.builds(
+    ReportedRecipient,
+    recipient=ADDRESSES,
+    status=st.just("5.0.0") | HOSTILE.map(lambda text: text[:300]),
+    diagnostic=st.none() | HOSTILE | HOSTILE.map("550 {}".format),
+    remote=st.none() | HOSTILE.map(lambda text: text[:300]),
+    at_ns=st.integers(),
+    reason=st.sampled_from(Reason),
+    orcpt=st.sampled_from(["", "rfc822;a+40b", "utf-8;é@b", r"utf-8;\x{E9}", "x;" + "y" * 900]),
 )
+
+
+@given(ADDRESSES, HOSTILE_HEADER, st.lists(HOSTILE_RECIPIENTS, min_size=1, max_size=4))
 def test_nothing_from_outside_breaks_a_report(
     reverse_path: str, header: bytes, recipients: list[ReportedRecipient]
 ) -> None:
@@ -279,20 +247,16 @@ def test_nothing_from_outside_breaks_a_report(
     lines = content.split(b"\r\n")
     assert max(map(len, lines)) <= 998
     assert not any(b"\r" in line or b"\n" in line or b"\0" in line for line in lines)
-    beyond_ascii = [line for line in lines if not line.isascii()]
-    assert all(line.startswith(b"To: ") for line in beyond_ascii)
+    assert all(line.isascii() or line.startswith(b"To: ") for line in lines)
     # compat32 parses structure only; what is inside a hostile address is not the structure.
-    found = email.message_from_bytes(content)
-    assert found.keys() == [
+    assert email.message_from_bytes(content).keys() == [
         *("From", "To", "Subject", "Date", "Message-ID", "Auto-Submitted", "MIME-Version", "Content-Type")
     ]
     assert [part.get_content_type() for part in parts(content)] == [
         *("text/plain", "message/delivery-status", "text/rfc822-headers")
     ]
-    end = (b"\r\n" + header).find(b"\r\n\r\n")
-    assert returned(content).removesuffix(b"\r\n") == (header if end < 0 else header[:end]).removesuffix(
-        b"\r\n"
-    )
+    expected = (b"\r\n" + header).partition(b"\r\n\r\n")[0][2:]
+    assert returned(content).removesuffix(b"\r\n") == expected.removesuffix(b"\r\n")
     of_message, *of_recipients = blocks(content)
     assert set(of_message) == {"Reporting-MTA", "X-relay-Queue-ID", "X-relay-Sender", "Arrival-Date"}
     assert [block["Action"] for block in of_recipients] == [each.reason.action for each in recipients]
@@ -313,10 +277,8 @@ NAMES = st.from_regex(r"[a-z]{1,8}(\.[a-z]{1,8})?@[a-z]{1,8}\.example", fullmatc
 
 @given(bad=st.lists(NAMES, unique=True, min_size=1, max_size=5), good=st.lists(NAMES, max_size=3))
 def test_a_list_manager_scores_exactly_the_failed_recipients(bad: list[str], good: list[str]) -> None:
-    good = [address for address in good if address not in bad]
-    found = email.message_from_bytes(
-        written(*map(failed, bad), *map(relayed, good), failed("jürgen@bücher.example"))
-    )
+    others = [relayed(address) for address in good if address not in bad]
+    found = email.message_from_bytes(written(*map(failed, bad), *others, failed("jürgen@bücher.example")))
 
     assert all_failures(found) == (frozenset(), frozenset(address.encode() for address in bad))
 
@@ -339,9 +301,8 @@ NAMED = b"To: <list@example.org>, <member@example.org>\r\n"
 def test_a_list_manager_guesses_nobody_where_no_failed_recipient_is_ascii(
     content: bytes, text: str, others: list[ReportedRecipient]
 ) -> None:
-    about = message(content=content, dsn=FULL)
     bad = replace(failed("jürgen@bücher.example"), diagnostic=text)
-    found = written(bad, *others, about=about)
+    found = written(bad, *others, about=message(content=content, dsn=FULL))
 
     assert all_failures(email.message_from_bytes(found)) == (frozenset(), frozenset())
     assert returned(found) == content.partition(b"\r\n\r\n")[0].removesuffix(b"\r\n") + b"\r\n"

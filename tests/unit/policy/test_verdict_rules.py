@@ -13,8 +13,8 @@ from relay.policy.shipped import (
     standard_rules,
 )
 from relay.smtp.reply import Phase
-from relay.verdicts.phrases import Phrases
 from relay.verdicts.verdict import Judge, Layer
+from relay.verdicts.wording import Phrases
 from tests.unit.policy.corpus import parsed
 from tests.unit.policy.examples import SMALL
 from tests.unit.policy.reading import parse

@@ -11,7 +11,7 @@ from relay.clock import SECOND_NS
 from relay.control.operations import OK
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
-from relay.verdicts.operator_pause import PauseAsked
+from relay.verdicts.account import PauseAsked
 from tests.fakes.smarthost import Script, Smarthost
 from tests.fakes.smarthost_dialogue import Recorded
 from tests.fakes.unsynced import Unsynced

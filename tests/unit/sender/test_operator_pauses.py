@@ -8,7 +8,7 @@ from relay.control.operations import ABSENT, OK, UNCHANGED
 from relay.queue.queued import State
 from relay.sender.state_file import parse, pause_path
 from relay.status.snapshot import UpstreamState
-from relay.verdicts.operator_pause import PauseAsked
+from relay.verdicts.account import PauseAsked
 from tests.fakes.smarthost import Script, Smarthost, Until, turns
 from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock
 from tests.unit.sender.test_races import turns_of_the_loop

@@ -13,7 +13,7 @@ from relay.smtp.reply import Phase, Reply
 from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics, Telemetry
-from relay.verdicts.operator_pause import FOREVER_NS, OperatorPause
+from relay.verdicts.account import FOREVER_NS, OperatorPause
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import Verdict
 from tests.fakes.clock import FakeClock

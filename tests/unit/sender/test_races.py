@@ -10,7 +10,7 @@ from relay.policy.database import HistorySettings
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.telemetry.metric_table import Totals
-from relay.verdicts.operator_pause import PauseAsked
+from relay.verdicts.account import PauseAsked
 from tests.fakes.smarthost import Script, Smarthost, Turn, Until
 from tests.fakes.unsynced import BeforeSync
 from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of, virtual_clock

@@ -13,7 +13,7 @@ from relay.policy.source import parse_policy
 from relay.queue.queued import State
 from relay.sender.pausing import Pausing
 from relay.smtp.reply import Phase
-from relay.verdicts.operator_pause import PauseAsked
+from relay.verdicts.account import PauseAsked
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
 from tests.fakes.clock import FakeClock

@@ -7,7 +7,7 @@ import pytest
 from relay.clock import SECOND_NS
 from relay.control.operations import OK
 from relay.queue.queued import Queued, State
-from relay.verdicts.health import Health
+from relay.verdicts.account import Health
 from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import Recorded, Script, Smarthost
 from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from relay.status.snapshot import QueueState, UpstreamState, public, to_json
-from relay.verdicts.health import Health
+from relay.verdicts.account import Health
 from tests.fakes.snapshots import a_limit, a_snapshot, an_upstream
 
 

@@ -1,46 +1,133 @@
-"""A text from stdin becomes a message."""
+"""What a program wrote, with the options of sendmail(1) or in a maildir, becomes a message or is refused."""
 
 import tracemalloc
 from dataclasses import replace
 from datetime import UTC, datetime
+from email.utils import getaddresses
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.submission.addresses import NotAnAddress
-from relay.submission.composing import Author, Submission, submitted
+from relay.mail.dsn import Notify, Ret
+from relay.submission.command_line import Mode, SendmailCall, WrongUsage, parse_call
+from relay.submission.composing import (
+    Author,
+    EnvelopeSource,
+    NotAnAddress,
+    Submission,
+    addresses_in,
+    delivered,
+    submitted,
+)
 
-AUTHOR = Author("host.test", "me", None, None, datetime(2026, 11, 23, tzinfo=UTC), "<1@host.test>")
+HOST = "host.test"
+AUTHOR = Author(HOST, "me", None, None, datetime(2026, 11, 23, tzinfo=UTC), "<1@host.test>")
+ADDED = b"From: me@host.test\r\nDate: Mon, 23 Nov 2026 00:00:00 +0000\r\nMessage-ID: <1@host.test>\r\n"
 WHOLE = b"From: a@b.test\r\nDate: x\r\nMessage-ID: <y>\r\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        *((text, [text]) for text in ("a@b.test", "a@[IPv6:::1]", '"a b"@c.test', "ö@b.test")),
+        *(("root", ["root@host.test"]), ("A B <a@b.test>", ["a@b.test"])),
+        ("a@b.test, c@d.test,", ["a@b.test", "c@d.test"]),
+        ('"B, A <x@y.test>" <a@b.test>', ["a@b.test"]),
+        ("a@b.test (A, B (c) \\) <d@e.test>)", ["a@b.test"]),
+        ("friends: a@b.test, C <c@d.test>;, e@f.test", ["a@b.test", "c@d.test", "e@f.test"]),
+        *(("undisclosed-recipients:;", []), ("a@b.test, a@b.test", ["a@b.test"]), ("", [])),
+        *((text, None) for text in (
+            "a b@c.test", "<a@b.test> <c@d.test>", "<a@b.test> c@d.test", "<>", "A <a@b.test", "(a@b.test",
+            "a@b@c", "a\ufffd@b.test")),
+    ],
+)  # fmt: skip
+def test_addresses_are_found_as_they_are_written_or_refused(text: str, found: list[str] | None) -> None:
+    if found is None:
+        with pytest.raises(NotAnAddress):
+            addresses_in(text, HOST)
+    else:
+        assert addresses_in(text, HOST) == found
+
+
+_MEMBERS = st.one_of(
+    st.from_regex(r"[a-z.+]{1,8}@[a-z_]{1,8}\.test", fullmatch=True),
+    st.from_regex(r"[A-Z ]{0,5}<[a-z]{1,8}@\[192\.0\.2\.[1-9]\]>", fullmatch=True),
+    st.from_regex(r'"[a-z,<>@:; ]{0,8}(\\")?" <"[a-z ]{1,8}"@b\.test>', fullmatch=True),
+    st.from_regex(r"[a-z]{1,8}@b\.test \([a-z,<>@:; ]{0,8}(\([a-z]\))?\)", fullmatch=True),
+    st.from_regex(r"[A-Z]{1,5}: [a-z]{1,8}@c\.test, D <[a-z]{1,8}@c\.test>;", fullmatch=True),
+)
+
+
+@given(st.lists(_MEMBERS, max_size=6))
+def test_a_list_is_read_as_python_reads_it(members: list[str]) -> None:
+    text = ", ".join(members)
+    expected = [address for _, address in getaddresses([text]) if address]
+
+    assert addresses_in(text, HOST) == list(dict.fromkeys(expected))
+
+
+IGNORED = "-m -n -v -G -I -U -Ac -B8BITMIME -h 3 -L tag -X log -oem -O DeliveryMode=b -pSMTP -e m -C file"
+SENT_BY_A = SendmailCall(sender="a@b.test")
+
+
+@pytest.mark.parametrize(
+    ("words", "call"),
+    [
+        *((words, SendmailCall(dot_ends=False)) for words in ("-i", "-oi", "-o i", "-oem -oi")),
+        *((words, SENT_BY_A) for words in ("-fa@b.test", "-f a@b.test", "-ra@b.test")),
+        ("-tfa@b.test", SendmailCall(sender="a@b.test", takes_header=True)),
+        ("a@b.test -i c@d.test", SendmailCall(recipients=["a@b.test", "c@d.test"], dot_ends=False)),
+        ("-i -- -f -t", SendmailCall(recipients=["-f", "-t"], dot_ends=False)),
+        (f"{IGNORED} a@b.test", SendmailCall(recipients=["a@b.test"])),
+        *(("-bm", SendmailCall()), ("-bp", SendmailCall(mode=Mode.LIST))),
+        *(("-bs", SendmailCall(mode=Mode.SMTP)), ("-bi", SendmailCall(mode=Mode.NEW_ALIASES))),
+        *((words, SendmailCall(mode=Mode.FLUSH)) for words in ("-q", "-q15m", "-q -v")),
+        ("--policy p.yaml --spool=s", SendmailCall(policy=Path("p.yaml"), spool=Path("s"))),
+        *(("-Nnever", SendmailCall(notify=Notify.NEVER)), ("-f ", SendmailCall(sender=""))),
+        (
+            "-N success,DELAY -Rhdrs -V batch+1",
+            SendmailCall(notify=Notify.SUCCESS | Notify.DELAY, ret=Ret.HDRS, envid="batch+2B1"),
+        ),
+    ],
+)
+def test_options_are_those_of_sendmail(words: str, call: SendmailCall) -> None:
+    assert parse_call(words.split(" ")) == call
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["-bd"], ["-bv"], ["-z"], ["-f"], ["--policy"], ["--verbose"], ["-N", "always"]),
+        *(["-N", "never,delay"], ["-N", ""], ["-R", "all"], ["-V", ""], ["-V", "é"], ["-V", "a\nb"]),
+        ["-V", "x" * 101],
+    ],
+)
+def test_what_is_not_known_is_wrong_usage(words: list[str]) -> None:
+    with pytest.raises(WrongUsage):
+        parse_call([*words, "a@b.test"] if len(words) > 1 else words)
 
 
 def compose(text: bytes, *argv: str, author: Author = AUTHOR, takes_header: bool = False) -> Submission:
     return submitted(text, author, argv, takes_header=takes_header)
 
 
-def test_missing_fields_are_added_on_top() -> None:
-    assert compose(b"Subject: x\n\nhello\n", "a@b.test").content == (
-        b"From: me@host.test\r\nDate: Mon, 23 Nov 2026 00:00:00 +0000\r\nMessage-ID: <1@host.test>\r\n"
-        b"Subject: x\r\n\r\nhello\r\n"
-    )
-
-
-def test_a_whole_message_is_not_changed() -> None:
-    text = WHOLE + b"X-Odd :  a\r\n\tb\r\n\r\n.\r\n\xff\xfe\r\n"
-
-    assert compose(text, "a@b.test").content == text
-
-
-def test_a_text_without_a_header_gets_one() -> None:
-    assert compose(b"hello: \nyou", "a@b.test").content.endswith(b">\r\nhello: \r\n\r\nyou\r\n")
-
-
-@pytest.mark.parametrize("line", [b"From me Mon Nov 23\n", b">From me Mon Nov 23\n"])
-def test_the_line_of_an_mbox_becomes_a_field(line: bytes) -> None:
-    field = b"X-Mailbox-Line: " + line.replace(b"\n", b"\r\n")
-
-    assert compose(line + WHOLE + b"\nhi\n", "a@b.test").content == field + WHOLE + b"\r\nhi\r\n"
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (
+            b"Subject: x\n\nhello\n",
+            b"%bSubject: x\r\n\r\nhello\r\n" % ADDED,
+        ),
+        *((text, text) for text in (WHOLE + b"X-Odd :  a\r\n\tb\r\n\r\n.\r\n\xff\xfe\r\n",)),
+        (WHOLE + b"hello: \nyou", WHOLE + b"hello: \r\n\r\nyou\r\n"),
+        *((line + b"\n" + WHOLE, b"X-Mailbox-Line: " + line + b"\r\n" + WHOLE + b"\r\n") for line in (
+            b"From me Mon Nov 23", b">From me Mon Nov 23")),
+    ],
+)  # fmt: skip
+def test_what_a_header_lacks_is_added_and_all_else_stays(text: bytes, content: bytes) -> None:
+    assert compose(text, "a@b.test").content == content
 
 
 def test_bcc_goes_and_counts_only_where_the_header_is_asked() -> None:
@@ -71,9 +158,12 @@ def test_many_short_lines_take_a_few_times_their_size(line: bytes) -> None:
     assert peak_bytes < 8 * len(text)
 
 
-def test_one_recipient_that_is_no_address_refuses_the_message() -> None:
+@pytest.mark.parametrize(
+    ("text", "sender"), [(b"To: a@b.test, c d@e.test\n\n", None), (b"\n", "a@b.c, c@d.e")]
+)
+def test_one_address_that_is_none_refuses_the_message(text: bytes, sender: str | None) -> None:
     with pytest.raises(NotAnAddress):
-        compose(b"To: a@b.test, c d@e.test\n\n", takes_header=True)
+        compose(text, author=replace(AUTHOR, sender=sender), takes_header=True)
 
 
 def test_the_callers_own_name_is_read_only_where_it_is_used() -> None:
@@ -87,16 +177,30 @@ def test_the_callers_own_name_is_read_only_where_it_is_used() -> None:
         assert not isinstance(caught.value, NotAnAddress)
 
 
-def test_a_second_sender_is_refused() -> None:
-    with pytest.raises(NotAnAddress):
-        compose(b"\n", "a@b.test", author=replace(AUTHOR, sender="a@b.test, c@d.test"))
-
-
 @given(st.binary(max_size=60))
 def test_the_text_behind_an_empty_line_only_gets_its_crlf(text: bytes) -> None:
     lines = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-    expected = b"\r\n".join(lines)
-
-    content = compose(WHOLE + b"\r\n" + text, "a@b.test").content
+    content, expected = compose(WHOLE + b"\r\n" + text, "a@b.test").content, b"\r\n".join(lines)
 
     assert content in (WHOLE + b"\r\n" + expected, WHOLE + b"\r\n" + expected + b"\r\n")
+
+
+ON_TOP = b"Return-Path: <a@b.test>\r\nDelivered-To: c@d.test\r\n"
+HEAD = b"Delivered-To: e@f.test\r\nSubject: x\r\nReturn-Path: <g@h.test>\r\n\r\n"
+
+
+@pytest.mark.parametrize("head", [b"", b"no field\r\n\r\n", b"Subject: x\r\nno field\r\n", b"\r\n", HEAD])
+def test_what_came_from_a_mail_server_stays_as_it_is(head: bytes) -> None:
+    found = delivered(ON_TOP + head, AUTHOR, EnvelopeSource())
+    assert (found.reverse_path, found.recipients, found.content) == ("a@b.test", ("c@d.test",), head)
+
+
+def test_a_null_sender_stays_null() -> None:
+    assert delivered(ON_TOP.replace(b"a@b.test", b""), AUTHOR, EnvelopeSource()).reverse_path == ""
+    assert delivered(ON_TOP, replace(AUTHOR, sender="<>"), EnvelopeSource()).reverse_path == ""
+
+
+@pytest.mark.parametrize("prefix", ["d", "c@d.test", "C"])
+def test_a_prefix_that_leaves_no_address_is_told(prefix: str) -> None:
+    with pytest.raises(NotAnAddress):
+        delivered(ON_TOP, AUTHOR, EnvelopeSource(prefix))

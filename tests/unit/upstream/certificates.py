@@ -6,7 +6,8 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-_NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+_NEW = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+_HERE = "DNS:localhost,IP:127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -24,16 +25,22 @@ class Certificates:
 
 def make_certificates(folder: Path) -> Certificates:
     """Make them all in a folder."""
-    ca, ca_key = folder / "ca.pem", folder / "ca.key"
-    _openssl("req", "-x509", *_NEW_KEY, "-keyout", ca_key, "-out", ca, "-days", "30", "-subj", "/CN=Test CA")
-    here = "DNS:localhost,IP:127.0.0.1"
+    ca = _self_signed(folder, "ca", "-subj", "/CN=Test CA")
     return Certificates(
-        ca,
-        _signed(folder, "right", here, ca=ca),
-        _signed(folder, "wrong_name", "DNS:elsewhere.example", ca=ca),
-        _signed(folder, "expired", here, ca=ca, days="-1"),
-        _self_signed(folder, here),
+        ca.with_suffix(".crt"),
+        _signed(folder, "right", _HERE),
+        _signed(folder, "wrong_name", "DNS:elsewhere.example"),
+        _signed(folder, "expired", _HERE, days="-1"),
+        _self_signed(folder, "self", "-subj", "/CN=localhost", "-addext", f"subjectAltName={_HERE}"),
     )
+
+
+def without_key_identifiers(folder: Path) -> tuple[Path, Path]:
+    """Return an authority as many private ones are, and what it signed for localhost."""
+    bare = ("-addext", "subjectKeyIdentifier=none", "-addext", "authorityKeyIdentifier=none")
+    ca = _self_signed(folder, "ca", "-subj", "/CN=Old CA", *bare)
+    pem = _signed(folder, "right", "DNS:localhost\nauthorityKeyIdentifier=none")
+    return ca.with_suffix(".crt"), pem
 
 
 def server_context(pem: Path) -> ssl.SSLContext:
@@ -54,44 +61,28 @@ def outdated_context(pem: Path) -> ssl.SSLContext:
     return context
 
 
-def _signed(folder: Path, name: str, names: str, *, ca: Path, days: str = "30") -> Path:
-    key, request, certificate = folder / f"{name}.key", folder / f"{name}.csr", folder / f"{name}.crt"
-    _openssl("req", *_NEW_KEY, "-keyout", key, "-out", request, "-subj", f"/CN={name}")
-    extensions = folder / f"{name}.ext"
+def _signed(folder: Path, name: str, names: str, *, days: str = "30") -> Path:
+    """Return what the `ca` of the folder signed."""
+    pem, ca = folder / f"{name}.pem", folder / "ca.crt"
+    request, extensions = pem.with_suffix(".csr"), pem.with_suffix(".ext")
+    _openssl(*_NEW, "-keyout", pem.with_suffix(".key"), "-out", request, "-subj", f"/CN={name}")
     extensions.write_text(f"subjectAltName={names}\n")
-    _openssl(
-        "x509", "-req", "-in", request, "-CA", ca, "-CAkey", ca.with_suffix(".key"), "-CAcreateserial",
-        "-out", certificate, "-days", days, "-extfile", extensions,
-    )  # fmt: skip
-    return _joined(folder / f"{name}.pem", certificate, key)
+    signing = ("-CA", ca, "-CAkey", ca.with_suffix(".key"), "-CAcreateserial", "-extfile", extensions)
+    _openssl("x509", "-req", "-in", request, *signing, "-out", pem.with_suffix(".crt"), "-days", days)
+    return _joined(pem)
 
 
-def _self_signed(folder: Path, names: str) -> Path:
-    key, certificate = folder / "self.key", folder / "self.crt"
-    _openssl(
-        "req", "-x509", *_NEW_KEY, "-keyout", key, "-out", certificate, "-days", "30",
-        "-subj", "/CN=localhost", "-addext", f"subjectAltName={names}",
-    )  # fmt: skip
-    return _joined(folder / "self.pem", certificate, key)
+def _self_signed(folder: Path, name: str, *more: str) -> Path:
+    pem = folder / f"{name}.pem"
+    made = ("-keyout", pem.with_suffix(".key"), "-out", pem.with_suffix(".crt"), "-days", "30")
+    _openssl(*_NEW, "-x509", *made, *more)
+    return _joined(pem)
 
 
-def _joined(pem: Path, certificate: Path, key: Path) -> Path:
-    pem.write_bytes(certificate.read_bytes() + key.read_bytes())
+def _joined(pem: Path) -> Path:
+    pem.write_bytes(pem.with_suffix(".crt").read_bytes() + pem.with_suffix(".key").read_bytes())
     return pem
 
 
 def _openssl(*arguments: str | Path) -> None:
     subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
-
-
-def without_key_identifiers(folder: Path) -> tuple[Path, Path]:
-    """Return an authority as many private ones are, and what it signed for localhost."""
-    ca, bare = (
-        folder / "ca.pem",
-        ("-addext", "subjectKeyIdentifier=none", "-addext", "authorityKeyIdentifier=none"),
-    )
-    _openssl(
-        "req", "-x509", *_NEW_KEY, "-keyout", folder / "ca.key", "-out", ca, "-days", "30",
-        "-subj", "/CN=Old CA", *bare,
-    )  # fmt: skip
-    return ca, _signed(folder, "right", "DNS:localhost\nauthorityKeyIdentifier=none", ca=ca)

@@ -10,15 +10,8 @@ import uvloop
 from tests.fakes.smarthost import Smarthost
 from tests.unit.upstream.certificates import Certificates, make_certificates
 
-ON_BOTH_LOOPS = {
-    "test_connection",
-    "test_content",
-    "test_misbehaviour",
-    "test_protocol",
-    "test_security",
-    "test_transaction",
-}
-IN_TURN_TOO = {"test_content", "test_misbehaviour", "test_transaction"}
+ON_BOTH_LOOPS = {"test_opening", "test_misbehaviour", "test_transaction"}
+IN_TURN_TOO = {"test_misbehaviour", "test_transaction"}
 IN_TURN = "asyncio, in turn"
 
 

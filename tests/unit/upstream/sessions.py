@@ -8,7 +8,7 @@ from relay.clock import SystemClock
 from relay.mail.envelope import Shape
 from relay.policy.model import Mechanism, Tls
 from relay.upstream.connection import Connection, UpstreamServer, open_connection
-from relay.upstream.timeouts import Timeouts
+from relay.upstream.protocol import Timeouts
 from relay.upstream.transaction import Transaction
 from relay.verdicts.outcome import Outcome
 from relay.verdicts.verdict import Verdict

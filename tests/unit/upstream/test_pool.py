@@ -2,67 +2,52 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.smtp.reply import Phase
-from relay.upstream.connection import UpstreamUnavailable
 from relay.upstream.pool import Caps, Pool
-from relay.verdicts.outcome import Answer
-from relay.verdicts.verdict import Verdict
 from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import PATIENCE_S
 
 HOUR_NS = 3600 * 10**9
-WIDE = Caps(connections=2, max_messages=100, max_age_ns=HOUR_NS, idle_ns=HOUR_NS)
+WIDE = Caps(connections=3, max_messages=100, max_age_ns=HOUR_NS, idle_ns=HOUR_NS)
 """Caps that are out of the way."""
-NO = UpstreamUnavailable(Answer(Verdict.PAUSE, Phase.CONNECT, None, "no"))
 
 
-@dataclass(eq=False)
 class Line:
     """A connection to nowhere."""
 
-    opened_at_ns: int
-    of: str = ""
-    transactions: int = 0
-    is_alive: bool = True
-    is_aborted: bool = False
-    closing: asyncio.Event = field(default_factory=asyncio.Event)
-    closed: asyncio.Event = field(default_factory=asyncio.Event)
-    answers_quit: asyncio.Event | None = None
-    """When the other side does, where a test has a say in it."""
+    def __init__(self, opened_at_ns: int, of: str) -> None:
+        self.opened_at_ns, self.of, self.transactions = opened_at_ns, of, 0
+        self.is_alive, self.is_closing, self.is_aborted = True, False, False
+        self.closed = asyncio.Event()
 
     @property
     def is_usable(self) -> bool:
-        return self.is_alive and not self.closing.is_set()
+        return self.is_alive and not self.is_closing
 
     @property
     def is_gone(self) -> bool:
-        return self.is_aborted or self.closed.is_set() or not self.is_alive
+        return self.closed.is_set() or not self.is_alive
 
     async def close(self) -> None:
-        self.closing.set()
-        await asyncio.sleep(0)
-        if self.answers_quit is not None:
-            await self.answers_quit.wait()
+        self.is_closing = True
+        for _ in range(3):  # the other side answers QUIT in its own time
+            await asyncio.sleep(0)
         self.closed.set()
 
     def abort(self) -> None:
-        self.is_aborted = True
-        self.is_alive = False
+        self.is_aborted, self.is_alive = True, False
         self.closed.set()
 
 
-class Exchange:
+class Opener:
     """Opens lines when the test says so."""
 
     def __init__(self, clock: FakeClock, name: str = "") -> None:
-        self.clock = clock
-        self.name = name
+        self.clock, self.name = clock, name
         self.asked: list[asyncio.Future[None]] = []
         self.lines: list[Line] = []
 
@@ -70,9 +55,8 @@ class Exchange:
         permission = asyncio.get_running_loop().create_future()
         self.asked.append(permission)
         await permission
-        line = Line(self.clock.boottime_ns(), self.name)
-        self.lines.append(line)
-        return line
+        self.lines.append(Line(self.clock.boottime_ns(), self.name))
+        return self.lines[-1]
 
     @property
     def waiting(self) -> list[asyncio.Future[None]]:
@@ -82,11 +66,11 @@ class Exchange:
         self.waiting[0].set_result(None)
 
     def refuse(self) -> None:
-        self.waiting[0].set_exception(NO)
+        self.waiting[0].set_exception(OSError("no"))
 
 
 async def settle() -> None:
-    for _ in range(8):
+    for _ in range(12):
         await asyncio.sleep(0)
 
 
@@ -95,13 +79,13 @@ class World:
 
     def __init__(self, caps: Caps = WIDE, on_failed: Callable[[Exception], int] = lambda _: 0) -> None:
         self.clock = FakeClock()
-        self.exchange = Exchange(self.clock)
-        self.pool = Pool(self.exchange.open, caps, self.clock, on_change=lambda: None, on_failed=on_failed)
+        self.opener = Opener(self.clock)
+        self.pool = Pool(self.opener.open, caps, self.clock, on_change=lambda: None, on_failed=on_failed)
 
     async def opened(self) -> Line:
         """Return a connection that is opened for it."""
         assert await self.none()
-        self.exchange.grant()
+        self.opener.grant()
         await settle()
         (line,) = self.pool.take(1)
         return line
@@ -122,7 +106,7 @@ async def test_an_idle_connection_is_used_again_the_last_one_first() -> None:
     assert (world.pool.open, world.pool.idle) == (2, 2)
 
     assert world.pool.take(2) == [second, first]
-    assert len(world.exchange.lines) == 2
+    assert len(world.opener.lines) == 2
 
 
 @pytest.mark.parametrize("what", ["dies", "is used up", "is as used up as is known", "is old"])
@@ -153,38 +137,36 @@ async def test_a_connection_that_may_not_be_used_again_is_not(what: str, is_idle
 async def test_a_connection_that_says_quit_still_counts() -> None:
     world = World(WIDE._replace(connections=1, max_messages=1))
     line = await world.opened()
-    line.transactions, line.answers_quit = 1, asyncio.Event()
+    line.transactions = 1
     world.pool.release(line)
-    await settle()
-    assert line.closing.is_set()
-    assert await world.none()
-    assert not world.exchange.waiting
-    line.answers_quit.set()
+    assert world.pool.take(1) == []
+    await asyncio.sleep(0)
+    assert (line.is_closing, line.is_gone, world.opener.waiting) == (True, False, [])
     await settle()
 
     await world.opened()
 
 
 async def test_the_first_logs_in_before_others_try() -> None:
-    world = World(WIDE._replace(connections=3))
+    world = World()
     for _ in range(2):
         assert await world.none(3)
-        assert len(world.exchange.waiting) == 1
-    world.exchange.grant()
+        assert len(world.opener.waiting) == 1
+    world.opener.grant()
     await settle()
 
     assert len(world.pool.take(5)) == 1
     await settle()
-    assert len(world.exchange.waiting) == 2
+    assert len(world.opener.waiting) == 2
 
 
 async def test_after_a_failure_it_rests_and_goes_on() -> None:
     world = World(on_failed=lambda _: HOUR_NS)
     await world.none()
-    world.exchange.refuse()
+    world.opener.refuse()
     await settle()
     assert await world.none()
-    assert not world.exchange.waiting
+    assert not world.opener.waiting
     world.clock.advance(HOUR_NS)
 
     await world.opened()
@@ -216,14 +198,14 @@ async def test_an_idle_connection_is_let_go_after_its_time() -> None:
 
 
 async def test_a_new_opener_ends_the_connections_of_the_old_one() -> None:
-    world = World(WIDE._replace(connections=3))
+    world = World()
     busy, idle = await world.opened(), await world.opened()
     world.pool.release(idle)
     world.pool.take(2)  # the idle one, and another that is being opened
     world.pool.release(idle)
     await settle()
-    old, world.exchange = world.exchange, Exchange(world.clock, "new")
-    world.pool.configure(WIDE._replace(connections=3), opener=world.exchange.open)
+    old, world.opener = world.opener, Opener(world.clock, "new")
+    world.pool.configure(WIDE, opener=world.opener.open)
     old.grant()
     await settle()
     assert idle.is_gone
@@ -237,18 +219,15 @@ async def test_a_new_opener_ends_the_connections_of_the_old_one() -> None:
 
 
 async def test_a_lower_cap_closes_what_is_too_many() -> None:
-    world = World(WIDE._replace(connections=3))
+    world = World()
     lines = [await world.opened() for _ in range(3)]
     world.pool.release(lines[0])
     world.pool.configure(WIDE._replace(connections=1))
-    await settle()
-    assert lines[0].is_gone
-    world.pool.release(lines[1])
-    await settle()
-    assert lines[1].is_gone
-    world.pool.release(lines[2])
+    for line in lines[1:]:
+        world.pool.release(line)
+        await settle()
 
-    assert world.pool.take(1) == [lines[2]]
+    assert [line.is_gone for line in lines] == [True, True, False]
 
 
 OPERATIONS = st.sampled_from(
@@ -263,16 +242,19 @@ class Play(World):
 
     def __init__(self) -> None:
         super().__init__(TIGHT)
-        self.exchanges = [self.exchange]
+        self.openers = [self.opener]
         self.cap = self.highest_cap = 2
         self.held: list[Line] = []
 
     @property
-    def lines(self) -> list[Line]:
-        return [line for exchange in self.exchanges for line in exchange.lines]
+    def seen(self) -> int:
+        """Return how many connections the upstream sees, those being opened included."""
+        open_ = sum(not line.is_gone for opener in self.openers for line in opener.lines)
+        return open_ + sum(len(opener.waiting) for opener in self.openers)
 
     async def do(self, operation: str, pick: int) -> None:
-        pending = [each for each in self.exchanges if each.waiting]
+        pending = [each for each in self.openers if each.waiting]
+        lines = [line for opener in self.openers for line in opener.lines]
         match operation:
             case "take":
                 self.held += self.pool.take(pick)
@@ -289,29 +271,24 @@ class Play(World):
                 self.pool.discard(self.held.pop(pick % len(self.held)))
             case "turn":
                 await asyncio.sleep(0)
-            case _:
-                self._change(operation, pick)
-        assert len(set(map(id, self.held))) == len(self.held), "one connection has two holders"
-        seen = sum(not line.is_gone for line in self.lines) + sum(
-            len(each.waiting) for each in self.exchanges
-        )
-        assert seen <= self.highest_cap, "the upstream sees too many"
-
-    def _change(self, operation: str, pick: int) -> None:
-        match operation:
-            case "die" if self.lines:
-                self.lines[pick % len(self.lines)].is_alive = False
-            case "use up" if self.lines:
-                self.lines[pick % len(self.lines)].transactions = 5
+            case "die" | "use up" if lines:
+                line = lines[pick % len(lines)]
+                line.is_alive, line.transactions = line.is_alive and operation != "die", 5
             case "age":
                 self.clock.advance(400)
-            case "fewer" | "more":
-                self.cap = 1 if operation == "fewer" else 3
-                self.highest_cap = max(self.cap, self.highest_cap)
-                self.pool.configure(TIGHT._replace(connections=self.cap))
-            case "renew":
-                self.exchanges.append(Exchange(self.clock, f"{len(self.exchanges)}"))
-                self.pool.configure(TIGHT._replace(connections=self.cap), opener=self.exchanges[-1].open)
+            case "fewer" | "more" | "renew":
+                self._configure(operation)
+        assert len(set(map(id, self.held))) == len(self.held), "one connection has two holders"
+        assert self.seen <= self.highest_cap, "the upstream sees too many"
+
+    def _configure(self, operation: str) -> None:
+        if operation == "renew":
+            self.openers.append(Opener(self.clock, f"{len(self.openers)}"))
+        else:
+            self.cap = 1 if operation == "fewer" else 3
+        self.highest_cap = max(self.cap, self.highest_cap)
+        opener = self.openers[-1].open if operation == "renew" else None
+        self.pool.configure(TIGHT._replace(connections=self.cap), opener=opener)
 
     async def end(self) -> None:
         """Once all were given back, there is one to be had."""
@@ -320,15 +297,15 @@ class Play(World):
         for _ in range(20):
             if not await self.none():
                 break
-            for exchange in self.exchanges:
-                while exchange.waiting:
-                    exchange.grant()
+            for opener in self.openers:
+                while opener.waiting:
+                    opener.grant()
             await settle()
         else:
             raise AssertionError("there is none to be had")
         await self.pool.close()
         await settle()
-        assert sum(not line.is_gone for line in self.lines) == self.pool.open == 1
+        assert self.seen == self.pool.open == 1
 
 
 @given(st.lists(st.tuples(OPERATIONS, st.integers(0, 5)), max_size=40))

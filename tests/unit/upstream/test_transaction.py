@@ -1,22 +1,24 @@
-"""Transactions that go well, in part, or not at all, with an upstream that keeps to RFC 5321."""
+"""Transactions: what goes out, and what becomes of it, with an upstream that keeps to RFC 5321."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.mail.dsn import DsnRequest, Notify, RecipientRequest, Ret
+from relay.mail.dsn import NOTHING_ASKED, DsnRequest, Notify, RecipientRequest, Ret
 from relay.mail.envelope import Shape
+from relay.smtp.dot_stuffing import UnsendableContent
 from relay.smtp.reply import Phase
-from relay.upstream.timeouts import Timeouts
+from relay.upstream.protocol import Timeouts
 from relay.upstream.transaction import Transaction
-from relay.verdicts.outcome import Outcome
 from relay.verdicts.verdict import Verdict
-from tests.fakes.smarthost import SILENCE, Script, Smarthost, at, turns
+from tests.fakes.smarthost import DEAF, SILENCE, During, Script, Smarthost, Turn, Until, at, turns
 from tests.unit.upstream.sessions import (
     CONTENT,
     RECIPIENTS,
     SENDER,
+    SOON_S,
     account,
     connected,
     transaction,
@@ -24,8 +26,9 @@ from tests.unit.upstream.sessions import (
 )
 
 RELAYED, DEFER, LATER, BOUNCE, PAUSE = (
-    Verdict.RELAYED, Verdict.DEFER, Verdict.LATER, Verdict.BOUNCE, Verdict.PAUSE,
-)  # fmt: skip
+    *(Verdict.RELAYED, Verdict.DEFER, Verdict.LATER, Verdict.BOUNCE, Verdict.PAUSE),
+)
+LINE = b"0123456789" * 7 + b"\r\n"
 
 
 async def test_a_message_arrives_unchanged_with_its_envelope() -> None:
@@ -96,36 +99,144 @@ async def test_a_cancelled_transaction_closes_the_connection(phase: str) -> None
         assert not host.relayed
 
 
-@pytest.mark.parametrize("phase", ["mail", "rcpt", "data"])
-async def test_a_transaction_ends_before_the_longest_it_may_take(phase: str) -> None:
+@pytest.mark.parametrize(
+    ("phase", "longest_ns"), [*((phase, 3 * SECOND_NS // 20) for phase in ("mail", "rcpt", "data")), ("", 0)]
+)
+async def test_a_transaction_ends_before_the_longest_it_may_take(phase: str, longest_ns: int) -> None:
     # The steps could take minutes each, and a third of the whole is for the reply to the dot.
-    timeouts = Timeouts(eod_s=100.0)
-    async with (
-        Smarthost(at(phase, SILENCE)) as host,
-        connected(account(host), timeouts) as connection,
-    ):
-        sent = transaction()
-        short = Transaction(sent.reverse_path, sent.recipients, sent.shape, sent.content, 3 * SECOND_NS // 20)
-        outcome = await connection.transact(short)
+    script, timeouts = at(phase, SILENCE) if phase else Script(), Timeouts(eod_s=100.0)
+    async with Smarthost(script) as host, connected(account(host), timeouts) as connection:
+        outcome = await connection.transact(transaction()._replace(longest_ns=longest_ns))
 
         assert verdicts(outcome) == [DEFER] * 3
         assert not host.transactions
         assert not connection.is_usable
+        assert phase or host.commands == ["EHLO client.example"]
 
 
-async def test_a_transaction_without_any_time_sends_nothing() -> None:
-    async with Smarthost() as host, connected(account(host)) as connection:
-        sent = transaction()
-        late = Transaction(sent.reverse_path, sent.recipients, sent.shape, sent.content, 0)
-        outcome = await connection.transact(late)
+# Content: streamed, held back, cut short, broken; never changed, never ended too early.
+
+
+async def test_content_waits_for_an_upstream_that_does_not_read() -> None:
+    go_on, asked = asyncio.Event(), 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal asked
+        for _ in range(400):
+            asked += 1
+            yield LINE * 900
+        yield b".\r\n"
+
+    script = Script(content=During(1000, Until(go_on)))
+    async with Smarthost(script) as host, connected(account(host)) as connection:
+        shape = Shape(400 * 900 * len(LINE) + 3, eight_bit=False, smtputf8=False)
+        sending = asyncio.create_task(connection.transact(Transaction(SENDER, RECIPIENTS, shape, endless)))
+        before = -1
+        while asked != before:  # until nothing moves any more
+            before = asked
+            for _ in range(200):
+                await asyncio.sleep(0)
+        stalled_at = asked
+        go_on.set()
+
+        assert verdicts(await sending) == [RELAYED] * 3
+        assert stalled_at < 400  # 26 MB would have been in memory
+        assert len(host.relayed[0].content) == shape.size_bytes
+
+
+# Only the time that is over: while the other one reads, this machine may stall for longer.
+@pytest.mark.parametrize(
+    ("turn", "drips", "timeouts"),
+    [
+        (SILENCE, False, Timeouts(eod_s=SOON_S)),
+        (DEAF, False, Timeouts(block_s=SOON_S)),
+        (DEAF, True, Timeouts(block_s=SOON_S)),
+    ],
+    ids=["reads", "does not read", "does not read, and says half a reply"],
+)
+async def test_an_upstream_that_does_not_take_the_content_is_given_up(
+    turn: Turn, drips: bool, timeouts: Timeouts
+) -> None:
+    loop, script = asyncio.get_running_loop(), Script(content=During(1000, turn))
+    async with Smarthost(script) as host, connected(account(host), timeouts) as connection:
+
+        def drip(octets: bytes) -> None:
+            if connection.is_usable or host.sessions[0].is_open:
+                host.say(octets)
+                loop.call_later(SOON_S / 2, drip, b"x")
+
+        sending = asyncio.create_task(connection.transact(transaction(chunks=[LINE * 900] * 300)))
+        if drips:
+            await host.until(lambda: host.commands[-1] == "DATA")
+            loop.call_later(SOON_S / 2, drip, b"250-")
+        outcome = await sending
 
         assert verdicts(outcome) == [DEFER] * 3
+        # One that reads to the end may have taken it.
+        assert outcome.is_ambiguous == (turn is SILENCE)
+        assert not connection.is_usable
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("552 5.3.4 too big", DEFER),  # it came before the dot: to be said again
+        ("451 4.3.0 out of disk", DEFER),
+        ("421 4.3.2 going down", PAUSE),
+        ("250 2.0.0 taken already", DEFER),
+        (b"rubbish\r\n", DEFER),
+    ],
+)
+async def test_a_reply_in_the_middle_of_the_content_ends_it(said: str | bytes, expected: Verdict) -> None:
+    script = Script(content=During(1000, [said, DEAF]))
+    async with Smarthost(script) as host, connected(account(host)) as connection:
+        outcome = await connection.transact(transaction(chunks=[LINE * 900] * 300))
+
+        assert verdicts(outcome) == [expected] * 3
+        assert not outcome.is_ambiguous
+        assert not host.transactions
+        assert not connection.is_usable
+
+
+@pytest.mark.parametrize(
+    "end", [OSError("the disk is gone"), b"no end", b"bare\nnewline\r\n", b"bare\rreturn\r\n"]
+)
+async def test_unreadable_content_is_not_relayed_and_the_error_passed_on(end: OSError | bytes) -> None:
+    is_closed = False
+
+    async def broken() -> AsyncIterator[bytes]:
+        nonlocal is_closed
+        try:
+            yield LINE * 2000
+            if isinstance(end, OSError):
+                raise end
+            yield end
+        finally:
+            is_closed = True
+
+    async with Smarthost() as host, connected(account(host)) as connection:
+        shape = Shape(len(LINE) * 2000, eight_bit=False, smtputf8=False)
+        with pytest.raises((OSError, UnsendableContent)):
+            await connection.transact(Transaction(SENDER, RECIPIENTS, shape, broken))
+        await host.until(lambda: not host.sessions[0].is_open)
+
+        assert is_closed
+        assert not host.transactions
+        assert not connection.is_usable
+
+
+@pytest.mark.parametrize("sender", ["a>\r\nRCPT TO:<b", "a\n", "a\0b"])
+async def test_a_line_that_would_be_two_is_not_sent(sender: str) -> None:
+    async with Smarthost() as host, connected(account(host)) as connection:
+        with pytest.raises(ValueError, match="control character") as caught:
+            await connection.transact(transaction(reverse_path=sender))
+
+        assert sender not in str(caught.value)
         assert host.commands == ["EHLO client.example"]
 
 
-IN_TURN = tuple(each for each in (*Smarthost.EXTENSIONS, "DSN") if each != "PIPELINING")
-AT_ONCE = (*IN_TURN, "PIPELINING")
-ASKED = DsnRequest(
+# What a sender asks to be told (RFC 3461).
+ALL_ASKED = DsnRequest(
     Ret.HDRS,
     "QQ+2B1",
     (
@@ -134,85 +245,54 @@ ASKED = DsnRequest(
         RecipientRequest(Notify.NEVER),
     ),
 )
+OF_MAIL, OF_FIRST = DsnRequest(Ret.HDRS), DsnRequest(recipients=ALL_ASKED.recipients)
 
 
-async def sent(host: Smarthost, dsn: DsnRequest = ASKED) -> Outcome:
-    async with connected(account(host)) as connection:
-        return await connection.transact(transaction()._replace(dsn=dsn))
-
-
-def named(host: Smarthost) -> list[str]:
-    return [line for line in host.commands if line.startswith(("MAIL", "RCPT"))]
-
-
-@pytest.mark.parametrize("extensions", [IN_TURN, AT_ONCE])
-async def test_it_goes_along_where_dsn_is_offered(extensions: tuple[str, ...]) -> None:
-    async with Smarthost(extensions=extensions) as host:
-        outcome = await sent(host)
+@pytest.mark.parametrize("offers", [True, False])
+async def test_it_goes_along_where_dsn_is_offered(*, offers: bool) -> None:
+    asked = ["RET=HDRS ENVID=QQ+2B1", "NOTIFY=SUCCESS,FAILURE ORCPT=rfc822;Al+2Bx@example.org", ""]
+    async with (
+        Smarthost(extensions=(*Smarthost.EXTENSIONS, "DSN") if offers else None) as host,
+        connected(account(host)) as connection,
+    ):
+        outcome = await connection.transact(transaction()._replace(dsn=ALL_ASKED))
 
     assert verdicts(outcome) == [RELAYED] * 3
-    mail, *rcpt = named(host)
-    assert mail.endswith(" RET=HDRS ENVID=QQ+2B1")
-    assert rcpt == [
-        "RCPT TO:<a@example.net> NOTIFY=SUCCESS,FAILURE ORCPT=rfc822;Al+2Bx@example.org",
-        "RCPT TO:<b@example.net>",
-        "RCPT TO:<c@example.net> NOTIFY=NEVER",
-    ]
-
-
-async def test_nothing_goes_along_elsewhere() -> None:
-    async with Smarthost() as host:
-        outcome = await sent(host)
-
-    assert verdicts(outcome) == [RELAYED] * 3
-    assert not outcome.is_dsn_refused
-    assert not any(word in line for line in named(host) for word in ("RET", "ENVID", "NOTIFY", "ORCPT"))
-
-
-@pytest.mark.parametrize("reply", ["555 5.5.4 what?", "501 syntax", "501 5.5.2 what?", "504 5.5.4 no"])
-@pytest.mark.parametrize("extensions", [IN_TURN, AT_ONCE])
-async def test_a_refused_parameter_of_mail_refuses_nobody(extensions: tuple[str, ...], reply: str) -> None:
-    async with Smarthost(Script(mail=turns(reply)), extensions=extensions) as host:
-        outcome = await sent(host)
-
-    assert outcome.is_dsn_refused
-    assert {(answer.verdict, answer.phase) for answer in outcome.answers} == {(LATER, Phase.MAIL)}
-    assert outcome.pause is None
-
-
-@pytest.mark.parametrize("extensions", [IN_TURN, AT_ONCE])
-async def test_a_refused_parameter_of_rcpt_refuses_nobody(extensions: tuple[str, ...]) -> None:
-    script = Script(rcpt=lambda argument: "555 5.5.4 no" if "SUCCESS" in argument else "250 ok")
-    async with Smarthost(script, extensions=extensions) as host:
-        outcome = await sent(host)
-
-    assert outcome.is_dsn_refused
-    assert verdicts(outcome) == [LATER, RELAYED, RELAYED]
-    assert outcome.answers[0].phase is Phase.MAIL
-    assert tuple(host.transactions[0].recipients) == RECIPIENTS[1:]
+    said = [line.partition("> ")[2] for line in host.commands if line.startswith(("MAIL", "RCPT"))]
+    found = [" ".join(word for word in line.split() if not word.startswith("SIZE")) for line in said]
+    assert found == ([*asked, "NOTIFY=NEVER"] if offers else [""] * 4)
 
 
 @pytest.mark.parametrize(
-    "reply", ["550 5.1.1 who?", "501 5.1.3 bad address", "553 5.5.4 no", "555 5.1.3 bad address"]
-)
-async def test_another_refusal_counts_as_ever(reply: str) -> None:
-    script = Script(rcpt=lambda argument: reply if "SUCCESS" in argument else "250 ok")
-    async with Smarthost(script, extensions=AT_ONCE) as host:
-        outcome = await sent(host)
+    ("refuses", "reply", "dsn", "expected"),
+    [
+        # Of parameters: nobody is refused, and they are not sent again.
+        *(("MAIL", reply, ALL_ASKED, "LLL!") for reply in (
+            "555 5.5.4 what?", "501 syntax", "501 5.5.2 what?", "504 5.5.4 no", "500 too long")),
+        ("<a@", "555 5.5.4 no", ALL_ASKED, "LRR!"),
+        # Of an address, or of a command that had none.
+        *(("<a@", reply, ALL_ASKED, "BRR") for reply in (
+            "550 5.1.1 who?", "501 5.1.3 bad address", "553 5.5.4 no", "555 5.1.3 bad address")),
+        ("MAIL", "501 5.5.2 what?", OF_FIRST, "BBB"),
+        ("<b@", "501 5.5.2 what?", OF_MAIL, "RBR"),
+        ("<b@", "501 5.5.2 what?", OF_FIRST, "RBR"),
+        ("<b@", "501 5.5.2 what?", NOTHING_ASKED, "RBR"),
+    ],
+)  # fmt: skip
+async def test_a_refusal_of_dsns_parameters_refuses_nobody(
+    refuses: str, reply: str, dsn: DsnRequest, expected: str
+) -> None:
+    script = Script(rcpt=lambda argument: reply if refuses in argument else "250 ok")
+    if refuses == "MAIL":
+        script = Script(mail=turns(reply))
+    async with (
+        Smarthost(script, extensions=(*Smarthost.EXTENSIONS, "DSN")) as host,
+        connected(account(host)) as connection,
+    ):
+        outcome = await connection.transact(transaction()._replace(dsn=dsn))
 
-    assert not outcome.is_dsn_refused
-    assert verdicts(outcome) == [BOUNCE, RELAYED, RELAYED]
-
-
-@pytest.mark.parametrize("extensions", [IN_TURN, AT_ONCE])
-async def test_a_command_without_parameters_is_refused_for_itself(extensions: tuple[str, ...]) -> None:
-    of_mail = DsnRequest(Ret.HDRS)
-    of_rcpt = DsnRequest(recipients=(RecipientRequest(Notify.NEVER), RecipientRequest(), RecipientRequest()))
-    refused = "501 5.5.2 what?"
-    async with Smarthost(Script(mail=turns(refused)), extensions=extensions) as host:
-        assert verdicts(await sent(host, of_rcpt)) == [BOUNCE] * 3
-    script = Script(rcpt=lambda argument: refused if "<b@" in argument else "250 ok")
-    for asked in (of_mail, of_rcpt):
-        async with Smarthost(script, extensions=extensions) as host:
-            outcome = await sent(host, asked)
-        assert (outcome.is_dsn_refused, verdicts(outcome)) == (False, [RELAYED, BOUNCE, RELAYED])
+    letters = {RELAYED: "R", LATER: "L", BOUNCE: "B"}
+    told = "".join(letters[answer.verdict] for answer in outcome.answers)
+    assert told + "!" * outcome.is_dsn_refused == expected
+    assert all(answer.phase is Phase.MAIL for answer in outcome.answers if answer.verdict is LATER)
+    assert outcome.pause is None

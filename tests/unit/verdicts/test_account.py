@@ -11,28 +11,31 @@ from relay.clock import SECOND_NS
 from relay.sender.state_file import parse, render
 from relay.smtp.reply import Phase
 from relay.verdicts.account import (
+    ENDLESS,
+    FIRST_NS,
+    FOREVER_NS,
+    LONGEST_NS,
+    PROBE_NS,
+    RESTING,
+    TABLE,
     AccountState,
     Event,
+    Happening,
+    Health,
+    OperatorPause,
     PauseRecord,
+    begun,
+    ended,
     lapsed,
     largest,
     refused,
-    step,
-)
-from relay.verdicts.health import ENDLESS, RESTING, TABLE, Happening, Health
-from relay.verdicts.operator_pause import FOREVER_NS, LONGEST_BY, OperatorPause, PauseAsked
-from relay.verdicts.outcome import Answer
-from relay.verdicts.pauses import (
-    FIRST_NS,
-    LONGEST_NS,
-    PROBE_NS,
-    begun,
-    ended,
     rest_ns,
+    step,
     within_ns,
 )
-from relay.verdicts.retry_after import retry_after_ns
-from relay.verdicts.verdict import Layer, Rule, Ruling, Scope, Verdict, window_in
+from relay.verdicts.outcome import Answer
+from relay.verdicts.verdict import Layer, Rule, Ruling, Scope, Verdict
+from relay.verdicts.wording import retry_after_ns, window_in
 
 REFUSALS = (Happening.PAUSE, Happening.REFUSE, Happening.STOP)
 HOUR_NS = PROBE_NS
@@ -183,16 +186,6 @@ def test_a_second_refusal_of_mail_makes_it_small_and_one_of_a_connection_does_no
     once = step(step(AccountState(), event(Happening.PAUSE)), event(Happening.OVER))
     assert largest(7, once.taken) == 7
     assert largest(7, step(once, again).taken) == expected
-
-
-def test_what_an_operator_asks_for_begins_now() -> None:
-    timed = PauseAsked("anna", 60 * SECOND_NS).begun(5, 0)
-    lasting = PauseAsked("anna\n" + "x" * 99).begun(5, 0)
-
-    assert (timed.until_ns, timed.is_lasting) == (60 * SECOND_NS + 5, False)
-    assert timed.words == "by anna, since 1970-01-01T00:00:00Z"
-    assert (lasting.until_ns, lasting.is_lasting) == (FOREVER_NS, True)
-    assert lasting.by == ("anna " + "x" * 99)[:LONGEST_BY]
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.booleans()), max_size=40), st.integers(0, 2000))

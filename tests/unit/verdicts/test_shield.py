@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from relay.mail.envelope import QueueId
 from relay.policy.shipped import standard_judge
 from relay.smtp.reply import Phase, Reply
-from relay.verdicts.offers import Need
-from relay.verdicts.outcome import Answer, Outcome
+from relay.verdicts.outcome import Answer, Need, Outcome
 from relay.verdicts.shield import WINDOW, Shield
 from relay.verdicts.verdict import Scope, Verdict
 

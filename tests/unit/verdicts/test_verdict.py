@@ -4,11 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.clock import SECOND_NS
 from relay.policy.shipped import provider_rules, providers, standard_judge, standard_rules
 from relay.smtp.reply import Phase, Reply
 from relay.verdicts.echo import ClientWords
-from relay.verdicts.phrases import Phrases
 from relay.verdicts.verdict import (
     ABOUT_US,
     BEFORE_MAIL,
@@ -19,8 +17,8 @@ from relay.verdicts.verdict import (
     Scope,
     Verdict,
     verdict_of_silence,
-    window_in,
 )
+from relay.verdicts.wording import Phrases
 
 TRANSACTION = (Phase.MAIL, Phase.RCPT, Phase.DATA, Phase.EOD)
 TEXTS = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=40) | st.sampled_from(
@@ -151,17 +149,3 @@ def test_a_refusal_at_mail_that_quotes_the_sender_pauses_it_alone() -> None:
     assert judge.ruling(Phase.MAIL, reply, ClientWords("bob@here.example")).words == "pause sender"
     assert judge.ruling(Phase.MAIL, reply, ClientWords("alice@here.example")).words == "pause"
     assert judge.ruling(Phase.MAIL, reply, ClientWords()).words == "pause"
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        *(("max emails per hour", 3600), ("this hour, only relaying 400 msg/hour", 3600)),
-        *(("daily user sending limit", 86_400), ("exceeded its 24-hour sending limit", 86_400)),
-        *(("blocked for the day", 86_400), ("30 messages per minute and 10000 per day", 86_400)),
-        *(("too many emails per second", 1), ("30 messages per minute", 60)),
-        *(("monthly limit", 31 * 86_400), ("sending limit exceeded", None)),
-    ],
-)
-def test_the_window_that_a_refusal_speaks_of_is_the_longest_named(text: str, seconds: int | None) -> None:
-    assert window_in(text) == (None if seconds is None else seconds * SECOND_NS)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from relay.control.operations import OK
-from relay.verdicts.health import Health
+from relay.verdicts.account import Health
 from tests.fakes.smarthost import Smarthost
 from tests.fakes.smarthost_dialogue import ShownToken
 from tests.fakes.token_server import CLIENT, USER, TokenServer

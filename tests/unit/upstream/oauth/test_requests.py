@@ -1,4 +1,4 @@
-"""Each grant at a real token server (authlib), and what goes wrong on the way there."""
+"""Each grant at a real token server (authlib), and what an answer is: a token or a reason, with no secret."""
 
 import json
 from typing import Any
@@ -10,7 +10,6 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from relay.clock import SystemClock
 from relay.policy.model import OAuth2
 from relay.policy.secrets import AccountSecrets
-from relay.upstream.oauth.answers import Denied, Granted, TokenAnswer, read_token_answer
 from relay.upstream.oauth.login import (
     LoginClient,
     begin,
@@ -18,7 +17,18 @@ from relay.upstream.oauth.login import (
     finish_in_browser,
     wait_for_consent,
 )
-from relay.upstream.oauth.token_server import ask, token_request
+from relay.upstream.oauth.token_server import (
+    DEFAULT_LIFE_SECONDS,
+    LONGEST_LIFE_SECONDS,
+    Denied,
+    Granted,
+    TokenAnswer,
+    ask,
+    read_answer,
+    said_by,
+    token_in,
+    token_request,
+)
 from tests.fakes.token_server import CLIENT, SECRET, SERVICE_ACCOUNT, USER, TokenServer
 
 KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -50,7 +60,7 @@ def account(private_key: str = PEM) -> str:
 
 async def asked(settings: OAuth2, secrets: AccountSecrets, user: str = USER) -> TokenAnswer:
     seconds = SystemClock().wall_ns() // 1_000_000_000
-    return read_token_answer(*await ask(token_request(settings, secrets, user, seconds)))
+    return token_in(await said_by(ask, token_request(settings, secrets, user, seconds)))
 
 
 async def test_each_grant_gets_a_token() -> None:
@@ -133,3 +143,32 @@ async def test_a_link_comes_back_as_a_refresh_token() -> None:
     assert granted.refresh_token == "r"
     assert f"code_verifier={login.verifier}" in forms[0]
     assert "code=4%2Fthe-code" in forms[0]
+
+
+@pytest.mark.parametrize(
+    ("status", "fields", "expected"),
+    [
+        *((200, {"access_token": "a", "expires_in": given}, life) for given, life in (
+            (3600, 3600), ("3599", 3599), (12.9, 12), (None, DEFAULT_LIFE_SECONDS),
+            ("soon", DEFAULT_LIFE_SECONDS), (0, 0), (-1, 0), (10**30, LONGEST_LIFE_SECONDS))),
+        *((200, {"access_token": token}, False) for token in (
+            "", "a b", "\u00e9", "a\r\nb", "x" * 8193, 7, None)),
+        # Only what the server refuses in OAuth's words a person has to mend.
+        *((status, {"error": error}, True) for status, error in (
+            (400, "invalid_grant"), (401, "invalid_client"), (403, "anything_else"))),
+        *((status, {"error": error}, False) for status, error in (
+            (400, "slow_down"), (503, "server_error"), (429, "invalid_grant"))),
+        *((404, {}, False), (200, {}, False), (200, {"access_token": "a", "token_type": "mac"}, True)),
+    ],
+)  # fmt: skip
+def test_an_answer_is_a_token_of_a_life_or_a_reason_that_may_be_final(
+    status: int, fields: dict[str, Any], expected: int | bool
+) -> None:
+    found = token_in(read_answer(status, json.dumps(fields).encode()))
+
+    if isinstance(found, Granted):
+        assert found.life_seconds == expected
+        assert repr(found) == f"Granted(life_seconds={expected})"
+    else:
+        assert found.is_final is expected
+        assert found.error == fields.get("error", "")

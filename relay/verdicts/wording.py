@@ -1,0 +1,160 @@
+"""What the words of a refusal say: phrases, the wait that it asks for, windows and limits.  Pure.
+
+All texts are in lower case, with one space between words; time is linear in the text, of phrases in parts
+times text.
+
+A text names spans of time for three reasons: how long to wait, the window that a limit counts in, and a time
+of day.  A span is a wait where a word of waiting stands right before it, with nothing but filling words in
+between (`try again in`, `blocked for at least`).  Of several waits the longest counts: a try that comes too
+early is refused again, or blocked for longer.
+"""
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from relay.clock import SECOND_NS
+
+GAP = 80
+"""How many characters a `*` in a phrase stands for at most."""
+LONGEST_RETRY_NS = 2 * 86400 * SECOND_NS
+"""No rest is longer, whatever is asked for: then it is time to look."""
+LONGEST_BELIEVED_NS = 31 * 86400 * SECOND_NS
+"""A longer wait is not believed: the number means something else."""
+_SECONDS = {"month": 2592000, "week": 604800, "day": 86400, "hour": 3600, "minute": 60, "second": 1}
+_SECONDS |= {"d": 86400, "hr": 3600, "h": 3600, "min": 60, "m": 60, "sec": 1, "s": 1}
+UNIT_NS = {unit: seconds * SECOND_NS for unit, seconds in _SECONDS.items()}
+"""Plurals add an s."""
+_REACH = 64
+"""How far in front of a span the words may be that tell what it is."""
+
+_ONE = re.compile(
+    r"(?:(\d{1,7})(?: more| full)?[ -]?|(?:an?|one)[ -])"
+    # Milliseconds are no minutes.
+    r"(?!ms)(month|week|day|hour|minute|second|hr|min|sec|[dhms])s?(?![a-z])(?:\(s\))?"
+)
+_TERM = _ONE.pattern.replace("(\\d", "(?:\\d").replace("(month", "(?:month")
+_SUM = re.compile(
+    rf"(?<![\w/])(?<!\w-)(?<!\d[.,:])(?:\d{{1,6}} ?(?:-|to) ?)?{_TERM}(?:\.?,? ?(?:and |& )?{_TERM})*(?!\w)"
+)
+"""`5 hours and 13 minutes`; of `10-15 minutes` the second."""
+_WAIT = (
+    r"again|retr(?:y|ies|ied|ying)(?:[-_]after)?|try|resend|wait|back|off|next|hold|unavailable|cannot|can't|unable"
+    r"|(?:(?:un)?block|suspend|defer|lock|bann|paus|gr[ae]ylist|throttl|delay|disabl|reject|refus|den[iy]|limited"
+    r"|restrict|lift|remov|releas|reset|renew|expir|resum|restor|reopen|penalt|cool-?down)\w*"
+)
+_FILLING = (
+    r"in|for|after|at (?:least|most)|about|around|approx\w*|another|the|an?|minimum|of|within|time|is|be|to"
+    r"|up|some|more|than|or|send(?:ing)?|submit|submission|deliver(?:y|ing)|your|this|it|that|messages?|mails?"
+    r"|e-?mails?|connect(?:ion|ing)|you|must|should|period|access"
+)
+_BEFORE = re.compile(rf"(?<!\w)(?:{_WAIT})[ ,:=('\"-]+(?:(?:{_FILLING})[ ,:=('\"-]+)*$")
+
+
+_PER = r"(?:\b(?:per|an?|this|the|each|every|last|one) |/ ?)"
+_WINDOWS = {
+    31 * UNIT_NS["day"]: re.compile(rf"\bmonthly\b|{_PER}month\b"),
+    UNIT_NS["day"]: re.compile(rf"\bdaily\b|\btoday\b|\b24[ -]?h|{_PER}day\b"),
+    UNIT_NS["hour"]: re.compile(rf"\bhourly\b|{_PER}h(?:ou)?r?\b"),
+    UNIT_NS["minute"]: re.compile(rf"{_PER}min(?:ute)?\b"),
+    # Not `the second message`.
+    UNIT_NS["second"]: re.compile(r"(?:\b(?:per|a|each|every) |/ ?)s(?:ec(?:ond)?)?\b"),
+}
+_NAMED = re.compile(
+    r"(?<![\d,./-])(\d{1,3}(?:,\d{3}){1,2}|\d{1,8}) (?:recipients?|rcpts?|messages?|e-?mails?|mails?)"
+    r" (?:per|in|an|a|each|every|/) ?"
+    r"(?:(\d{1,6}) ?(s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)\b|[a-z])"
+)
+_NOT_SENT = re.compile(
+    # At once, not within a window.
+    r"\bconcurren|\bsimultan|\bthreads?\b|\bper (?:session|connection)\b"
+    # What was not sent.
+    r"|\bdefers and failures\b|\berrors\b|\bfailures\b|\blogins\b|\b(?:login )?attempts\b|\binvalid\b"
+    r"|\breputation\b|\bunsolicited\b|\bspam\b|\bcomplaints\b"
+)
+_SENT = re.compile(r"messages?\b|e?mails?\b|\brecipients?\b|\brcpts?\b")
+_CONNECTIONS = re.compile(r"\bconnections?\b|\bsessions?\b|\bconnects\b")
+_TOO_MUCH = re.compile(
+    r"\brates?\b|ratelimit|rate_limit|\blimit(?:s|ed)?\b|quota|\bcredits\b|\bvolume\b|throttl|\bfrequency\b"
+    r"|\btoo (?:many|much|fast|quickly|often)\b|\bexceed|\bsending activity\b"
+    r"|\b(?:messages|e?mails|recipients) per\b"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Phrases:
+    """Any of some phrases, as an operator writes them."""
+
+    phrases: tuple[str, ...]
+    begin_words: bool = False
+    """A phrase begins where a word does: `mail quota` is not in `outmail quota`."""
+
+    def are_in(self, text: str) -> bool:
+        for phrase in self.phrases:
+            parts = phrase.split("*")
+            if all(part in text for part in parts) and self._is_in(text, parts):
+                return True
+        return False
+
+    def _is_in(self, text: str, parts: Sequence[str]) -> bool:
+        first, *others = parts
+        ends = _ends(text, first)
+        if self.begin_words and first[:1].isalnum():
+            ends = [end for end in ends if not text[: end - len(first)][-1:].isalnum()]
+        for part in others:
+            before, ends = ends, []
+            for end in _ends(text, part):
+                # Of the ends before it the last is the nearest: no other need be looked at.
+                start = end - len(part)
+                if (index := bisect_right(before, start)) and start - before[index - 1] <= GAP:
+                    ends.append(end)
+        return len(ends) > 0
+
+
+def _ends(text: str, part: str) -> list[int]:
+    return [found.start() + len(part) for found in re.finditer(f"(?={re.escape(part)})", text)]
+
+
+def retry_after_ns(text: str) -> int | None:
+    """Return the wait that a refusal asks for, in nanoseconds: `try again in 92 seconds`.
+
+    None where it asks for none, or for what nobody would believe; else from 1 ns to LONGEST_RETRY_NS.
+    """
+    believed = [wait_ns for wait_ns in _waits_ns(text) if 0 < wait_ns <= LONGEST_BELIEVED_NS]
+    return min(max(believed), LONGEST_RETRY_NS) if believed else None
+
+
+def _waits_ns(text: str) -> Iterator[int]:
+    for found in _SUM.finditer(text):
+        before = text[max(0, found.start() - _REACH) : found.start()]
+        is_over = text.startswith((" ago", " old"), found.end())
+        if _BEFORE.search(before) and not is_over:
+            yield sum(int(one[1] or 1) * UNIT_NS[one[2]] for one in _ONE.finditer(found[0]))
+
+
+def is_too_much(text: str) -> bool:
+    """Return whether a refusal says that too much mail was sent in some window.
+
+    Not what was too much at one instant (concurrent connections), nor what was not sent (connections,
+    errors, logins): no window of ours knows of it.  `text` in lower case.
+    """
+    if _NOT_SENT.search(text) or (_CONNECTIONS.search(text) and not _SENT.search(text)):
+        return False
+    return window_in(text) is not None or _TOO_MUCH.search(text) is not None
+
+
+def named_in(text: str) -> tuple[int | None, int | None]:
+    """Return the limit that a refusal names in lower case, and its window where that is in figures.
+
+    None where it names none, or no window, or one that is longer than anybody would believe.
+    """
+    if (found := _NAMED.search(text)) is None or (count := int(found[1].replace(",", ""))) == 0:
+        return None, None
+    per_ns = int(found[2]) * UNIT_NS[found[3][0]] if found[2] else None
+    return (None, None) if per_ns is not None and per_ns > LONGEST_BELIEVED_NS else (count, per_ns)
+
+
+def window_in(text: str) -> int | None:
+    """Return the longest window that a refusal speaks of in words, in nanoseconds.  `text` in lower case."""
+    return next((window_ns for window_ns, pattern in _WINDOWS.items() if pattern.search(text)), None)

@@ -1,0 +1,66 @@
+"""How texts are shown, compared and looked for."""
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from relay.clock import SECOND_NS
+from relay.mail.formats import rfc3339, span
+from relay.mail.sought import sought, words_of
+from relay.mail.text import MAX_TEXT_CHARACTERS, clean
+
+
+@pytest.mark.parametrize(
+    ("at_ns", "shown"),
+    [
+        *((0, "1970-01-01T00:00:00.000Z"), (1_760_000_000_123_999_999, "2025-10-09T08:53:20.123Z")),
+        *((-1, "1970-01-01T00:00:00.000Z"), (10**21, "9999-12-31T23:59:59.000Z")),
+    ],
+)
+def test_an_instant_is_rfc_3339_whatever_the_number(at_ns: int, shown: str) -> None:
+    assert rfc3339(at_ns) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(-5, "0s"), (0.2, "1s"), (59, "59s"), (60, "1m"), (200, "3m 20s"), (3_605, "1h"), (90_000, "1d 1h")],
+)
+def test_a_span_has_its_two_largest_units(seconds: float, shown: str) -> None:
+    assert span(int(seconds * SECOND_NS)) == shown
+
+
+@given(st.text() | st.binary())
+@example("\x9b31m\u2028\x00\t\r\n")
+def test_clean_text_is_one_printable_line(text: str | bytes) -> None:
+    cleaned = clean(text)
+
+    assert all(" " <= character <= "~" for character in cleaned)
+    assert len(cleaned) <= MAX_TEXT_CHARACTERS
+    assert clean(cleaned) == cleaned
+
+
+WORDS = words_of(
+    (None, "0123456789abcdef", "<1@Here.Example>", "Your Order 17 of May", "4XYZ"),
+    ("ann@y.example", "Bob@x.Example.", "BÖB@bücher.example", "a@[192.0.2.1]", "c@[IPv6:::1]", '"d\\e f"@g'),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_found"),
+    [
+        *((text, True) for text in (
+            "BOB@", "@X.EXAMPLE", "<bob@x.example>", "ob@x", ' "bob"@x ', "bob@x.example.", "1@here.example",
+            "<1@Here.example>", "order 17", "may your", "ann@Y ORDER", "4xyz", "bÖb",
+            "@xn--bcher-kva.example", "a@[IPv6:::ffff:192.0.2.1]", "c@[IPv6:0:0::1]", "f@g")),
+        *((text, False) for text in ("order 18", "bob@y", "<2@here.example>")),
+    ],
+)  # fmt: skip
+def test_a_message_is_found_by_parts_in_any_case_and_spelling(text: str, *, is_found: bool) -> None:
+    assert sought(text).is_in(WORDS) is is_found
+    assert sought(sought(text).text) == sought(text), "passed on, it is the same"
+
+
+@pytest.mark.parametrize("text", ["", " ", "< >", "<<>>", "a\udcff"])
+def test_nothing_is_not_looked_for(text: str) -> None:
+    with pytest.raises(ValueError, match="expected an address, a Message-ID, a queue id"):
+        sought(text)

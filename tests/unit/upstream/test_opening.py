@@ -1,0 +1,254 @@
+"""Opening a connection: what can go wrong before MAIL blames no message, and TLS is never opportunistic."""
+
+import asyncio
+import hashlib
+import socket
+import ssl
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.clock import SystemClock
+from relay.policy.model import Mechanism, Tls
+from relay.policy.secrets import read_key_pair
+from relay.smtp.reply import Phase
+from relay.upstream.connection import UpstreamServer, UpstreamUnavailable, open_connection
+from relay.upstream.protocol import Timeouts
+from relay.verdicts.verdict import Verdict
+from tests.fakes.smarthost import CLOSE, DEFAULT, RESET, SILENCE, Script, Smarthost, Turn
+from tests.unit.upstream.certificates import (
+    Certificates,
+    outdated_context,
+    server_context,
+    without_key_identifiers,
+)
+from tests.unit.upstream.sessions import SOON_S, account, connected, transaction
+
+BOTH = pytest.mark.parametrize("tls", [Tls.STARTTLS, Tls.IMPLICIT])
+IN = {Tls.NONE: Phase.CONNECT, Tls.IMPLICIT: Phase.CONNECT, Tls.STARTTLS: Phase.STARTTLS}
+
+
+async def refused(host: Smarthost | None, opened: UpstreamServer, timeouts: Timeouts | None = None) -> str:
+    """Return why no connection came about; nothing was entrusted to the host, and no message is blamed."""
+    with pytest.raises(UpstreamUnavailable) as caught:
+        await open_connection(opened, SystemClock(), timeouts)
+    answer = caught.value.answer
+    assert (answer.verdict, answer.phase) == (Verdict.PAUSE, IN[opened.tls])
+    assert answer.text.isprintable()
+    if host is not None:
+        assert not [said for said in host.commands if not said.startswith(("EHLO", "STARTTLS"))]
+        assert all(session.user is None for session in host.sessions)
+    return answer.text
+
+
+@pytest.fixture
+def _two_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every name mean 127.0.0.9, and then 127.0.0.1."""
+
+    def found(_host: Any, port: Any, *_others: Any) -> list[Any]:
+        return [(socket.AF_INET, 1, 6, "", (address, port)) for address in ("127.0.0.9", "127.0.0.1")]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])  # uvloop has a resolver of its own
+@pytest.mark.usefixtures("_two_addresses")
+async def test_a_second_address_is_tried_when_the_first_refuses() -> None:
+    async with Smarthost() as host, connected(account(host, name="two.example")) as connection:
+        assert connection.name == f"two.example[127.0.0.1]:{host.port}"
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])  # as above
+@pytest.mark.usefixtures("_two_addresses")
+@BOTH
+async def test_one_opening_is_one_connection_by_the_upstreams_count(tls: Tls) -> None:
+    seen = []
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(writer.get_extra_info("sockname")[0])
+        writer.close()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as one:
+        port = one.sockets[0].getsockname()[1]
+        async with await asyncio.start_server(hang_up, "127.0.0.9", port):
+            with pytest.raises(UpstreamUnavailable):
+                await open_connection(UpstreamServer("two.example", port, tls, "me.example"), SystemClock())
+
+    assert seen == ["127.0.0.9"]
+
+
+async def test_no_password_leaves_this_host_in_the_clear() -> None:
+    # 192.0.2.1 is TEST-NET-1: whoever tried to connect there would fail otherwise.
+    opened = UpstreamServer("192.0.2.1", 25, Tls.NONE, "me.example", user="u", password="p")
+    assert "never sent without TLS" in await refused(None, opened)
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [DEFAULT, SILENCE, CLOSE, "421 4.3.2 bye", "500 what?", b"rubbish\r\n", [DEFAULT, DEFAULT]],
+    ids=["221", "silence", "close", "421", "500", "rubbish", "twice"],
+)
+async def test_close_says_quit_and_ends_whatever_the_host_says(turn: Turn) -> None:
+    async with Smarthost(Script(quit=turn)) as host:
+        connection = await open_connection(account(host), SystemClock(), Timeouts(quit_s=SOON_S))
+        await connection.close()
+        await host.until(lambda: not host.sessions[0].is_open)
+
+        assert host.commands[-1] == "QUIT"
+        assert not connection.is_usable
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
+async def test_mail_goes_over_tls_after_a_login(tls: Tls, name: str, certificates: Certificates) -> None:
+    context = server_context(certificates.right)
+    async with Smarthost(tls=context, is_implicit=tls is Tls.IMPLICIT, accounts={"u": "p"}) as host:
+        opened = account(host, tls=tls, name=name, ca_file=certificates.ca, user="u", password="p")
+        async with connected(opened) as connection:
+            big = b"x" * 70 + b"\r\n"
+            outcome = await connection.transact(transaction(chunks=[big * 2000] * 3))
+            assert (connection.tls, connection.name) == ("TLSv1.3", f"{name}[127.0.0.1]:{host.port}")
+            await connection.close()
+
+        assert {answer.verdict for answer in outcome.answers} == {Verdict.RELAYED}
+        assert host.relayed[0].content == big * 6000
+        session = host.relayed[0].session
+        assert (session.tls, session.user) == ("TLSv1.3", "u")
+        said = [command.split()[0] for command in session.commands]
+        before = ["EHLO", "STARTTLS"] if tls is Tls.STARTTLS else []
+        assert said[: len(before) + 2] == [*before, "EHLO", "AUTH"]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("which", "why"),
+    [
+        *(("wrong_name", "not valid for"), ("expired", "expired"), ("self_signed", "self-signed")),
+        *(("foreign", "certificate"), ("outdated", "")),
+    ],
+)
+async def test_what_is_not_whom_the_owner_trusts_or_too_old_is_refused(
+    tls: Tls, which: str, why: str, certificates: Certificates
+) -> None:
+    """A foreign one is of an authority that the system does not know."""
+    pem = certificates.right if which in {"foreign", "outdated"} else getattr(certificates, which)
+    context = outdated_context(pem) if which == "outdated" else server_context(pem)
+    async with Smarthost(tls=context, is_implicit=tls is Tls.IMPLICIT, accounts={"u": "p"}) as host:
+        ca_file = None if which == "foreign" else certificates.ca
+        opened = account(host, tls=tls, ca_file=ca_file, user="u", password="p")
+
+        assert why in (await refused(host, opened)).replace("self signed", "self-signed")
+        assert all(session.tls is None for session in host.sessions) or which != "outdated"
+
+
+async def test_a_ca_file_that_was_replaced_is_read_anew(certificates: Certificates, tmp_path: Path) -> None:
+    ca_file = tmp_path / "ca.pem"
+    ca_file.write_bytes(certificates.self_signed.read_bytes().partition(b"-----BEGIN PRIVATE")[0])
+    async with Smarthost(tls=server_context(certificates.right)) as host:
+        opened = account(host, tls=Tls.STARTTLS, ca_file=ca_file)
+        assert "certificate" in await refused(host, opened)
+
+        ca_file.unlink()
+        ca_file.write_bytes(certificates.ca.read_bytes())
+        async with connected(opened) as connection:
+            assert connection.is_usable
+
+
+async def test_starttls_that_is_not_offered_ends_it() -> None:
+    async with Smarthost(accounts={"u": "p"}) as host:
+        opened = account(host, tls=Tls.STARTTLS, user="u", password="p")
+        assert "does not offer STARTTLS" in await refused(host, opened)
+
+
+@pytest.mark.parametrize(
+    ("turn", "why"),
+    [
+        *(("454 4.7.0 not now", "454 4.7.0 not now"), ("502 5.5.1 what?", "502 5.5.1 what?")),
+        *(("250 sure", "250 sure"), ("421 4.3.2 bye", "421 4.3.2 bye")),
+        ([DEFAULT, b"250 injected\r\n"], "more than the replies"),
+        *(([DEFAULT, b"2"], "more than the replies"), ([DEFAULT, b"421 4.3.2 bye\r\n"], "421 4.3.2 bye")),
+        *(([DEFAULT, CLOSE], ""), ([DEFAULT, RESET], "")),
+        *(([b"22", CLOSE], "in the middle of a reply"), (b"220go\r\n", "not a reply"), (CLOSE, "closed")),
+        # What is read after the 220 is not understood as a handshake: the host only listens.
+        *(([DEFAULT, SILENCE], ""), (SILENCE, "within")),
+    ],
+)  # fmt: skip
+async def test_starttls_that_goes_wrong_ends_it(turn: Turn, why: str, certificates: Certificates) -> None:
+    script, context = Script(starttls=turn), server_context(certificates.right)
+    hangs = turn is SILENCE or turn == [DEFAULT, SILENCE]
+    timeouts = Timeouts(tls_s=SOON_S) if hangs else None
+    async with Smarthost(script, tls=context, accounts={"u": "p"}) as host:
+        opened = account(host, tls=Tls.STARTTLS, ca_file=certificates.ca, user="u", password="p")
+        assert why in await refused(host, opened, timeouts)
+
+
+@pytest.mark.parametrize(("turn", "why"), [([DEFAULT, SILENCE], "TLS failed"), (SILENCE, "no answer within")])
+async def test_no_tls_on_the_port_of_implicit_tls_ends_it(
+    turn: Turn, why: str, certificates: Certificates
+) -> None:
+    timeouts = Timeouts(connect_s=SOON_S) if turn is SILENCE else None
+    async with Smarthost(Script(connect=turn)) as host:
+        opened = account(host, tls=Tls.IMPLICIT, ca_file=certificates.ca)
+        assert why in await refused(host, opened, timeouts)
+
+
+@pytest.mark.parametrize("under_tls", [b"250-STARTTLS\r\n250 AUTH PLAIN\r\n", b"250 AUTH=PLAIN\r\n"])
+async def test_what_is_offered_under_tls_alone_counts(certificates: Certificates, under_tls: bytes) -> None:
+    # The one in the middle adds SMTPUTF8; the host itself offers nothing of the kind.
+    before = b"250-SMTPUTF8\r\n250-AUTH GSSAPI\r\n250 STARTTLS\r\n"
+
+    def offers(_argument: str) -> Turn:
+        return b"250-fake.example\r\n" + (before if len(host.commands) == 1 else under_tls)
+
+    tls = server_context(certificates.right)
+    async with Smarthost(Script(ehlo=offers), tls=tls, accounts={"u": "p"}) as host:
+        opened = account(host, tls=Tls.STARTTLS, ca_file=certificates.ca, user="u", password="p")
+        async with connected(opened) as connection:
+            assert host.sessions[0].user == "u"
+            assert connection.unfit(transaction(smtputf8=True).shape) is not None
+
+
+@BOTH
+async def test_an_authority_without_key_identifiers_is_trusted_by_each_python(
+    tls: Tls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    default = ssl.create_default_context
+
+    def as_python_3_13(*arguments: Any, **named: Any) -> ssl.SSLContext:
+        context = default(*arguments, **named)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", as_python_3_13)
+    ca, pem = without_key_identifiers(tmp_path)
+    async with (
+        Smarthost(tls=server_context(pem), is_implicit=tls is Tls.IMPLICIT) as host,
+        connected(account(host, tls=tls, name="localhost", ca_file=ca)) as connection,
+    ):
+        assert connection.is_usable
+
+
+@BOTH
+async def test_an_upstream_is_shown_the_accounts_certificate_which_logs_in_where_that_is_asked_for(
+    tls: Tls, certificates: Certificates
+) -> None:
+    certificates.wrong_name.chmod(0o600)
+    pair = read_key_pair(certificates.wrong_name, None)
+    assert "PRIVATE" not in repr(pair)
+    context = server_context(certificates.right)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(certificates.ca)
+    offers = ("PLAIN", "EXTERNAL")
+    is_implicit = tls is Tls.IMPLICIT
+    async with Smarthost(tls=context, is_implicit=is_implicit, accounts={"u": ""}, mechanisms=offers) as host:
+        opened = replace(account(host, tls=tls, ca_file=certificates.ca), pair=pair)
+        async with connected(replace(opened, user="u", password="", mechanism=Mechanism.EXTERNAL)):
+            assert host.commands[-1] == "AUTH EXTERNAL dQ=="
+        # Not of itself: an upstream that offers it may know the relay by its certificate without it.
+        async with connected(opened):
+            pass
+        assert [session.user for session in host.sessions] == ["u", None]
+        for session in host.sessions:
+            assert hashlib.sha256(session.shown or b"").digest().hex(":").upper() == pair.fingerprint

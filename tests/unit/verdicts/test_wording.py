@@ -1,0 +1,91 @@
+"""What the words of a refusal say: how long to wait, of which window they speak, and what they do not say."""
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from relay.clock import SECOND_NS
+from relay.verdicts.wording import LONGEST_RETRY_NS, retry_after_ns, window_in
+
+MINUTE, HOUR, DAY = 60, 3600, 86400
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("Too many messages. Try again in 92 seconds.", 92),
+        ("Retry in 1 week", 2 * DAY),
+        # A sum is all of it.
+        ("try again in 1 hour, 30 minutes and 5 seconds.", 90 * MINUTE + 5),
+        ("wait 1 hour(s) and 5 minute(s)", 65 * MINUTE),
+        ("wait 1 hr. 30 min.", 90 * MINUTE),
+        ("blocked an hour", HOUR),
+        ("try again in 10-15 minutes", 15 * MINUTE),
+        ("a 15-minute penalty applies: wait 15-minutes", 15 * MINUTE),
+        # The word that makes it a wait stands before it, or a little off.
+        ("wait at least 5 minutes before trying again", 5 * MINUTE),
+        ("your limit will be lifted in 2 hours", 2 * HOUR),
+        ("no mail is accepted for the next 2 hours", 2 * HOUR),
+        ("try again later (wait: 5 minutes)", 5 * MINUTE),
+        # The longest, whatever stands first.
+        ("at most 100 messages in 24 hours, try again in 2 hours", 2 * HOUR),
+        ("wait 5 seconds between messages, you are blocked for 1 hour", HOUR),
+        # A window.
+        ("limited to 100 an hour, try again later", None),
+        ("rate limited: 300 in 10 minutes", None),
+        ("try again later, at most 50 mails/5 min", None),
+        ("sender rate overlimit - 102.4 / 1h, retry later", None),
+        ("exceeded its 24-hour sending limit, try again later", None),
+        ("try again later, over the last 24 hours you sent too much", None),
+        ("retry every 5 minutes", None),
+        # A time of day, or what is over.
+        ("blocked until 18h30m", None),
+        ("try again after 12:30:00", None),
+        ("you were blocked 2 hours ago", None),
+        # No whole number, no span, or none that is meant.
+        ("try again in 1,5 hours", None),
+        ("try again in 3,600 seconds", None),
+        ("try again in half an hour", None),
+        ("try again later, closing connection. 5b1f17b1804b1-42b5d", None),
+        ("connection timed out after 300 seconds", None),
+        ("try again in 120", None),
+        ("try again in 500 ms", None),
+        ("retry in 250ms", None),
+        # Nobody would believe it.
+        ("try again in 0 seconds", None),
+        ("try again in 9999 hours", None),
+    ],
+)
+def test_the_wait_that_a_refusal_asks_for_is_read_whole(text: str, seconds: float | None) -> None:
+    assert retry_after_ns(text.lower()) == (None if seconds is None else seconds * SECOND_NS)
+
+
+TOKENS = [
+    *("try again in", "wait", "blocked for", "until", "per", "messages", "limit", "retry-after:", "ago", "ü"),
+    *("an", "a", "half", "and", "1", "2.5", "1,5", "30", "00:05:00", "99999999", "18h30", "²", "٣"),
+    *("hour", "hours", "h", "m", "s", "d", "ms", "min", "month", "weeks", *",.-/:()"),
+]
+
+
+@given(st.lists(st.sampled_from(TOKENS), max_size=30), st.sampled_from(["", " "]))
+@example(["try again in", *["1", "h"] * 2000], " ")
+@example(["wait ", *["in the next "] * 2000, "5 s"], "")
+@example(["messages ", *["a "] * 20000, "in 5 s"], "")
+def test_no_text_asks_for_less_than_nothing_or_for_more_than_two_days(parts: list[str], space: str) -> None:
+    asked = retry_after_ns(space.join(parts))
+
+    assert asked is None or 0 < asked <= LONGEST_RETRY_NS
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        *(("max emails per hour", 3600), ("this hour, only relaying 400 msg/hour", 3600)),
+        *(("daily user sending limit", 86_400), ("exceeded its 24-hour sending limit", 86_400)),
+        *(("blocked for the day", 86_400), ("30 messages per minute and 10000 per day", 86_400)),
+        *(("too many emails per second", 1), ("30 messages per minute", 60)),
+        *(("monthly limit", 31 * 86_400), ("sending limit exceeded", None)),
+    ],
+)
+def test_the_window_that_a_refusal_speaks_of_is_the_longest_named(text: str, seconds: int | None) -> None:
+    assert window_in(text) == (None if seconds is None else seconds * SECOND_NS)
