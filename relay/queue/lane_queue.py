@@ -17,63 +17,52 @@ Without lanes there is one, and senders take no turns.  Each call is O(lanes + l
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
 from itertools import islice
 from math import lcm
 from typing import NamedTuple
 
-from relay.queue.instants import Instants
 from relay.queue.lanes import DEFAULT_LANE, Arrangement, Lane, turn_of
-from relay.queue.message_line import MessageLine
+from relay.queue.lines import Instants, MessageLine, earliest
 from relay.queue.queued import Queued
 
 MOST_FIRST = 64
 """Messages that are to go before all others (`put_first`) and are looked at."""
 
 
-@dataclass(slots=True, eq=False)
 class _Flow:
     """A lane, or the overdue messages: gives messages by its weight."""
 
-    step: int
-    """How far its tag moves for a cost of 1."""
-    patience_ns: int | None = None
-    tag: int = 0
-    closed_until_ns: int = 0
-    length: int = 0
-    senders: OrderedDict[str, "_SenderLine"] = field(default_factory=OrderedDict)
-    """The first sender is next."""
-    ages: Instants[Queued] = field(init=False)
-    """Since when each message is ready; of a lane with patience."""
+    def __init__(self, step: int, patience_ns: int | None = None) -> None:
+        """`step`: how far its tag moves for a cost of 1."""
+        self.step, self.patience_ns = step, patience_ns
+        self.tag = self.closed_until_ns = self.length = 0
+        self.senders: OrderedDict[str, _SenderLine] = OrderedDict()
+        """The first sender is next."""
+        self.ages: Instants[Queued] = Instants(self._is_there)
+        """Since when each message is ready; of a lane with patience."""
 
-    def __post_init__(self) -> None:
-        self.ages = Instants(self._is_there)
-
-    def overdue(self, now_ns: int) -> "tuple[int, Queued, _SenderLine] | None":
-        """Return when the lane's patience ended first, for which message, and where that stands; or None."""
+    def overdue(self, now_ns: int) -> tuple[int, Queued] | None:
+        """Return when the lane's patience ended first, and for which message; None where it did not."""
         if self.patience_ns is None or (oldest := self.ages.first()) is None:
             return None
-        due_ns, line = oldest[0] + self.patience_ns, oldest[1].spot
-        return (due_ns, oldest[1], line) if due_ns <= now_ns and isinstance(line, _SenderLine) else None
+        due_ns = oldest[0] + self.patience_ns
+        return (due_ns, oldest[1]) if due_ns <= now_ns else None
 
     def _is_there(self, since_ns: int, message: Queued) -> bool:
-        spot = message.spot
-        return isinstance(spot, _SenderLine) and spot.lane is self and message.since_ns == since_ns
+        line = message.spot
+        return isinstance(line, _SenderLine) and line.lane is self and message.since_ns == since_ns
 
 
 class _SenderLine(MessageLine):
     __slots__ = ("lane", "turn")
-
-    def __init__(self, lane: _Flow, turn: str) -> None:
-        super().__init__()
-        self.lane, self.turn = lane, turn
+    lane: _Flow
+    turn: str
 
 
 class Turn(NamedTuple):
     """Which message goes next."""
 
     message: Queued
-    line: _SenderLine
     flow: _Flow
     """Which is charged: the lane, or the overdue messages."""
 
@@ -119,14 +108,15 @@ class LaneQueue:
     def add(self, message: Queued, *, is_in_front: bool = False, is_next: bool = False) -> None:
         """Put a message behind the others of its sender, or in front of them.
 
-        `is_next`: the next turn of its lane is its sender's.
+        `is_next`: in front, and the next turn of its lane is its sender's.
         """
         lane = self._lanes[self.home_of(message.lane)]
         turn = turn_of(message.reverse_path) if self.by.lanes else ""
         line = lane.senders.get(turn)
         if line is None:
-            line = lane.senders[turn] = _SenderLine(lane, turn)
-        line.put(message, is_in_front=is_in_front)
+            line = lane.senders[turn] = _SenderLine()
+            line.lane, line.turn = lane, turn
+        line.put(message, is_in_front=is_in_front or is_next)
         lane.length += 1
         if is_next:
             lane.senders.move_to_end(turn, last=False)
@@ -147,22 +137,21 @@ class LaneQueue:
             return None
         for message in islice(self.firsts, MOST_FIRST):
             if isinstance(line := message.spot, _SenderLine) and line.lane in able:
-                return Turn(message, line, line.lane)
+                return Turn(message, line.lane)
         lane = min(able, key=self._tag_of)
         if self._tag_of(self._overdue) < self._tag_of(lane):
             late = [found for each in able if (found := each.overdue(now_ns)) is not None]
             if late:
-                _, message, line = min(late, key=lambda each: each[0])
-                return Turn(message, line, self._overdue)
-        line = next(iter(lane.senders.values()))
-        return Turn(line.first(), line, lane)
+                return Turn(min(late, key=lambda each: each[0])[1], self._overdue)
+        return Turn(next(iter(lane.senders.values())).first(), lane)
 
     def take(self, turn: Turn) -> None:
         """Take what goes next, and charge its lane; `granted` or `refund` must follow."""
-        message, line, flow = turn
+        message, flow = turn
+        line = message.spot
         self.remove(message)
-        if flow is line.lane and line:
-            line.lane.senders.move_to_end(line.turn)
+        if isinstance(line, _SenderLine) and line and line.lane is flow:
+            flow.senders.move_to_end(line.turn)
         cost = self._cost(message.recipients_left)
         before, self._tag = self._tag, self._tag_of(flow)
         flow.tag = self._tag + cost * flow.step
@@ -188,8 +177,8 @@ class LaneQueue:
 
     def opens_ns(self, now_ns: int) -> int | None:
         """Return when the first of the closed lanes with mail gives again."""
-        closed = [lane.closed_until_ns for lane in self._lanes.values() if lane.length]
-        return min((until_ns for until_ns in closed if until_ns > now_ns), default=None)
+        lanes = [lane for lane in self._lanes.values() if lane.length and lane.closed_until_ns > now_ns]
+        return earliest(*(lane.closed_until_ns for lane in lanes))
 
     def _tag_of(self, flow: _Flow) -> int:
         return max(flow.tag, self._tag)

@@ -20,11 +20,9 @@ Instants are nanoseconds of one boot (`Clock.boottime_ns`).
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from relay.queue.counts import Counts
-from relay.queue.instants import Instants
 from relay.queue.lane_queue import LaneQueue, Turn
 from relay.queue.lanes import Arrangement
-from relay.queue.message_line import MessageLine
+from relay.queue.lines import Counts, Instants, MessageLine, earliest
 from relay.queue.queued import NO_PAST, NO_REASON, Queued, RecipientsLeft, State, WaitKind, WaitReason
 from relay.queue.sender_pauses import SenderPauses
 
@@ -50,15 +48,13 @@ class _ClosedKey(MessageLine):
     """The messages of one lane that wait for one key."""
 
     __slots__ = ("asks", "of", "until_ns", "why")
-
-    def __init__(self, of: tuple[Hashable, str], why: WaitReason) -> None:
-        """`of`: the key and the lane."""
-        super().__init__()
-        self.of, self.why = of, why
-        self.until_ns: int | None = None
-        """None while `asks` is on its way."""
-        self.asks: Queued | None = None
-        """The message that came back."""
+    of: tuple[Hashable, str]
+    """The key and the lane."""
+    why: WaitReason
+    until_ns: int | None
+    """None while `asks` is on its way."""
+    asks: Queued | None
+    """The message that came back."""
 
 
 class UpstreamQueue:
@@ -89,11 +85,10 @@ class UpstreamQueue:
         return self.counts.members()
 
     def __iter__(self) -> Iterator[Queued]:
-        """Yield what is ready, by lanes and senders, what waits for a key, and what is deferred."""
+        """Yield what waits: what is ready, by lanes and senders, then what waits for a key."""
         yield from self._lanes
         for key in self._keys.values():
             yield from key
-        yield from (each for each in self._waiting if isinstance(each, Queued))
 
     @property
     def ready_count(self) -> int:
@@ -138,11 +133,8 @@ class UpstreamQueue:
         """
         if self._steps_left <= 0:
             return AT_ONCE_NS
-        waiting = self._waiting.first()
-        dues = [None if waiting is None else waiting[0], self._lanes.opens_ns(self._now_ns)]
-        if self._blocked is not None:
-            dues.append(self._blocked[1])
-        return min((each for each in dues if each is not None), default=None)
+        blocked_ns = None if self._blocked is None else self._blocked[1]
+        return earliest(self._waiting.first_ns(), self._lanes.opens_ns(self._now_ns), blocked_ns)
 
     def granted(self, message: Queued, recipients: int) -> None:
         """Charge the lane of an active message for the recipients that go."""
@@ -168,21 +160,18 @@ class UpstreamQueue:
     def give_back(self, message: Queued, why: WaitReason) -> None:
         """Put an unattempted active message back to the front.  The last one that was taken comes first."""
         if self._returns(message, why):
-            self._lanes.add(message, is_in_front=True, is_next=True)
-            self._changed(message)
+            self._place(message, is_next=True)
 
     def again(self, message: Queued, why: WaitReason) -> None:
         """Put an active message behind its sender's others: it made progress, or is to go again at once."""
-        if self._returns(message, why):
-            # Or a large one would be overdue for all of its transactions once it is for one.
-            message.ready_at_ns = self._now_ns
+        # Ready from now on: or a large one would be overdue for all of its transactions once it is for one.
+        if self._returns(message, why, ready_at_ns=self._now_ns):
             self._resolve(message)
             self._place(message)
 
     def postpone(self, message: Queued, due_at_ns: int, why: WaitReason) -> None:
         """Have an active message wait for its back-off."""
-        if self._returns(message, why, State.DEFERRED):
-            message.due_at_ns = due_at_ns
+        if self._returns(message, why, State.DEFERRED, due_at_ns=due_at_ns):
             self._resolve(message)
             self._place(message)
 
@@ -192,8 +181,8 @@ class UpstreamQueue:
         message.past = message.past.but(tried=tried, refusals=refusals)
 
     def note_left(self, message: Queued, left: RecipientsLeft) -> None:
-        self.update(message, recipients_left=left.recipients)
-        message.note_left(left)
+        listed = message.shown._replace(recipients=left.shown).text()
+        self.update(message, recipients_left=left.recipients, domain=left.domain, listed=listed)
 
     def trust_sender(self, sender: str, now_ns: int) -> None:
         """End a sender's pause: the upstream took mail of it, or an operator acted."""
@@ -267,16 +256,6 @@ class UpstreamQueue:
             self._lanes.add(message)
         self.ask_anew()
 
-    def move(self, message: Queued, lane: str) -> None:
-        """Have a message stand in another lane."""
-        if message.lane != lane:
-            is_ready = message.state is State.WAITING
-            if is_ready:
-                self._unplace(message)
-            self.update(message, lane=lane)
-            if is_ready:
-                self._place(message)
-
     def ask_anew(self) -> None:
         """Wait for no limit any more: they may have changed."""
         self._blocked = None
@@ -340,7 +319,8 @@ class UpstreamQueue:
         """Have a message wait for a key, behind those that do already; one that came back, before them."""
         message.why, of = why, (key, self._lanes.home_of(message.lane))
         if (closed := self._keys.get(of)) is None:
-            closed = self._keys[of] = _ClosedKey(of, why)
+            closed = self._keys[of] = _ClosedKey()
+            closed.of, closed.why, closed.until_ns, closed.asks = of, why, None, None
         if closed.asks is message:
             closed.asks = None
             del self._asking[message]
@@ -353,7 +333,10 @@ class UpstreamQueue:
             self._waiting.add(until_ns, closed)
         self._noticed(message)
 
-    def _let_next_come(self, key: _ClosedKey) -> None:
+    def _let_next_come(self, key: _ClosedKey | None) -> None:
+        """Have the first message that waits for a key ask for it; where none does, the key is open."""
+        if key is None:
+            return
         key.until_ns = key.asks = None
         if not key:
             del self._keys[key.of]
@@ -362,26 +345,25 @@ class UpstreamQueue:
         key.discard(message)
         self._asking[message] = key
         message.why = NO_REASON
-        self._lanes.add(message, is_in_front=True)
-        self._changed(message)
+        self._place(message, is_in_front=True)
 
     def _open(self, key: _ClosedKey | None) -> None:
-        """Ask for a key at once."""
+        """Ask for a key at once, unless a message does."""
         if key is not None and key.asks is None:
             self._let_next_come(key)
 
     def _resolve(self, message: Queued) -> None:
         """Let the next one come where a message had come back: it got its grant, or waits elsewhere."""
-        if (key := self._asking.pop(message, None)) is not None:
-            self._let_next_come(key)
+        self._let_next_come(self._asking.pop(message, None))
 
-    def _place(self, message: Queued, *, is_in_front: bool = False) -> None:
+    def _place(self, message: Queued, *, is_in_front: bool = False, is_next: bool = False) -> None:
         if message.state is State.WAITING:
-            self._lanes.add(message, is_in_front=is_in_front)
+            self._lanes.add(message, is_in_front=is_in_front, is_next=is_next)
         elif message.state is State.DEFERRED:
             message.spot = self
             self._waiting.add(message.due_at_ns, message)
-        self._changed(message)
+        self._noticed(message)
+        self.on_change()
 
     def _unplace(self, message: Queued) -> None:
         """Take a message out of wherever it waits."""
@@ -397,18 +379,15 @@ class UpstreamQueue:
                 self._open(key)
         message.spot = None
 
-    def _returns(self, message: Queued, why: WaitReason, state: State = State.WAITING) -> bool:
+    def _returns(
+        self, message: Queued, why: WaitReason, state: State = State.WAITING, **changes: Any
+    ) -> bool:
         """End that a message is active; False where it is not, or is gone."""
         if message.state is not State.ACTIVE or not message.upstream:
             return False
         self._lanes.refund(message)
-        self.update(message, state=state)
-        message.why = why
+        self.update(message, state=state, why=why, **changes)
         return True
-
-    def _changed(self, message: Queued) -> None:
-        self._noticed(message)
-        self.on_change()
 
     def _waits(self, at_ns: int, item: Queued | _ClosedKey) -> bool:
         """Whether an entry of the heap is current; moves leave old ones behind."""

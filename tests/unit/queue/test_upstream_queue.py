@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.mail.envelope import QueueId
-from relay.queue.counts import Sums
 from relay.queue.lanes import DEFAULT_LANE, Arrangement, Lane, Price
+from relay.queue.lines import Sums
 from relay.queue.queued import (
     NO_REASON,
     Queued,
@@ -329,11 +329,10 @@ def test_what_is_put_first_is_first_of_its_key_too() -> None:
     assert names(line.take(1, 100)) == "c"
 
 
-ACTS = "ask ask ask ask hold release seize remove again postpone move arrange anew rest trust"
+ACTS = "ask ask ask ask hold release seize remove again postpone arrange anew rest trust"
 STEPS = st.tuples(
     st.sampled_from(ACTS.split()),
     st.integers(0, 11),
-    st.sampled_from(["fast", "list", DEFAULT_LANE]),
     st.integers(0, 30),
 )
 
@@ -383,7 +382,7 @@ class Story:
         self.line, self.room = a_line(*self.messages, by=LANES), Room()
         self.there, self.active = set(self.messages), list[Queued]()
 
-    def step(self, act: str, number: int, lane: str, by_ns: int) -> None:
+    def step(self, act: str, number: int, by_ns: int) -> None:
         line, message = self.line, self.messages[number]
         match act:
             case "ask":
@@ -401,16 +400,14 @@ class Story:
             case "trust":
                 line.trust_sender(message.sender, self.room.now_ns)
             case _ if message in self.there and message not in self.active:
-                self._do(act, message, lane)
+                self._do(act, message)
 
-    def _do(self, act: str, message: Queued, lane: str) -> None:
+    def _do(self, act: str, message: Queued) -> None:
         match act:
             case "hold":
                 self.line.keep(message, H, NO_REASON)
             case "release":
                 self.line.release(message)
-            case "move":
-                self.line.move(message, lane)
             case "seize" if message.state is W:
                 self.line.seize(message)
                 self.line.first(self.room.now_ns)
@@ -438,12 +435,12 @@ class Story:
 
 @given(st.lists(STEPS, max_size=60))
 def test_whatever_happens_nobody_is_forgotten_and_nobody_goes_twice(
-    steps: list[tuple[str, int, str, int]],
+    steps: list[tuple[str, int, int]],
 ) -> None:
     story = Story()
-    for act, number, lane, by_ns in steps:
+    for act, number, by_ns in steps:
         story.room.now_ns += by_ns // 3
-        story.step(act, number, lane, by_ns)
+        story.step(act, number, by_ns)
         assert_counted(story.line, story.there)
         assert len(story.active) == len(set(story.active))
 
