@@ -47,14 +47,12 @@ class Waits(NamedTuple):
 class _ClosedKey(MessageLine):
     """The messages of one lane that wait for one key."""
 
-    __slots__ = ("asks", "of", "until_ns", "why")
+    __slots__ = ("of", "until_ns", "why")
     of: tuple[Hashable, str]
     """The key and the lane."""
     why: WaitReason
     until_ns: int | None
-    """None while `asks` is on its way."""
-    asks: Queued | None
-    """The message that came back."""
+    """None while a message that came back is on its way to ask."""
 
 
 class UpstreamQueue:
@@ -75,7 +73,7 @@ class UpstreamQueue:
         """Deferred messages, whose spot this is, and keys."""
         self._keys: dict[tuple[Hashable, str], _ClosedKey] = {}
         self._asking: dict[Queued, _ClosedKey] = {}
-        """The keys for which a message has come back."""
+        """Messages that came back, each for a key."""
         self._blocked: tuple[Queued, int] | None = None
         """The first message, where the account has no room, and until when."""
         self._now_ns, self._steps_left = 0, SLICE
@@ -311,7 +309,7 @@ class UpstreamQueue:
             lane = self._lanes.home_of(message.lane)
             for key in (of_pause, *self._keys_of(message)):
                 closed = self._keys.get((key, lane))
-                if closed is not None and closed.asks is not message:
+                if closed is not None and self._asking.get(message) is not closed:
                     return key, closed.until_ns or AT_ONCE_NS, closed.why
         return None
 
@@ -320,28 +318,26 @@ class UpstreamQueue:
         message.why, of = why, (key, self._lanes.home_of(message.lane))
         if (closed := self._keys.get(of)) is None:
             closed = self._keys[of] = _ClosedKey()
-            closed.of, closed.why, closed.until_ns, closed.asks = of, why, None, None
-        if closed.asks is message:
-            closed.asks = None
+            closed.of, closed.why, closed.until_ns = of, why, until_ns
+            self._waiting.add(until_ns, closed)
+        if self._asking.get(message) is closed:
             del self._asking[message]
             closed.put(message, is_in_front=True)
+            closed.until_ns = until_ns
+            self._waiting.add(until_ns, closed)
         else:
             closed.put(message, is_in_front=message in self._lanes.firsts)
             self._resolve(message)
-        if closed.asks is None and closed.until_ns is None:
-            closed.until_ns = until_ns
-            self._waiting.add(until_ns, closed)
         self._noticed(message)
 
     def _let_next_come(self, key: _ClosedKey | None) -> None:
         """Have the first message that waits for a key ask for it; where none does, the key is open."""
         if key is None:
             return
-        key.until_ns = key.asks = None
         if not key:
             del self._keys[key.of]
             return
-        key.asks = message = key.first()
+        key.until_ns, message = None, key.first()
         key.discard(message)
         self._asking[message] = key
         message.why = NO_REASON
@@ -349,7 +345,7 @@ class UpstreamQueue:
 
     def _open(self, key: _ClosedKey | None) -> None:
         """Ask for a key at once, unless a message does."""
-        if key is not None and key.asks is None:
+        if key is not None and key.until_ns is not None:
             self._let_next_come(key)
 
     def _resolve(self, message: Queued) -> None:
