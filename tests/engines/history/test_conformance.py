@@ -110,8 +110,10 @@ def test_a_transaction_excludes_all_others(opened: Opens) -> None:
     with one.transaction() as transaction:
         waiting = threading.Thread(target=write)
         waiting.start()
-        transaction.commit([Issued(1)])
+        waiting.join(0.5)
+        assert waiting.is_alive()
         order.append("one")
+        transaction.commit([Issued(1)])
     waiting.join()
 
     assert order == ["one", "other"]
