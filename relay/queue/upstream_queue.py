@@ -113,8 +113,7 @@ class UpstreamQueue:
         turn = self._look(now_ns)
         while turn is not None and len(taken) < most:
             self._lanes.take(turn)
-            self.update(turn.message, state=State.ACTIVE)
-            turn.message.why = NO_REASON
+            self.update(turn.message, state=State.ACTIVE, why=NO_REASON)
             taken.append(turn.message)
             turn = self._next()
         return taken
@@ -162,16 +161,14 @@ class UpstreamQueue:
 
     def again(self, message: Queued, why: WaitReason) -> None:
         """Put an active message behind its sender's others: it made progress, or is to go again at once."""
-        # Ready from now on: or a large one would be overdue for all of its transactions once it is for one.
-        if self._returns(message, why, ready_at_ns=self._now_ns):
-            self._resolve(message)
-            self._place(message)
+        if _is_going(message):
+            # Ready from now on: or a large one is overdue for all of its transactions once it is for one.
+            self._put(message, State.WAITING, why=why, ready_at_ns=self._now_ns)
 
     def postpone(self, message: Queued, due_at_ns: int, why: WaitReason) -> None:
         """Have an active message wait for its back-off."""
-        if self._returns(message, why, State.DEFERRED, due_at_ns=due_at_ns):
-            self._resolve(message)
-            self._place(message)
+        if _is_going(message):
+            self._put(message, State.DEFERRED, why=why, due_at_ns=due_at_ns)
 
     def attempted(self, message: Queued, tried: frozenset[int], refusals: int, left: RecipientsLeft) -> None:
         """Note what an attempt left of an active message."""
@@ -207,33 +204,26 @@ class UpstreamQueue:
     def seize(self, message: Queued) -> None:
         """Keep a message from being sent until `put_back`; one that is active stays as it is."""
         if message.state is not State.ACTIVE:
-            self._unplace(message)
-            self.update(message, state=State.ACTIVE)
-            self.on_change()
+            self._put(message, State.ACTIVE)
 
     def put_back(self, message: Queued, state: State) -> None:
         """Put an active message into a state."""
-        if self._returns(message, message.why, state):
-            self._unplace(message)
-            self._place(message)
+        if _is_going(message):
+            self._put(message, state)
 
     def keep(self, message: Queued, state: State, why: WaitReason) -> None:
         """Take a message out of the order: HELD until `release`, or REPORTING."""
-        self.seize(message)
-        message.why = why
-        self.put_back(message, state)
+        self._put(message, state, why=why)
 
     def release(self, message: Queued) -> None:
         """Put a held or deferred message into the line, to be attempted at once."""
         if message.state in (State.HELD, State.DEFERRED):
-            self.seize(message)
-            message.why, message.ready_at_ns = NO_REASON, self._now_ns
-            self.put_back(message, State.WAITING)
+            self._put(message, State.WAITING, why=NO_REASON, ready_at_ns=self._now_ns)
 
     def put_first(self, message: Queued) -> None:
         """Have a message that waits go before all others, behind those that were put first already.
 
-        It stays first until a transaction of it begins, or it leaves this line; limits still hold.
+        It stays first until it was attempted, or leaves its place otherwise; limits still hold.
         """
         if message.state is State.WAITING:
             if isinstance(key := message.spot, _ClosedKey):
@@ -375,21 +365,28 @@ class UpstreamQueue:
                 self._open(key)
         message.spot = None
 
-    def _returns(
-        self, message: Queued, why: WaitReason, state: State = State.WAITING, **changes: Any
-    ) -> bool:
-        """End that a message is active; False where it is not, or is gone."""
-        if message.state is not State.ACTIVE or not message.upstream:
-            return False
-        self._lanes.refund(message)
-        self.update(message, state=state, why=why, **changes)
-        return True
+    def _put(self, message: Queued, state: State, **changes: Any) -> None:
+        """Take a message from wherever it is, and put it into a state."""
+        self._unplace(message)
+        self.update(message, state=state, **changes)
+        self._place(message)
+
+    def _returns(self, message: Queued, why: WaitReason) -> bool:
+        """End that a message is active, unattempted; False where it is not, or is gone."""
+        if is_going := _is_going(message):
+            self._lanes.refund(message)
+            self.update(message, state=State.WAITING, why=why)
+        return is_going
 
     def _waits(self, at_ns: int, item: Queued | _ClosedKey) -> bool:
         """Whether an entry of the heap is current; moves leave old ones behind."""
         if isinstance(item, _ClosedKey):
             return item.until_ns == at_ns and self._keys.get(item.of) is item
         return item.spot is self and item.due_at_ns == at_ns
+
+
+def _is_going(message: Queued) -> bool:
+    return message.state is State.ACTIVE and message.upstream != ""
 
 
 def _pause_key(sender: str, refusals: int) -> Hashable:

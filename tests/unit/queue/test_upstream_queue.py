@@ -288,7 +288,7 @@ def test_what_is_put_first_goes_before_all_lanes_until_it_is_granted() -> None:
     line.put_first(wanted)
     for _ in range(2):
         assert line.take(1, 0) == [wanted]
-        line.again(wanted, NO_REASON)
+        line.give_back(wanted, NO_REASON)
     assert line.take(1, 0) == [wanted]
     line.granted(wanted, 1)
     line.again(wanted, NO_REASON)
