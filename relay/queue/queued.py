@@ -16,7 +16,6 @@ from relay.mail.address import comparable
 from relay.mail.envelope import QueueId
 from relay.mail.header import NO_NAMES, Names
 from relay.mail.rewriting import Rewriting
-from relay.queue.lanes import DEFAULT_LANE
 from relay.queue.routes import WHOLE, Choice, Part
 
 
@@ -59,6 +58,8 @@ NO_REASON = WaitReason("")
 NOWHERE = Choice("")
 """Of a message that stands in no line."""
 RECIPIENTS_SHOWN = 3
+DEFAULT_LANE = "default"
+"""The lane of messages that match no other."""
 
 
 class Origin(NamedTuple):

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from relay.mail.address import comparable, comparable_domain
 from relay.mail.envelope import Envelope
 from relay.mail.header import header_fields
-from relay.queue.lanes import DEFAULT_LANE
+from relay.queue.queued import DEFAULT_LANE
 from relay.queue.routes import WHOLE, Part, Route
 
 Network = IPv4Network | IPv6Network

@@ -20,8 +20,7 @@ Instants are nanoseconds of one boot (`Clock.boottime_ns`).
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from relay.queue.lane_queue import LaneQueue, Turn
-from relay.queue.lanes import Arrangement
+from relay.queue.lanes import Arrangement, LaneQueue, Turn
 from relay.queue.lines import Counts, Instants, MessageLine, earliest
 from relay.queue.queued import NO_PAST, NO_REASON, Queued, RecipientsLeft, State, WaitKind, WaitReason
 from relay.queue.sender_pauses import SenderPauses

@@ -106,6 +106,7 @@ class AnyQueue(RuleBasedStateMachine):
                 line, waits = self.queue.line(name), list[Waits]()
                 for part, answer in zip(line.take(may_take, self.now_ns), answers, strict=False):
                     assert part not in self.active
+                    assert part.reason == "", "it waits for nothing any more"
                     if answer == "goes":
                         line.granted(part, 1)
                         self.active[part] = name
@@ -113,7 +114,7 @@ class AnyQueue(RuleBasedStateMachine):
                         self._ends(part, answer)
                     else:
                         keys = {"sender": part.sender, "lane": ("lane", line.lane_of(part))}
-                        waits.append(Waits(part, self.now_ns + 25, keys.get(answer), NO_REASON))
+                        waits.append(Waits(part, self.now_ns + 25, keys.get(answer), WaitReason("no room")))
                 line.wait(waits)
 
     def _ends(self, part: Queued, fate: str) -> None:

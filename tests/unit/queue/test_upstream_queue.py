@@ -85,15 +85,6 @@ def do(line: UpstreamQueue, verb: str, message: Queued) -> None:
             line.put_back(message, H)
 
 
-def test_what_is_in_a_transaction_does_not_say_why_it_waited_before() -> None:
-    line = a_line(message := a_message("a"))
-    line.take(1, 0)
-    line.wait([waits(message, 100)])
-    assert message.reason == "no room"
-    line.take(1, 100)
-    assert (message.state, message.reason) == (A, "")
-
-
 @pytest.mark.parametrize("state", list(State))
 @pytest.mark.parametrize("verb", CELLS)
 def test_each_verb_does_to_each_state_what_the_table_says(verb: str, state: State) -> None:
