@@ -22,7 +22,7 @@ from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import engine_of, open_spool
 from relay.spool.interface import Corrupt, Spool, SpoolBusy
 from relay.throttle.history import NOTHING_SENT
-from relay.throttle.history_check import Finding, history_findings
+from relay.throttle.opening import Finding, history_findings
 
 FINDINGS_THAT_NEED_NOBODY = 1
 AT_ONCE = 256

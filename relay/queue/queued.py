@@ -16,7 +16,6 @@ from relay.mail.address import comparable
 from relay.mail.envelope import QueueId
 from relay.mail.header import NO_NAMES, Names
 from relay.mail.rewriting import Rewriting
-from relay.queue.lanes import DEFAULT_LANE
 from relay.queue.routes import WHOLE, Choice, Part
 
 
@@ -40,7 +39,7 @@ class State(enum.StrEnum):
 
 class WaitKind(enum.Enum):
     WORDS = "words"
-    """No rule asks about it; its text is for the operator."""
+    """No rule asks about it."""
     REFUSAL = "refusal"
     """The last reply of the upstream, or what went wrong without one."""
     SENDER_PAUSE = "sender pause"
@@ -58,6 +57,9 @@ class WaitReason:
 NO_REASON = WaitReason("")
 NOWHERE = Choice("")
 """Of a message that stands in no line."""
+RECIPIENTS_SHOWN = 3
+DEFAULT_LANE = "default"
+"""The lane of messages that match no other."""
 
 
 class Origin(NamedTuple):
@@ -108,8 +110,6 @@ class Past(NamedTuple):
 
 
 NO_PAST = Past()
-
-RECIPIENTS_SHOWN = 3
 
 
 class RecipientsLeft(NamedTuple):
@@ -174,10 +174,6 @@ class Queued:
     spot: object = field(default=None, init=False, repr=False)
     """Where in that line it waits; for whoever put it there."""
 
-    def note_left(self, left: RecipientsLeft) -> None:
-        self.domain = left.domain
-        self.listed = self.shown._replace(recipients=left.shown).text()
-
     @property
     def shown(self) -> ListedWords:
         return ListedWords.of(self.listed)
@@ -210,10 +206,6 @@ class Queued:
     @property
     def lane(self) -> str:
         return self.origin.lane
-
-    @lane.setter
-    def lane(self, lane: str) -> None:
-        self.origin = origin_of(*self.origin[:3], lane, self.part.rewriting)
 
     @property
     def reason(self) -> str:

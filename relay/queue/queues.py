@@ -15,7 +15,8 @@ Guarantees:
 - `on_change` is called where `move_on` has something to do.
 
 An upstream that proves itself while its mail goes elsewhere gets one message at a time, as the probe: the
-oldest that may go there.  One that it refuses goes back to the front of its sender's others.
+oldest that may go there, or one that just came or came back.  One that it refuses goes back to the front of
+its sender's others.
 """
 
 from collections import Counter, deque
@@ -25,9 +26,8 @@ from itertools import chain
 from typing import TypeVar
 
 from relay.mail.envelope import QueueId
-from relay.queue.counts import Sums, total
-from relay.queue.instants import Instants
-from relay.queue.queued import NO_REASON, NOWHERE, Queued, State, WaitReason
+from relay.queue.lines import Instants, Sums, earliest, total
+from relay.queue.queued import NO_PAST, NO_REASON, NOWHERE, Queued, State, WaitReason
 from relay.queue.routes import Availability, Because, Choice, Part, Route, choose, is_better, next_listed
 from relay.queue.upstream_queue import AT_ONCE_NS, SLICE, KeysOf, UpstreamQueue
 
@@ -35,6 +35,8 @@ Counted = TypeVar("Counted")
 
 MOST_RESTED = 16
 """Waits for upstreams that were down, remembered of one part; the latest count."""
+PROBE_SOUGHT_NS = 60 * 10**9
+"""How often all are looked at while an upstream proves itself: its probe may have proven nothing."""
 GONE = Availability(down_since_ns=0)
 """Of an upstream that the policy has no more."""
 _FURTHEST_FIRST = (State.ACTIVE, State.WAITING, State.DEFERRED, State.HELD, State.REPORTING)
@@ -60,12 +62,8 @@ class Queues:
         self._standings: dict[str, Availability] = {}
         self._proving: list[str] = []
         """Of these, the upstreams that prove themselves."""
-        self._lacking: set[str] = set()
-        """Of these, those that had nothing to do it with: what waits elsewhere is looked at for them."""
-        self._choices: dict[Route, Choice] = {}
-        """As of the last time that they were asked: equal ones are one object."""
-        self._told: dict[Route, tuple[Choice, int]] = {}
-        """What `on_routed` was told of each route of the policy last, and when."""
+        self._choices: dict[Route, tuple[Choice, int]] = {}
+        """As of the last time that they were asked, and since when mail of the route goes there."""
         self._present: Counter[tuple[str, Route | None]] = Counter()
         """How many parts of each route stand in each line."""
         self._walk: deque[Queued] = deque()
@@ -142,7 +140,7 @@ class Queues:
 
     def diverted_since_ns(self, route: Route) -> int | None:
         """Return since when mail of a route goes elsewhere than it prefers; None where it does not."""
-        choice, since_ns = self._told.get(route, (NOWHERE, 0))
+        choice, since_ns = self._choices.get(route, (NOWHERE, 0))
         return None if choice.because is Because.PREFERRED else since_ns
 
     # What comes, goes and is done to a message.
@@ -251,8 +249,7 @@ class Queues:
         """Go by another policy's upstreams, the first the default, and routes."""
         self._default, self._routes = Route((upstreams[0],)), tuple(dict.fromkeys(routes))
         self._standings = {name: self._standings.get(name, Availability()) for name in upstreams}
-        self._choices.clear()
-        self._told = {route: told for route, told in self._told.items() if route in self._routes}
+        self._choices = {route: its for route, its in self._choices.items() if route in self._routes}
         self._unfit.clear()
         self._change()
 
@@ -262,43 +259,29 @@ class Queues:
             self._change()
 
     def sort_anew(self, fresh: Sequence[Queued], now_ns: int) -> bool:
-        """Go by the lane and parts that an edit gives a message; False while it is active in other parts.
+        """Go by the lane and parts that an edit gives a message; False while it is active in others.
 
         `fresh` is the message as a start would find it.
         """
-        queue_id, lane = fresh[0].queue_id, fresh[0].lane
-        before = self.parts(queue_id)
-        for part in before:
-            self.line_of(part).move(part, lane)
-        if [part.part for part in before] == [part.part for part in fresh] or not before:
+        before = self.parts(fresh[0].queue_id)
+        is_same = [(each.part, each.lane) for each in before] == [(each.part, each.lane) for each in fresh]
+        if is_same or not before:
             return True
-        is_one = len(before) == len(fresh) == 1 and before[0].part.indices == fresh[0].part.indices
-        if is_one and before[0].sender == fresh[0].sender:
-            # It keeps its place.  Under another sender another's pauses and limits hold it.
-            self._count(before[0], -1)
-            before[0].part, before[0].origin = fresh[0].part, fresh[0].origin
-            self._count(before[0], 1)
-            self._notice(before[0])
-        elif any(part.state is State.ACTIVE for part in before):
+        if any(part.state is State.ACTIVE for part in before):
             # What its transaction comes to is settled for the recipients that it was begun for.
             return False
-        else:
-            for part in fresh:
-                _carry_over(part, before)
-            for part in before:
-                self._take_out(part)
-            self._own(before[0], -1)
-            # The message keeps its place among all.
-            self.add(*fresh, now_ns=now_ns)
+        for part in fresh:
+            _carry_over(part, before)
+        for part in before:
+            self._take_out(part)
+        self._own(before[0], -1)
+        # The message keeps its place among all.
+        self.add(*fresh, now_ns=now_ns)
         return True
 
     def next_look_ns(self) -> int | None:
         """Return when `move_on` has something to do though nothing happens; None: never."""
-        if self._walk:
-            return AT_ONCE_NS
-        first = self._looks.first()
-        dues = [self._walks_at_ns, None if first is None else first[0]]
-        return min((each for each in dues if each is not None), default=None)
+        return AT_ONCE_NS if self._walk else earliest(self._walks_at_ns, self._looks.first_ns())
 
     def move_on(self, now_ns: int) -> None:
         """Move parts to the lines where they stand by now, at most `SLICE` of them."""
@@ -311,59 +294,48 @@ class Queues:
             self._look_at(part, now_ns)
 
     def choice_of(self, route: Route, now_ns: int) -> Choice:
-        """Return where mail of a route stands now, but for what is spilled, probes or is unknown."""
+        """Return where mail of a route stands now, but for what is spilled, probes or is unknown.
+
+        The same object until it changes: many parts share it.
+        """
         choice = choose(route, self._standings, now_ns)
-        if choice != self._choices.get(route):
-            self._choices[route] = choice
-        return self._choices[route]
+        before, since_ns = self._choices.get(route, (Choice(route.upstreams[0]), now_ns))
+        if choice == before and route in self._choices:
+            return before
+        is_elsewhere = (choice.upstream, choice.because) != (before.upstream, before.because)
+        self._choices[route] = choice, now_ns if is_elsewhere else since_ns
+        if is_elsewhere and route in self._routes:
+            self.on_routed(route, choice, before.because)
+        return choice
 
     # How it is done.
 
     def _change(self) -> None:
         """Have all parts looked at."""
         self._proving = [name for name, standing in self._standings.items() if standing.is_proving]
-        self._lacking.clear()
         self._walks_at_ns = AT_ONCE_NS
         self.on_change()
 
     def _begin_walk(self, now_ns: int) -> None:
         """Have everything looked at that may stand elsewhere by now."""
-        for route in self._routes:
-            self._tell(route, self.choice_of(route, now_ns), now_ns)
         standing = [(name, route or self._default) for name, route in self._present]
-        routes = {*self._routes, *(route for _, route in standing)}
-        untils = [self.choice_of(route, now_ns).until_ns for route in routes]
-        self._walks_at_ns = min((each for each in untils if each is not None), default=None)
+        routes = dict.fromkeys([*self._routes, *(route for _, route in standing)])
+        untils_ns = [self.choice_of(route, now_ns).until_ns for route in routes]
         is_settled = all(route.upstreams == (name,) for name, route in standing)
+        if not is_settled and self._proving:
+            untils_ns.append(now_ns + PROBE_SOUGHT_NS)
+        self._walks_at_ns = earliest(*untils_ns)
         self._walk = deque(() if is_settled else self)
-
-    def _tell(self, route: Route, choice: Choice, now_ns: int) -> None:
-        before, _ = self._told.get(route, (Choice(route.upstreams[0]), 0))
-        if (choice.upstream, choice.because) != (before.upstream, before.because):
-            self._told[route] = choice, now_ns
-            self.on_routed(route, choice, before.because)
 
     def _notice(self, part: Queued) -> None:
         """Hear that a part waits for its turn, or is active no more: it may have to stand elsewhere."""
         if part.state is State.ACTIVE:
             return
-        self._seek_probe(part.upstream)
         route = self._route(part)
         if (spills_ns := _spills_ns(part, route)) is not None:
             self._looks.add(spills_ns, part)
         if route.upstreams != (part.upstream,):
             self._walk.append(part)
-            self.on_change()
-
-    def _seek_probe(self, upstream: str) -> None:
-        """Have all looked at, once, where an upstream that proves itself has nothing left to do it with."""
-        if upstream not in self._proving:
-            return  # as nearly always
-        if self.line(upstream).has_candidate:
-            self._lacking.discard(upstream)
-        elif upstream not in self._lacking:
-            self._lacking.add(upstream)
-            self._walks_at_ns = AT_ONCE_NS
             self.on_change()
 
     def _look_at(self, part: Queued, now_ns: int) -> None:
@@ -400,7 +372,6 @@ class Queues:
     def _leave(self, part: Queued) -> None:
         self._count(part, -1)
         self.line_of(part).leave(part)
-        self._seek_probe(part.upstream)
         part.choice = NOWHERE
 
     def _take_out(self, part: Queued) -> None:
@@ -472,8 +443,8 @@ def _carry_over(part: Queued, before: Sequence[Queued]) -> None:
     """Have a new part of a message, as a start finds it, go on with what only memory knows."""
     was = [each for each in before if _overlap(each.part, part.part)]
     last = max(was, key=lambda each: each.past.unknown_until_ns, default=before[0])
-    part.past = part.past.but(unknown_until_ns=last.past.unknown_until_ns, rested=last.past.rested)
-    part.choice, part.is_warned = last.choice, last.is_warned
+    part.past = last.past.but(refusals=0) if was else NO_PAST
+    part.choice, part.is_warned, part.ready_at_ns = last.choice, last.is_warned, last.ready_at_ns
     if part.state is not State.WAITING:
         part.why = last.why
 

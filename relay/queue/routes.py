@@ -56,20 +56,17 @@ WHOLE = Part()
 
 
 class Because(enum.StrEnum):
+    """Why mail stands for an upstream; `words_of` has the words."""
+
     PREFERRED = "preferred"
     """Nothing is listed before it, or nothing of that is in the policy any more."""
     FAILOVER = "failover"
-    """What is listed before it is down."""
     ALL_DOWN = "all_down"
-    """Every upstream of the route is down: mail waits for the first."""
+    """Mail waits for the first."""
     SPILL = "spill"
-    """It has waited for what is listed before it for longer than `spill_after`."""
     UNFIT = "unfit"
-    """It can never go through what is listed before it."""
     PROBE = "probe"
-    """One message shows whether an upstream is well again."""
     UNKNOWN = "unknown"
-    """An earlier transaction through it may still relay the message."""
 
 
 class Availability(NamedTuple):

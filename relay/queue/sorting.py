@@ -10,7 +10,7 @@ Rules read only the accepted envelope and the content, which never change.  So a
 and on the same routes after a restart, however many of its recipients are done.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from relay.mail.address import comparable, comparable_domain
 from relay.mail.envelope import Envelope
 from relay.mail.header import header_fields
-from relay.queue.lanes import DEFAULT_LANE
+from relay.queue.queued import DEFAULT_LANE
 from relay.queue.routes import WHOLE, Part, Route
 
 Network = IPv4Network | IPv6Network
@@ -51,7 +51,10 @@ class Conditions:
             and (not self.senders or is_address(self.senders, envelope.reverse_path))
             and (not self.clients or is_client(self.clients, envelope.client))
             and (not self.users or (envelope.user is not None and _is_any_like(self.users, envelope.user)))
-            and all(_has_field(name, patterns, fields()) for name, patterns in self.headers)
+            and all(
+                any(each == name.lower() and _is_any_like(patterns, value) for each, value in fields())
+                for name, patterns in self.headers
+            )
         )
 
     def matches_domain(self, domain: str) -> bool:
@@ -74,9 +77,6 @@ class Sorted(NamedTuple):
     """Each recipient is in one; with several, each has its indices."""
 
 
-UNSORTED = Sorted(DEFAULT_LANE, (WHOLE,))
-
-
 @dataclass(frozen=True, slots=True)
 class Sorter:
     rules: tuple[SortingRule, ...] = ()
@@ -89,29 +89,24 @@ class Sorter:
         `head` gives the first part of its content, and is called only if a rule needs it.
         """
         if not self.rules and not self.routes:
-            return UNSORTED
+            return Sorted(DEFAULT_LANE, (WHOLE,))
         fields = cache(lambda: tuple(header_fields(head())))
-        return Sorted(self._lane(envelope, fields), self._parts(envelope, fields))
-
-    def _lane(self, envelope: Envelope, fields: Callable[[], Fields]) -> str:
-        domains = {each.rpartition("@")[2] for each in envelope.recipients}
+        domains = [each.rpartition("@")[2].lower() for each in envelope.recipients]
         matching = (rule for rule in self.rules if rule.matches_message(envelope, fields))
-        return next((rule.lane for rule in matching if all(map(rule.matches_domain, domains))), DEFAULT_LANE)
+        lanes = (rule.lane for rule in matching if all(map(rule.matches_domain, set(domains))))
+        return Sorted(next(lanes, DEFAULT_LANE), self._parts(envelope, fields, domains))
 
-    def _parts(self, envelope: Envelope, fields: Callable[[], Fields]) -> tuple[Part, ...]:
-        if not self.routes:
-            return (WHOLE,)
+    def _parts(
+        self, envelope: Envelope, fields: Callable[[], Fields], domains: Sequence[str]
+    ) -> tuple[Part, ...]:
         matching = [rule for rule in self.routes if rule.matches_message(envelope, fields)]
-        first = matching[0]
-        if not first.recipient_domains:
-            return (_whole(first.route),)  # as nearly always
         route_of = cache(lambda domain: next(rule.route for rule in matching if rule.matches_domain(domain)))
         indices: dict[Route, list[int]] = {}
-        for index, recipient in enumerate(envelope.recipients):
-            indices.setdefault(route_of(recipient.rpartition("@")[2].lower()), []).append(index)
-        if len(indices) == 1:
-            return (_whole(next(iter(indices))),)
-        return tuple(Part(route, frozenset(its)) for route, its in indices.items())
+        for index, domain in enumerate(domains if matching else ()):
+            indices.setdefault(route_of(domain), []).append(index)
+        if len(indices) > 1:
+            return tuple(Part(route, frozenset(its)) for route, its in indices.items())
+        return tuple(map(_whole, indices)) or (WHOLE,)
 
 
 @lru_cache(1024)
@@ -129,7 +124,8 @@ def is_like(pattern: str, text: str) -> bool:
 def is_address(patterns: tuple[str, ...], address: str) -> bool:
     """Return whether an address matches any of these; `@domain` is anybody there, `<>` nobody."""
     address = comparable(address)
-    return any(is_like(_address_pattern(pattern), address) for pattern in patterns)
+    every = (f"*{each}" if each.startswith("@") else each for each in patterns)
+    return any(is_like("" if each == NULL_SENDER else comparable(each), address) for each in every)
 
 
 def is_domain(patterns: tuple[str, ...], domain: str) -> bool:
@@ -148,15 +144,5 @@ def is_client(networks: tuple[Network, ...], client: str) -> bool:
     return any(address in network for network in networks)
 
 
-def _has_field(name: str, patterns: tuple[str, ...], fields: Fields) -> bool:
-    return any(each == name.lower() and _is_any_like(patterns, value) for each, value in fields)
-
-
 def _is_any_like(patterns: tuple[str, ...], text: str) -> bool:
     return any(is_like(pattern.lower(), text.lower()) for pattern in patterns)
-
-
-def _address_pattern(pattern: str) -> str:
-    if pattern == NULL_SENDER:
-        return ""
-    return comparable(f"*{pattern}" if pattern.startswith("@") else pattern)

@@ -20,11 +20,8 @@ Instants are nanoseconds of one boot (`Clock.boottime_ns`).
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from relay.queue.counts import Counts
-from relay.queue.instants import Instants
-from relay.queue.lane_queue import LaneQueue, Turn
-from relay.queue.lanes import Arrangement
-from relay.queue.message_line import MessageLine
+from relay.queue.lanes import Arrangement, LaneQueue, Turn
+from relay.queue.lines import Counts, Instants, MessageLine, earliest
 from relay.queue.queued import NO_PAST, NO_REASON, Queued, RecipientsLeft, State, WaitKind, WaitReason
 from relay.queue.sender_pauses import SenderPauses
 
@@ -49,16 +46,12 @@ class Waits(NamedTuple):
 class _ClosedKey(MessageLine):
     """The messages of one lane that wait for one key."""
 
-    __slots__ = ("asks", "of", "until_ns", "why")
-
-    def __init__(self, of: tuple[Hashable, str], why: WaitReason) -> None:
-        """`of`: the key and the lane."""
-        super().__init__()
-        self.of, self.why = of, why
-        self.until_ns: int | None = None
-        """None while `asks` is on its way."""
-        self.asks: Queued | None = None
-        """The message that came back."""
+    __slots__ = ("of", "until_ns", "why")
+    of: tuple[Hashable, str]
+    """The key and the lane."""
+    why: WaitReason
+    until_ns: int | None
+    """None while a message that came back is on its way to ask."""
 
 
 class UpstreamQueue:
@@ -79,7 +72,7 @@ class UpstreamQueue:
         """Deferred messages, whose spot this is, and keys."""
         self._keys: dict[tuple[Hashable, str], _ClosedKey] = {}
         self._asking: dict[Queued, _ClosedKey] = {}
-        """The keys for which a message has come back."""
+        """Messages that came back, each for a key."""
         self._blocked: tuple[Queued, int] | None = None
         """The first message, where the account has no room, and until when."""
         self._now_ns, self._steps_left = 0, SLICE
@@ -89,11 +82,10 @@ class UpstreamQueue:
         return self.counts.members()
 
     def __iter__(self) -> Iterator[Queued]:
-        """Yield what is ready, by lanes and senders, what waits for a key, and what is deferred."""
+        """Yield what waits: what is ready, by lanes and senders, then what waits for a key."""
         yield from self._lanes
         for key in self._keys.values():
             yield from key
-        yield from (each for each in self._waiting if isinstance(each, Queued))
 
     @property
     def ready_count(self) -> int:
@@ -120,8 +112,7 @@ class UpstreamQueue:
         turn = self._look(now_ns)
         while turn is not None and len(taken) < most:
             self._lanes.take(turn)
-            self.update(turn.message, state=State.ACTIVE)
-            turn.message.why = NO_REASON
+            self.update(turn.message, state=State.ACTIVE, why=NO_REASON)
             taken.append(turn.message)
             turn = self._next()
         return taken
@@ -138,11 +129,8 @@ class UpstreamQueue:
         """
         if self._steps_left <= 0:
             return AT_ONCE_NS
-        waiting = self._waiting.first()
-        dues = [None if waiting is None else waiting[0], self._lanes.opens_ns(self._now_ns)]
-        if self._blocked is not None:
-            dues.append(self._blocked[1])
-        return min((each for each in dues if each is not None), default=None)
+        blocked_ns = None if self._blocked is None else self._blocked[1]
+        return earliest(self._waiting.first_ns(), self._lanes.opens_ns(self._now_ns), blocked_ns)
 
     def granted(self, message: Queued, recipients: int) -> None:
         """Charge the lane of an active message for the recipients that go."""
@@ -168,23 +156,18 @@ class UpstreamQueue:
     def give_back(self, message: Queued, why: WaitReason) -> None:
         """Put an unattempted active message back to the front.  The last one that was taken comes first."""
         if self._returns(message, why):
-            self._lanes.add(message, is_in_front=True, is_next=True)
-            self._changed(message)
+            self._place(message, is_next=True)
 
     def again(self, message: Queued, why: WaitReason) -> None:
         """Put an active message behind its sender's others: it made progress, or is to go again at once."""
-        if self._returns(message, why):
-            # Or a large one would be overdue for all of its transactions once it is for one.
-            message.ready_at_ns = self._now_ns
-            self._resolve(message)
-            self._place(message)
+        if _is_going(message):
+            # Ready from now on: or a large one is overdue for all of its transactions once it is for one.
+            self._put(message, State.WAITING, why=why, ready_at_ns=self._now_ns)
 
     def postpone(self, message: Queued, due_at_ns: int, why: WaitReason) -> None:
         """Have an active message wait for its back-off."""
-        if self._returns(message, why, State.DEFERRED):
-            message.due_at_ns = due_at_ns
-            self._resolve(message)
-            self._place(message)
+        if _is_going(message):
+            self._put(message, State.DEFERRED, why=why, due_at_ns=due_at_ns)
 
     def attempted(self, message: Queued, tried: frozenset[int], refusals: int, left: RecipientsLeft) -> None:
         """Note what an attempt left of an active message."""
@@ -192,8 +175,8 @@ class UpstreamQueue:
         message.past = message.past.but(tried=tried, refusals=refusals)
 
     def note_left(self, message: Queued, left: RecipientsLeft) -> None:
-        self.update(message, recipients_left=left.recipients)
-        message.note_left(left)
+        listed = message.shown._replace(recipients=left.shown).text()
+        self.update(message, recipients_left=left.recipients, domain=left.domain, listed=listed)
 
     def trust_sender(self, sender: str, now_ns: int) -> None:
         """End a sender's pause: the upstream took mail of it, or an operator acted."""
@@ -220,33 +203,26 @@ class UpstreamQueue:
     def seize(self, message: Queued) -> None:
         """Keep a message from being sent until `put_back`; one that is active stays as it is."""
         if message.state is not State.ACTIVE:
-            self._unplace(message)
-            self.update(message, state=State.ACTIVE)
-            self.on_change()
+            self._put(message, State.ACTIVE)
 
     def put_back(self, message: Queued, state: State) -> None:
         """Put an active message into a state."""
-        if self._returns(message, message.why, state):
-            self._unplace(message)
-            self._place(message)
+        if _is_going(message):
+            self._put(message, state)
 
     def keep(self, message: Queued, state: State, why: WaitReason) -> None:
         """Take a message out of the order: HELD until `release`, or REPORTING."""
-        self.seize(message)
-        message.why = why
-        self.put_back(message, state)
+        self._put(message, state, why=why)
 
     def release(self, message: Queued) -> None:
         """Put a held or deferred message into the line, to be attempted at once."""
         if message.state in (State.HELD, State.DEFERRED):
-            self.seize(message)
-            message.why, message.ready_at_ns = NO_REASON, self._now_ns
-            self.put_back(message, State.WAITING)
+            self._put(message, State.WAITING, why=NO_REASON, ready_at_ns=self._now_ns)
 
     def put_first(self, message: Queued) -> None:
         """Have a message that waits go before all others, behind those that were put first already.
 
-        It stays first until a transaction of it begins, or it leaves this line; limits still hold.
+        It stays first until it was attempted, or leaves its place otherwise; limits still hold.
         """
         if message.state is State.WAITING:
             if isinstance(key := message.spot, _ClosedKey):
@@ -266,16 +242,6 @@ class UpstreamQueue:
         for message in sorted(old, key=lambda each: each.since_ns):
             self._lanes.add(message)
         self.ask_anew()
-
-    def move(self, message: Queued, lane: str) -> None:
-        """Have a message stand in another lane."""
-        if message.lane != lane:
-            is_ready = message.state is State.WAITING
-            if is_ready:
-                self._unplace(message)
-            self.update(message, lane=lane)
-            if is_ready:
-                self._place(message)
 
     def ask_anew(self) -> None:
         """Wait for no limit any more: they may have changed."""
@@ -332,7 +298,7 @@ class UpstreamQueue:
             lane = self._lanes.home_of(message.lane)
             for key in (of_pause, *self._keys_of(message)):
                 closed = self._keys.get((key, lane))
-                if closed is not None and closed.asks is not message:
+                if closed is not None and self._asking.get(message) is not closed:
                     return key, closed.until_ns or AT_ONCE_NS, closed.why
         return None
 
@@ -340,48 +306,49 @@ class UpstreamQueue:
         """Have a message wait for a key, behind those that do already; one that came back, before them."""
         message.why, of = why, (key, self._lanes.home_of(message.lane))
         if (closed := self._keys.get(of)) is None:
-            closed = self._keys[of] = _ClosedKey(of, why)
-        if closed.asks is message:
-            closed.asks = None
+            closed = self._keys[of] = _ClosedKey()
+            closed.of, closed.why, closed.until_ns = of, why, until_ns
+            self._waiting.add(until_ns, closed)
+        if self._asking.get(message) is closed:
             del self._asking[message]
             closed.put(message, is_in_front=True)
+            closed.until_ns = until_ns
+            self._waiting.add(until_ns, closed)
         else:
             closed.put(message, is_in_front=message in self._lanes.firsts)
             self._resolve(message)
-        if closed.asks is None and closed.until_ns is None:
-            closed.until_ns = until_ns
-            self._waiting.add(until_ns, closed)
         self._noticed(message)
 
-    def _let_next_come(self, key: _ClosedKey) -> None:
-        key.until_ns = key.asks = None
+    def _let_next_come(self, key: _ClosedKey | None) -> None:
+        """Have the first message that waits for a key ask for it; where none does, the key is open."""
+        if key is None:
+            return
         if not key:
             del self._keys[key.of]
             return
-        key.asks = message = key.first()
+        key.until_ns, message = None, key.first()
         key.discard(message)
         self._asking[message] = key
         message.why = NO_REASON
-        self._lanes.add(message, is_in_front=True)
-        self._changed(message)
+        self._place(message, is_in_front=True)
 
     def _open(self, key: _ClosedKey | None) -> None:
-        """Ask for a key at once."""
-        if key is not None and key.asks is None:
+        """Ask for a key at once, unless a message does."""
+        if key is not None and key.until_ns is not None:
             self._let_next_come(key)
 
     def _resolve(self, message: Queued) -> None:
         """Let the next one come where a message had come back: it got its grant, or waits elsewhere."""
-        if (key := self._asking.pop(message, None)) is not None:
-            self._let_next_come(key)
+        self._let_next_come(self._asking.pop(message, None))
 
-    def _place(self, message: Queued, *, is_in_front: bool = False) -> None:
+    def _place(self, message: Queued, *, is_in_front: bool = False, is_next: bool = False) -> None:
         if message.state is State.WAITING:
-            self._lanes.add(message, is_in_front=is_in_front)
+            self._lanes.add(message, is_in_front=is_in_front, is_next=is_next)
         elif message.state is State.DEFERRED:
             message.spot = self
             self._waiting.add(message.due_at_ns, message)
-        self._changed(message)
+        self._noticed(message)
+        self.on_change()
 
     def _unplace(self, message: Queued) -> None:
         """Take a message out of wherever it waits."""
@@ -397,24 +364,28 @@ class UpstreamQueue:
                 self._open(key)
         message.spot = None
 
-    def _returns(self, message: Queued, why: WaitReason, state: State = State.WAITING) -> bool:
-        """End that a message is active; False where it is not, or is gone."""
-        if message.state is not State.ACTIVE or not message.upstream:
-            return False
-        self._lanes.refund(message)
-        self.update(message, state=state)
-        message.why = why
-        return True
+    def _put(self, message: Queued, state: State, **changes: Any) -> None:
+        """Take a message from wherever it is, and put it into a state."""
+        self._unplace(message)
+        self.update(message, state=state, **changes)
+        self._place(message)
 
-    def _changed(self, message: Queued) -> None:
-        self._noticed(message)
-        self.on_change()
+    def _returns(self, message: Queued, why: WaitReason) -> bool:
+        """End that a message is active, unattempted; False where it is not, or is gone."""
+        if is_going := _is_going(message):
+            self._lanes.refund(message)
+            self.update(message, state=State.WAITING, why=why)
+        return is_going
 
     def _waits(self, at_ns: int, item: Queued | _ClosedKey) -> bool:
         """Whether an entry of the heap is current; moves leave old ones behind."""
         if isinstance(item, _ClosedKey):
             return item.until_ns == at_ns and self._keys.get(item.of) is item
         return item.spot is self and item.due_at_ns == at_ns
+
+
+def _is_going(message: Queued) -> bool:
+    return message.state is State.ACTIVE and message.upstream != ""
 
 
 def _pause_key(sender: str, refusals: int) -> Hashable:

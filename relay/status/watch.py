@@ -14,8 +14,8 @@ from relay.clock import Clock
 from relay.policy.lane import lanes_of, numbers_of, with_ceilings
 from relay.policy.model import Policy, Upstream
 from relay.policy.source import differences
-from relay.queue.counts import Sums, total
 from relay.queue.lanes import DEFAULT_LANE
+from relay.queue.lines import Sums, total
 from relay.queue.queued import State
 from relay.sender.account import is_mended
 from relay.sender.sender import Sender

@@ -1,20 +1,45 @@
-"""Histories, wherever a policy keeps them: opened to be written, or read by who only looks."""
+"""Histories, wherever a policy keeps them: opened to be written, or only looked at.
 
-from collections.abc import Callable, Sequence
+`relay fsck`, `audit`, `plan` and `status` read a file without its lock, and change nothing.  A group that is
+just being appended looks like one that a crash tore; a replacing shows the old file or the new one.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from relay.clock import Clock
 from relay.policy.model import HistoryPlace
-from relay.spool.disk.durable import Disk
+from relay.spool.disk.durable import Disk, opened
 from relay.throttle.book import Book
-from relay.throttle.events import moved
-from relay.throttle.file_history import FileHistory
-from relay.throttle.history import History
-from relay.throttle.history_check import book_in_file
+from relay.throttle.events import Event, moved
+from relay.throttle.file_history import FileHistory, check_mark, found_in, refusal
+from relay.throttle.history import NOTHING_SENT, History, HistoryError
+from relay.throttle.history_format import MAKE_OURS, MARK_BYTES, Contents, DamagedHistory, read_mark
 from relay.throttle.limit import Limit
 
 if TYPE_CHECKING:
     from relay.throttle.postgresql_history import Told
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What `fsck` found, for a person who has never seen the files."""
+
+    path: str
+    kind: str
+    """A word for programs, such as `damaged_history`."""
+    what: str
+    becomes: str
+    """What the relay does with it."""
+    advice: str = ""
+    """What an operator can do; empty where nobody need do anything."""
+
+    @property
+    def is_damage(self) -> bool:
+        """Whether somebody has to look at it."""
+        return bool(self.advice)
 
 
 def open_history(
@@ -33,17 +58,69 @@ def open_history(
 def recorded_book(
     place: HistoryPlace, limits: Sequence[Limit], guard_ns: int | None, disk: Disk, clock: Clock
 ) -> Book:
-    """Return what a start would know of the account's past, in boottime.  Changes nothing.
+    """Return what a start would know of the account's past, in boottime.
 
     Raises PermissionError, and HistoryError where a start would send nothing.
     """
     if place.database is None:
         return book_in_file(place.path, limits, guard_ns, disk, clock)
-    book, history = Book(), open_history(place, disk, clock)
-    book.judge_by(limits, guard_ns)
+    history = open_history(place, disk, clock)
     try:
         with history.transaction() as found:
-            book.reset([moved(event, -found.ahead_ns) for event in found.news], found.now_ns - found.ahead_ns)
+            events = [moved(event, -found.ahead_ns) for event in found.news]
+            return _book_of(events, found.now_ns - found.ahead_ns, limits, guard_ns)
     finally:
         history.close()
+
+
+def book_in_file(path: Path, limits: Sequence[Limit], guard_ns: int | None, disk: Disk, clock: Clock) -> Book:
+    """As `recorded_book`; no file: no past."""
+    try:
+        events = _read(path, disk, clock).events
+    except PermissionError:
+        raise
+    except DamagedHistory as damage:
+        raise refusal(str(path), damage) from damage
+    except OSError as error:
+        raise HistoryError(f"{path}: cannot read it: {error.strerror or error}") from error
+    return _book_of(events, clock.boottime_ns(), limits, guard_ns)
+
+
+def history_findings(path: Path, disk: Disk, clock: Clock) -> Iterator[Finding]:
+    """Tell what a relay that starts now would do with a history file."""
+    try:
+        if _read(path, disk, clock).is_torn:
+            what = "its last group is not whole; nothing was sent on it"
+            yield Finding(str(path), "torn_group", what, "cut at the next use")
+    except (DamagedHistory, OSError) as error:
+        what, advice = f"cannot be read: {getattr(error, 'strerror', '')}", "see to the disk"
+        if isinstance(error, DamagedHistory):
+            what, advice = str(error), error.advice
+        yield Finding(str(path), "damaged_history", what, NOTHING_SENT, advice)
+
+
+def _book_of(events: Iterable[Event], now_ns: int, limits: Sequence[Limit], guard_ns: int | None) -> Book:
+    book = Book()
+    book.judge_by(limits, guard_ns)
+    book.reset(events, now_ns)
     return book
+
+
+def _read(path: Path, disk: Disk, clock: Clock) -> Contents:
+    """Raise OSError and DamagedHistory."""
+    mark_ns = None
+    try:
+        # Ahead of the history, which can only have more by then.
+        with opened(disk, disk.open_read(f"{path}.lock")) as fd:
+            mark_ns = read_mark(disk.pread(fd, MARK_BYTES, 0))
+    except OSError:
+        pass  # it says nothing
+    try:
+        with opened(disk, disk.open_read(str(path))) as fd:
+            if (why := disk.why_not_ours(str(path))) is not None:
+                raise DamagedHistory(why, MAKE_OURS)
+            content = disk.pread(fd, disk.size(fd), 0)
+    except FileNotFoundError:
+        check_mark(None, mark_ns)
+        return Contents([], None, 0, is_torn=False)
+    return found_in(content, mark_ns, clock)[0]

@@ -26,7 +26,7 @@ from relay.clock import SECOND_NS, Clock
 from relay.spool.database import DatabaseError
 from relay.spool.database.account import SharedAccount, clock_ns
 from relay.spool.database.connection import Connection, commit, in_words
-from relay.spool.disk.durable import Disk
+from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.replacing import replace_file
 from relay.throttle.events import Event
 from relay.throttle.history import NOTHING_SENT, HistoryError
@@ -53,42 +53,30 @@ class Told(NamedTuple):
 class HighWaterMark:
     """How far this host knows a history to be: the identity of the account, and the position of a group.
 
-    In memory, and in a file, if one is named: one line of fixed length, written in place and not synced.  A
-    crash may leave an older one, or none.
+    One line of fixed length in a file, written in place and not synced: a crash may leave an older one, or
+    none.
     """
 
-    def __init__(self, path: str = "", disk: Disk | None = None) -> None:
+    def __init__(self, path: str, disk: Disk) -> None:
         self._path, self._disk = path, disk
-        self._fd: int | None = None
-        self._value: tuple[str, int] | None = None
 
     def load(self) -> tuple[str, int] | None:
         """Raise OSError."""
-        if self._disk is not None:
-            line, _, _ = self._disk.pread(self._opened(self._disk), 128, 0).partition(b"\n")
-            words = line.decode("ascii", "replace").split()
-            if len(words) == 2 and words[1].isdecimal():
-                return words[0], int(words[1])
-        return self._value
+        if self._disk.inode(self._path) is None:
+            return None
+        with opened(self._disk, self._disk.open_read(self._path)) as fd:
+            line, _, _ = self._disk.pread(fd, 128, 0).partition(b"\n")
+        words = line.decode("ascii", "replace").split()
+        return (words[0], int(words[1])) if len(words) == 2 and words[1].isdecimal() else None
 
     def save(self, identity: str, position: int) -> None:
         """Raise OSError."""
-        self._value = identity, position
-        if self._disk is not None:
-            line = f"{identity} {position:020}\n".encode()
-            self._disk.write_at(self._opened(self._disk), line, 0)
-
-    def close(self) -> None:
-        if self._disk is not None and self._fd is not None:
-            self._disk.close(self._fd)
-            self._fd = None
-
-    def _opened(self, disk: Disk) -> int:
-        if self._fd is None:
-            if disk.inode(self._path) is None:
-                replace_file(disk, self._path, b"\n")
-            self._fd = disk.open_update(self._path)
-        return self._fd
+        line = f"{identity} {position:020}\n".encode()
+        if self._disk.inode(self._path) is None:
+            replace_file(self._disk, self._path, line)
+            return
+        with opened(self._disk, self._disk.open_update(self._path)) as fd:
+            self._disk.write_at(fd, line, 0)
 
 
 class PostgresqlHistory:
@@ -151,7 +139,6 @@ class PostgresqlHistory:
         if self._connection is not None:
             self._connection.close()
         self._connection = self._cursor = None
-        self._mark.close()
 
     def _connected(self) -> Connection:
         if self._connection is None or self._connection.closed:

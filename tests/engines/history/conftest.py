@@ -1,6 +1,7 @@
 """Where a history may be kept: the same laws hold everywhere."""
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -40,6 +41,13 @@ def memory() -> ModelDisk:
     return ModelDisk()
 
 
+@pytest.fixture
+def mark(tmp_path: Path) -> Callable[[], HighWaterMark]:
+    """Return what makes the mark of one more host."""
+    numbers = itertools.count()
+    return lambda: HighWaterMark(str(tmp_path / f"{next(numbers)}.mark"), RealDisk())
+
+
 @pytest.fixture(scope="module")
 def server(server: Server) -> Server:
     """Return one with the relay's tables in its database."""
@@ -56,7 +64,8 @@ def opened(request: pytest.FixtureRequest, clock: FakeClock, path: Path) -> Iter
     elif request.param == "PostgreSQL":
         server: Server = request.getfixturevalue("server")
         account = SharedAccount(Database(server.url), str(path))
-        opens = lambda: PostgresqlHistory(account, HighWaterMark(), clock, replace_above_groups=4)  # noqa: E731 - a mark for each
+        mark: Callable[[], HighWaterMark] = request.getfixturevalue("mark")
+        opens = lambda: PostgresqlHistory(account, mark(), clock, replace_above_groups=4)  # noqa: E731 - a mark for each
     else:
         kept = Kept(clock, ahead_ns=10**15, refuses_to_replace=False)
         opens = partial(MemoryHistory, kept, replaces_above=4)

@@ -1,6 +1,7 @@
 """The pause of an account in its row of a real database, as two hosts with other clocks come to it."""
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 
@@ -16,6 +17,7 @@ from tests.fakes.postgresql import Server
 
 YEAR_NS = 365 * 86_400 * SECOND_NS
 NUMBERS = itertools.count()
+Mark = Callable[[], HighWaterMark]
 
 
 class Host:
@@ -133,10 +135,10 @@ async def test_a_commit_whose_reply_is_lost_counts_once(server: Server, account:
 
 
 async def test_behind_the_lock_of_a_reservation_a_host_knows_of_the_pause_of_another(
-    account: SharedAccount, hosts: tuple[Host, Host]
+    account: SharedAccount, hosts: tuple[Host, Host], mark: Mark
 ) -> None:
     one, other = hosts
-    history = PostgresqlHistory(account, HighWaterMark(), other.clock, on_state=other.row.hear)
+    history = PostgresqlHistory(account, mark(), other.clock, on_state=other.row.hear)
     await one.meet(Happening.PAUSE)
     with history.transaction():
         shared = other.row.news()

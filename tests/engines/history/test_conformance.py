@@ -100,22 +100,26 @@ def test_its_time_never_goes_back_and_tells_how_far_it_is_ahead(opened: Opens, c
 
 def test_a_transaction_excludes_all_others(opened: Opens) -> None:
     one, other = opened(), opened()
+    for each in (one, other):
+        _commit(each, Issued(1))
     order: list[str] = []
 
     def write() -> None:
         with other.transaction() as transaction:
             order.append("other")
-            transaction.commit([Issued(2)])
+            transaction.commit([Issued(3)])
 
     with one.transaction() as transaction:
         waiting = threading.Thread(target=write)
         waiting.start()
-        transaction.commit([Issued(1)])
+        waiting.join(0.5)
+        assert waiting.is_alive()
         order.append("one")
+        transaction.commit([Issued(2)])
     waiting.join()
 
     assert order == ["one", "other"]
-    assert _news(one)[0] == [Issued(2)]
+    assert _news(one)[0] == [Issued(3)]
 
 
 def test_an_exception_in_a_transaction_commits_nothing_and_lets_others_go_on(opened: Opens) -> None:

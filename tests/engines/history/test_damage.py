@@ -8,7 +8,7 @@ import pytest
 from relay.clock import SECOND_NS
 from relay.spool.disk.durable import RealDisk
 from relay.throttle.history import HistoryError
-from relay.throttle.history_check import book_in_file, history_findings
+from relay.throttle.opening import book_in_file, history_findings
 from tests.engines.history.limits import ask, granted, messages, settle, throttle
 from tests.fakes.clock import FakeClock
 

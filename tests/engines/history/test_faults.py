@@ -6,6 +6,7 @@ On the disk of the spool's tests, so that one set of faults and cuts serves both
 import contextlib
 import errno
 import itertools
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +18,11 @@ from relay.throttle.history import HistoryError
 from relay.throttle.throttle import Reservation, Throttle
 from tests.engines.history.limits import ask, granted, messages, settle, throttle
 from tests.engines.history.oracle import Seen, most_in_a_window
+from tests.engines.history.world import Killed
 from tests.engines.spool.faulting import FAULTS
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
+from tests.fakes.platter import Model, Platter
 from tests.figures import FIGURES
 
 PATH = Path("/var/history/isp")
@@ -187,3 +190,33 @@ def test_a_full_disk_that_stops_compaction_stops_no_mail() -> None:
     assert disk.inode(f"{PATH}.new") is None
     disk.heal()
     assert granted(throttle(PATH, disk, clock, [LIMIT]), 1) == []
+
+
+@pytest.mark.parametrize("call", ["sync_content", "sync_directory"])
+def test_what_the_dead_wrote_is_durable_before_another_adds_to_it(call: str) -> None:
+    """One dies in its commit, or as it replaces the file; another goes on, and the power is cut."""
+    limits, above = [messages(99, seconds=60)], 0 if call == "sync_directory" else REPLACE_ABOVE_BYTES
+    disk, clock = ModelDisk(Platter(Model.ANY_SUBSET)), FakeClock()
+    disk_of_one = disk.another()
+    one = throttle(PATH, disk_of_one, clock, limits, replace_above_bytes=above)
+    other = throttle(PATH, disk, clock, limits)
+    granted(one, 1)
+    other.flush()
+
+    def die(kind: str) -> None:
+        if kind.startswith(call):
+            raise Killed
+
+    disk_of_one.before = die
+    with pytest.raises(Killed):
+        [granted(one, *[1] * 8) for _ in range(9)]  # more than a sector each
+    images: list[ModelDisk] = []
+    disk.after = lambda: images.extend(disk.cuts(random.Random(0), 128))
+    granted(other, 1)
+
+    for image in images:
+        throttle(PATH, image, clock, limits).flush()
+    for image in disk.cuts(random.Random(0), 128):
+        account = throttle(PATH, image, clock, limits)
+        account.flush()
+        assert account.usage()[0].used >= other.usage()[0].used

@@ -3,9 +3,9 @@
 import contextlib
 import itertools
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from relay.clock import SECOND_NS
@@ -24,6 +24,7 @@ from tests.fakes.postgresql import Server
 HOUR_NS = 3600 * SECOND_NS
 COUNT = 3
 NUMBERS = itertools.count()
+Mark = Callable[[], HighWaterMark]
 
 
 @pytest.fixture
@@ -31,37 +32,9 @@ def account(server: Server) -> SharedAccount:
     return SharedAccount(Database(server.url), f"isp {next(NUMBERS)}")
 
 
-def test_a_transaction_waits_for_another_and_then_knows_all_of_it(
-    server: Server, account: SharedAccount
-) -> None:
-    one, other = (PostgresqlHistory(account, HighWaterMark(), FakeClock()) for _ in range(2))
-    for each in (one, other):
-        with each.transaction() as transaction:
-            transaction.commit([Issued(1)])
-    known: list[object] = []
-
-    def decide() -> None:
-        with other.transaction() as transaction:
-            known.extend(transaction.news)
-            transaction.commit([Issued(3)])
-
-    deciding = threading.Thread(target=decide)
-    with one.transaction() as transaction, psycopg.connect(server.url, autocommit=True) as watching:
-        deciding.start()
-        blocked = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-        while deciding.is_alive() and watching.execute(blocked).fetchone() is None:
-            pass
-        assert deciding.is_alive()
-        transaction.commit([Issued(2)])
-    deciding.join()
-    assert known == [Issued(2)]
-    for each in (one, other):
-        each.close()
-
-
 @pytest.mark.parametrize("is_passed_on", [True, False])
 def test_a_line_cut_at_any_statement_forgets_no_slot(
-    server: Server, clock: FakeClock, is_passed_on: bool
+    server: Server, clock: FakeClock, is_passed_on: bool, mark: Mark
 ) -> None:
     """What was granted is charged for all hosts, and what was not is charged at most."""
     with CutLine(server.port) as line:
@@ -70,7 +43,7 @@ def test_a_line_cut_at_any_statement_forgets_no_slot(
             name = f"cut {next(NUMBERS)}"
             one, other = (
                 Throttle(
-                    PostgresqlHistory(account, HighWaterMark(), clock, replace_above_groups=1),
+                    PostgresqlHistory(account, mark(), clock, replace_above_groups=1),
                     [messages(COUNT, seconds=3600)],
                     0,
                     clock,
@@ -100,9 +73,9 @@ def test_a_line_cut_at_any_statement_forgets_no_slot(
 
 @pytest.mark.parametrize("by_ns", [HOUR_NS, -HOUR_NS])
 def test_a_step_of_the_servers_clock_frees_and_keeps_nothing(
-    server: Server, account: SharedAccount, by_ns: int
+    server: Server, account: SharedAccount, by_ns: int, mark: Mark
 ) -> None:
-    one, other = (PostgresqlHistory(account, HighWaterMark(), FakeClock(up * HOUR_NS)) for up in (1, 9))
+    one, other = (PostgresqlHistory(account, mark(), FakeClock(up * HOUR_NS)) for up in (1, 9))
     before_ns = 0
     for each in (one, other):
         with each.transaction() as transaction:
@@ -144,8 +117,8 @@ def test_what_a_host_knows_it_knows_after_a_restart(
     commit(3)
 
 
-def test_what_is_no_history_of_ours_sends_nothing(server: Server, account: SharedAccount) -> None:
-    history = PostgresqlHistory(account, HighWaterMark(), FakeClock())
+def test_what_is_no_history_of_ours_sends_nothing(server: Server, account: SharedAccount, mark: Mark) -> None:
+    history = PostgresqlHistory(account, mark(), FakeClock())
     with history.transaction() as transaction:
         transaction.commit([Issued(1)])
     for events in ("[[1]]", "[", '[["ended", 1]]'):
@@ -156,9 +129,11 @@ def test_what_is_no_history_of_ours_sends_nothing(server: Server, account: Share
     server.execute("DELETE FROM relay.history")
 
 
-def test_a_commit_that_no_standby_has_grants_nothing(server: Server, account: SharedAccount) -> None:
+def test_a_commit_that_no_standby_has_grants_nothing(
+    server: Server, account: SharedAccount, mark: Mark
+) -> None:
     """A wait for a standby that is cut short ends as a success, with a warning."""
-    history = PostgresqlHistory(account, HighWaterMark(), FakeClock())
+    history = PostgresqlHistory(account, mark(), FakeClock())
     with history.transaction() as transaction:
         transaction.commit([Issued(1)])
     server.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'", "SELECT pg_reload_conf()")

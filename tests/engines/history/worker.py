@@ -7,6 +7,7 @@ Says, a line each, `granted ID START DEADLINE` before a transaction starts, `end
 """
 
 import sys
+import tempfile
 import time
 from pathlib import Path
 from random import Random
@@ -50,7 +51,8 @@ def main() -> None:
 def _history(path: str, clock: SystemClock) -> History:
     if path.startswith("postgresql://"):
         account = SharedAccount(Database(path), "isp")
-        return PostgresqlHistory(account, HighWaterMark(), clock, replace_above_groups=REPLACE_ABOVE_GROUPS)
+        mark = HighWaterMark(f"{tempfile.mkdtemp()}/mark", RealDisk())
+        return PostgresqlHistory(account, mark, clock, replace_above_groups=REPLACE_ABOVE_GROUPS)
     return FileHistory(Path(path), RealDisk(), clock, replace_above_bytes=REPLACE_ABOVE_BYTES)
 
 

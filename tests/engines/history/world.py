@@ -7,6 +7,7 @@ events or files.
 """
 
 import abc
+import contextlib
 import errno
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ from tests.engines.history.limits import limit
 from tests.engines.history.memory_history import Kept, MemoryHistory
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
+from tests.fakes.platter import Model, Platter
 
 PATH = Path("/history/isp")
 TRANSACTION_NS = 200
@@ -283,7 +285,7 @@ class FileWorld(World):
 
     def __init__(self, random: Random, sizes: Sizes | None = None) -> None:
         super().__init__(random, sizes)
-        self.disk = ModelDisk()
+        self.disk = ModelDisk(Platter(random.choice(list(Model))))
         self.wall_error_ns = self.least_wall_error_ns = self.most_wall_error_ns = 0
 
     def chances(self) -> list[tuple[int, Callable[[], None]]]:
@@ -296,7 +298,8 @@ class FileWorld(World):
 
     def fail(self) -> None:
         self.disk.has_failed = False
-        self.disk.fail(Fault(1, errno.EIO, kinds=frozenset({self.random.choice(FAILURES)})))
+        kinds, drops_pages = frozenset({self.random.choice(FAILURES)}), self.random.random() < 0.5
+        self.disk.fail(Fault(1, errno.EIO, kinds=kinds, drops_pages=drops_pages))
         try:
             self._reserve()
         except HistoryError:
@@ -325,20 +328,21 @@ class FileWorld(World):
                 raise Killed
 
         self.disk.before = count
-        try:
+        with contextlib.suppress(Killed):
             self.random.choice([self._reserve, self._reserve, self._flush, self._connect])()
-        except Killed:
-            pass
-        finally:
-            # Whoever has the disk open is gone with it: all die in the same instant.
-            self.disk = self.disk.after_kill()
-            for sender in self.senders:
-                self._die(sender)
+        # Whoever has the disk open is gone with it: all die in the same instant.
+        self.disk.before = None
+        if self.random.random() < 0.5:
+            self._lose_power()
+            return
+        self.disk = self.disk.after_kill()
+        for sender in self.senders:
+            self._die(sender)
 
     def _lose_power(self) -> None:
         for sender in self.senders:
             self._die(sender)
-        self.disk = self.random.choice(list(self.disk.cuts(self.random, 3)))
+        self.disk = self.random.choice(list(self.disk.cuts(self.random, 8)))
         down_ns, boottime_ns = self.random.randint(0, 2 * LONGEST_NS), self.random.randint(0, 500)
         self.clock.reboot(down_ns, boottime_ns=boottime_ns)
         self.true_ns += down_ns + boottime_ns

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.mail.envelope import QueueId
-from relay.queue.lane_queue import LaneQueue
-from relay.queue.lanes import DEFAULT_LANE, Arrangement, Lane, Price, turn_of
+from relay.queue.lanes import DEFAULT_LANE, Arrangement, Lane, LaneQueue, Price, turn_of
 from relay.queue.queued import Queued, origin_of
 
 NAMES = [DEFAULT_LANE, *"abcdefgh"]

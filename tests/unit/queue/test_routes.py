@@ -1,8 +1,6 @@
 """Which upstream mail stands for, by the states of all in its route."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from relay.queue.routes import Availability, Because, Choice, Route, choose, is_better, next_listed
 
@@ -44,23 +42,3 @@ def test_only_a_preferred_upstream_or_any_for_one_that_is_down_is_better() -> No
     found = [is_better(route, *pair, states) for pair in (("a", "b"), ("b", "c"), ("c", "b"), ("x", "b"))]
     assert found == [True, True, False, False]
     assert [next_listed(route, name, states) for name in ("a", "b")] == ["b", None]
-
-
-@given(
-    st.permutations(["a", "b", "c"]),
-    st.none() | st.integers(1, 30),
-    st.fixed_dictionaries(
-        dict.fromkeys("abc", st.builds(Availability, st.none() | st.integers(0, 50), st.booleans()))
-    ),
-    st.integers(0, 100),
-)
-def test_an_answer_holds_until_its_instant_and_no_longer(
-    names: list[str], failover_ns: int | None, states: dict[str, Availability], now_ns: int
-) -> None:
-    route = Route(tuple(names), failover_ns)
-    choice = choose(route, states, now_ns)
-    for later_ns in range(now_ns, 140):
-        is_over = choice.until_ns is not None and later_ns >= choice.until_ns
-        assert (choose(route, states, later_ns) == choice) is not is_over
-        if is_over:
-            break

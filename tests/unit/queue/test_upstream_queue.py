@@ -1,14 +1,10 @@
 """The line of one account: what each verb does, and all against limits that let so many go at a time."""
 
-from collections import Counter, deque
-from collections.abc import Collection, Hashable
+from collections.abc import Hashable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from relay.mail.envelope import QueueId
-from relay.queue.counts import Sums
 from relay.queue.lanes import DEFAULT_LANE, Arrangement, Lane, Price
 from relay.queue.queued import (
     NO_REASON,
@@ -53,19 +49,6 @@ def waits(message: Queued, until_ns: int, key: Hashable = None) -> Waits:
     return Waits(message, until_ns, key, WaitReason("no room"))
 
 
-def assert_counted(line: UpstreamQueue, messages: Collection[Queued]) -> None:
-    """Check that the counts of a line are what a pass over its messages finds."""
-    for state in State:
-        found: dict[str, Sums] = {}
-        for each in messages:
-            if each.state is state:
-                so_far = found.get(each.lane, Sums())
-                more = (1, each.recipients_left, each.size_bytes)
-                found[each.lane] = Sums(*map(sum, zip(so_far[:3], more, strict=True)))
-        assert line.counts.of(state) == found
-    assert len(line) == len(messages)
-
-
 # By verb: what becomes of WAITING, ACTIVE, DEFERRED, HELD, REPORTING.
 CELLS = {
     "take": (A, A, D, H, R),
@@ -100,15 +83,6 @@ def do(line: UpstreamQueue, verb: str, message: Queued) -> None:
             line.seize(message)
         case "put back":
             line.put_back(message, H)
-
-
-def test_what_is_in_a_transaction_does_not_say_why_it_waited_before() -> None:
-    line = a_line(message := a_message("a"))
-    line.take(1, 0)
-    line.wait([waits(message, 100)])
-    assert message.reason == "no room"
-    line.take(1, 100)
-    assert (message.state, message.reason) == (A, "")
 
 
 @pytest.mark.parametrize("state", list(State))
@@ -148,13 +122,6 @@ def test_what_comes_back_goes_before_or_behind_the_others_or_when_its_back_off_i
     assert names(line.take(9, 49)) == "bda"
     assert line.next_look_ns() == 50
     assert line.take(9, 50) == [c]
-
-
-def test_what_goes_again_goes_behind_its_senders_others() -> None:
-    line = a_line(*[a_message(name, sender) for name, sender in ("ax", "bx", "cy")], by=LANES)
-    (a,) = line.take(1, 0)
-    line.again(a, NO_REASON)
-    assert names(line.take(9, 0)) == "cba"
 
 
 def test_where_the_account_has_no_room_the_first_waits_and_another_that_is_first_is_asked_for() -> None:
@@ -312,7 +279,7 @@ def test_what_is_put_first_goes_before_all_lanes_until_it_is_granted() -> None:
     line.put_first(wanted)
     for _ in range(2):
         assert line.take(1, 0) == [wanted]
-        line.again(wanted, NO_REASON)
+        line.give_back(wanted, NO_REASON)
     assert line.take(1, 0) == [wanted]
     line.granted(wanted, 1)
     line.again(wanted, NO_REASON)
@@ -327,125 +294,3 @@ def test_what_is_put_first_is_first_of_its_key_too() -> None:
     line.put_first(c)
     assert names(line.take(1, 1)) == "x"
     assert names(line.take(1, 100)) == "c"
-
-
-ACTS = "ask ask ask ask hold release seize remove again postpone move arrange anew rest trust"
-STEPS = st.tuples(
-    st.sampled_from(ACTS.split()),
-    st.integers(0, 11),
-    st.sampled_from(["fast", "list", DEFAULT_LANE]),
-    st.integers(0, 30),
-)
-
-
-class Room:
-    """Limits that let so many go in each span: of the account, of each sender, of a lane."""
-
-    SPAN_NS = 40
-
-    def __init__(self) -> None:
-        self.now_ns = 0
-        self.gone: deque[tuple[int, Hashable]] = deque()
-
-    def answer(self, message: Queued, line: UpstreamQueue) -> tuple[int, Hashable] | None:
-        """Return until when a message waits, and for what; None where it goes."""
-        while self.gone and self.gone[0][0] <= self.now_ns - self.SPAN_NS:
-            self.gone.popleft()
-        for key, most in ((None, 3), (message.sender, 2), (("lane", line.lane_of(message)), 2)):
-            its = [at_ns for at_ns, each in self.gone if each == key]
-            if len(its) >= most and key != ("lane", DEFAULT_LANE):
-                return its[-most] + self.SPAN_NS, key
-        for key in (None, message.sender, ("lane", line.lane_of(message))):
-            self.gone.append((self.now_ns, key))
-        return None
-
-
-def ask(line: UpstreamQueue, room: Room, most: int) -> list[Queued]:
-    """Do as the account's loop does; return what goes."""
-    found, waiting = [], []
-    for message in line.take(most, room.now_ns):
-        answer = room.answer(message, line)
-        if answer is None:
-            line.granted(message, 1)
-            found.append(message)
-        else:
-            waiting.append(waits(message, *answer))
-    line.wait(waiting)
-    return found
-
-
-class Story:
-    """A line of twelve messages, and what becomes of them."""
-
-    def __init__(self) -> None:
-        lanes = ("list", DEFAULT_LANE)
-        self.messages = [a_message(f"{n:02d}", f"s{n % 3}@x", lanes[n % 2]) for n in range(12)]
-        self.line, self.room = a_line(*self.messages, by=LANES), Room()
-        self.there, self.active = set(self.messages), list[Queued]()
-
-    def step(self, act: str, number: int, lane: str, by_ns: int) -> None:
-        line, message = self.line, self.messages[number]
-        match act:
-            case "ask":
-                self.active += ask(line, self.room, by_ns % 4)
-            case "again" if self.active:
-                line.again(self.active.pop(), NO_REASON)
-            case "postpone" if self.active:
-                line.postpone(self.active.pop(), self.room.now_ns + by_ns, NO_REASON)
-            case "arrange":
-                line.arrange(LANES if by_ns % 2 else Arrangement())
-            case "anew":
-                line.ask_anew()
-            case "rest":
-                line.sender_pauses.begin(message.sender, self.room.now_ns, "no", asked_ns=by_ns)
-            case "trust":
-                line.trust_sender(message.sender, self.room.now_ns)
-            case _ if message in self.there and message not in self.active:
-                self._do(act, message, lane)
-
-    def _do(self, act: str, message: Queued, lane: str) -> None:
-        match act:
-            case "hold":
-                self.line.keep(message, H, NO_REASON)
-            case "release":
-                self.line.release(message)
-            case "move":
-                self.line.move(message, lane)
-            case "seize" if message.state is W:
-                self.line.seize(message)
-                self.line.first(self.room.now_ns)
-                self.line.put_back(message, W)
-            case "remove":
-                self.line.leave(message)
-                message.choice = Choice("")
-                self.there.discard(message)
-
-    def end(self) -> Counter[Queued]:
-        """Let all go; return how often each went."""
-        for message in self.active:
-            self.line.give_back(message, NO_REASON)
-        for message in self.there:
-            self.line.release(message)
-            self.line.trust_sender(message.sender, self.room.now_ns)
-        went = Counter[Queued]()
-        for _ in range(200):
-            went.update(ask(self.line, self.room, 3))
-            at_ns = self.line.next_look_ns()
-            if self.line.first(self.room.now_ns) is None and at_ns is not None:
-                self.room.now_ns = max(self.room.now_ns, at_ns)
-        return went
-
-
-@given(st.lists(STEPS, max_size=60))
-def test_whatever_happens_nobody_is_forgotten_and_nobody_goes_twice(
-    steps: list[tuple[str, int, str, int]],
-) -> None:
-    story = Story()
-    for act, number, lane, by_ns in steps:
-        story.room.now_ns += by_ns // 3
-        story.step(act, number, lane, by_ns)
-        assert_counted(story.line, story.there)
-        assert len(story.active) == len(set(story.active))
-
-    assert story.end() == Counter(story.there)
-    assert story.line.next_look_ns() is None

@@ -11,7 +11,7 @@ from relay.queue.lanes import Price
 from relay.spool.disk.durable import RealDisk
 from relay.status.snapshot import message_to_json, to_json
 from relay.throttle.audit import audit
-from relay.throttle.history_check import book_in_file
+from relay.throttle.opening import book_in_file
 from relay.verdicts.account import PauseAsked
 from tests.fakes.smarthost import Recorded, Smarthost
 from tests.unit.sender.in_process_relay import CONTENT, Relay, hurry, policy_of

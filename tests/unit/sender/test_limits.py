@@ -6,7 +6,7 @@ from relay.clock import SystemClock
 from relay.spool.disk.durable import RealDisk
 from relay.status.filters import EVERYTHING, By
 from relay.throttle.audit import audit
-from relay.throttle.history_check import book_in_file
+from relay.throttle.opening import book_in_file
 from tests.fakes.smarthost import Script, Smarthost
 from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock
 

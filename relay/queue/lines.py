@@ -1,0 +1,129 @@
+"""What the lines of the queue are made of: messages in order, messages until an instant, counts.  Pure."""
+
+import heapq
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Collection
+from typing import Generic, NamedTuple, TypeVar
+
+from relay.queue.queued import Queued, State
+
+Item = TypeVar("Item")
+
+SPARE = 1024
+"""Entries of a heap that are never swept."""
+
+
+class MessageLine(OrderedDict[Queued, None]):
+    """Messages in order, of which any may leave at any time; each call is O(1).
+
+    A message is in the line that is its `Queued.spot`.
+    """
+
+    __slots__ = ()
+
+    def put(self, message: Queued, *, is_in_front: bool = False) -> None:
+        self[message] = None
+        if is_in_front:
+            self.move_to_end(message, last=False)
+        message.spot = self
+
+    def first(self) -> Queued:
+        """Return the first message; the line must not be empty."""
+        return next(iter(self))
+
+    def discard(self, message: Queued) -> None:
+        message.spot = None
+        del self[message]
+
+
+class Instants(Generic[Item]):
+    """What waits until an instant, the earliest first; O(log n) a call, amortized.
+
+    An item whose wait ended otherwise stays until it is first, or until such items are half of the heap.
+    """
+
+    __slots__ = ("_entries", "_heap", "_is_true", "_sweeps_at")
+
+    def __init__(self, is_true: Callable[[int, Item], bool]) -> None:
+        """`is_true`: whether an item still waits until that instant."""
+        self._is_true = is_true
+        self._heap: list[tuple[int, int, Item]] = []
+        self._entries = 0
+        """A number for each entry: of one instant, first come first served."""
+        self._sweeps_at = SPARE
+
+    def add(self, at_ns: int, item: Item) -> None:
+        self._entries += 1
+        heapq.heappush(self._heap, (at_ns, self._entries, item))
+        if len(self._heap) > self._sweeps_at:
+            self._heap = [each for each in self._heap if self._is_true(each[0], each[2])]
+            heapq.heapify(self._heap)
+            self._sweeps_at = 2 * len(self._heap) + SPARE
+
+    def first(self) -> tuple[int, Item] | None:
+        while self._heap:
+            at_ns, _, item = self._heap[0]
+            if self._is_true(at_ns, item):
+                return at_ns, item
+            heapq.heappop(self._heap)
+        return None
+
+    def first_ns(self) -> int | None:
+        return None if (first := self.first()) is None else first[0]
+
+    def pop_due(self, now_ns: int) -> Item | None:
+        """Take out the first item, if its instant has come."""
+        if (first := self.first()) is None or first[0] > now_ns:
+            return None
+        heapq.heappop(self._heap)
+        return first[1]
+
+
+def earliest(*instants_ns: int | None) -> int | None:
+    """Return the first instant; None is never."""
+    return min((each for each in instants_ns if each is not None), default=None)
+
+
+class Sums(NamedTuple):
+    messages: int = 0
+    recipients: int = 0
+    size_bytes: int = 0
+    oldest_arrived_at_ns: int | None = None
+    """Boottime; None where there is no message, or where nobody looked."""
+
+
+class Counts:
+    """How much stands in a line, by state and lane.
+
+    A message is taken out before anything changes by which it is counted, and added again after that.
+    """
+
+    def __init__(self) -> None:
+        self._of: defaultdict[tuple[State, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+        """Parts of messages, messages, recipients, octets."""
+
+    def add(self, message: Queued, by: int = 1) -> None:
+        sums = self._of[message.state, message.lane]
+        sums[0] += by
+        sums[2] += by * message.recipients_left
+        if message.is_counted:
+            sums[1] += by
+            sums[3] += by * message.size_bytes
+
+    def members(self, *states: State) -> int:
+        """Return how many messages and parts of messages are in these states; none named: in any."""
+        return sum(sums[0] for (state, _), sums in self._of.items() if not states or state in states)
+
+    def of(self, state: State) -> dict[str, Sums]:
+        """Return the sums of a state by lane; lanes without mail are left out."""
+        its = {lane: sums for (each, lane), sums in self._of.items() if each is state and sums[0]}
+        return {lane: Sums(*sums[1:]) for lane, sums in its.items()}
+
+
+def total(sums: Collection[Sums]) -> Sums:
+    return Sums(
+        sum(each.messages for each in sums),
+        sum(each.recipients for each in sums),
+        sum(each.size_bytes for each in sums),
+        earliest(*(each.oldest_arrived_at_ns for each in sums)),
+    )
