@@ -273,7 +273,7 @@ class Top(App[None]):
     @work(exclusive=True, group="asking")
     async def action_act(self, verb: Verb) -> None:
         row = self._chosen
-        is_of_upstream = TABLE[verb].needs_upstream
+        is_of_upstream = verb in ("pause", "resume")
         if row is None or row.kind not in (
             ("upstream",) if is_of_upstream else ("upstream", "lane", "sender")
         ):

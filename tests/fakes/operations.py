@@ -7,7 +7,7 @@ from pathlib import Path
 from relay.control.operations import ABSENT, OK, TABLE, UNCHANGED, UNREAD, Deed, NotDone, PolicyInForce, Verb
 from relay.control.operator import AskedId, Operator
 from relay.mail.envelope import QueueId
-from relay.status.filters import WHOLE_QUEUE, By, Filters, GroupRow, Listed, Summary, Wanted
+from relay.status.filters import EVERYTHING, By, Filters, GroupRow, Listed, Summary
 from relay.status.plan import Plan
 from relay.status.snapshot import MessageView, QueueState, Snapshot, UpstreamState
 from relay.verdicts.operator_pause import PauseAsked
@@ -54,8 +54,10 @@ class FakeOperations(Operator):
     async def policy(self) -> PolicyInForce:
         return self.in_force
 
-    async def rows(self, wanted: Wanted = WHOLE_QUEUE) -> AsyncGenerator[Sequence[MessageView], None]:
-        for number, view in enumerate(wanted.arranged(each.view for each in self._every(wanted.filters))):
+    async def rows(
+        self, filters: Filters = EVERYTHING, limit: int | None = None
+    ) -> AsyncGenerator[Sequence[MessageView], None]:
+        for number, view in enumerate([each.view for each in self._every(filters)][:limit]):
             if number == self.rows_before_fault:
                 raise RuntimeError("odd")
             yield [view]

@@ -8,10 +8,10 @@ from pathlib import Path
 from relay.cli.render import queue_lines
 from relay.clock import SECOND_NS
 from relay.control.operations import CORRUPT_ADVICE
-from relay.control.operator import ROWS_AT_ONCE
+from relay.control.operator import AT_ONCE
 from relay.mail.envelope import QueueId
 from relay.queue.queued import Queued, origin_of
-from relay.status.filters import Filters, Wanted
+from relay.status.filters import Filters
 from relay.status.snapshot import MessageView, QueueState, message_to_json
 from relay.telemetry.metric_table import Totals
 from tests.fakes.clock import FakeClock
@@ -75,8 +75,8 @@ async def test_a_listing_gives_way_to_the_loop_after_each_slice(tmp_path: Path) 
         sizes = [len(some) async for some in rows]
         counting.cancel()
 
-    assert max(sizes) <= ROWS_AT_ONCE
-    assert turns - before >= len(sizes) >= MANY // ROWS_AT_ONCE - 1
+    assert max(sizes) <= AT_ONCE
+    assert turns - before >= len(sizes) >= MANY // AT_ONCE - 1
 
 
 async def test_what_comes_and_goes_spoils_no_listing(tmp_path: Path) -> None:
@@ -101,9 +101,9 @@ async def test_a_listing_is_oldest_first_in_whatever_order_mail_came(tmp_path: P
             relay.sender.queue.remove(name_of(number))
         fill(relay, 0, 10)
         listed = await relay.operator.queue()
-        some = await relay.operator.queue(Wanted(Filters(senders=("3@x.example",)), "size", 3))
+        some = await relay.operator.queue(Filters(senders=("3@x.example",)), 3)
 
-        assert await relay.operator.queue(Wanted(limit=3)) == listed[:3]
+        assert await relay.operator.queue(limit=3) == listed[:3]
     assert [each.queue_id for each in listed] == [name_of(number) for number in range(MANY)]
     assert [each.queue_id for each in some] == [name_of(number) for number in (3, 10, 17)]
 

@@ -1,0 +1,130 @@
+"""A relay that runs, as the command line finds it: a real one with its control socket, that sends nothing."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from relay.cli.main import main
+from relay.control.client import SOCKET_NAME, ControlClient
+from relay.control.server import ControlServer
+from relay.mail.envelope import QueueId
+from relay.policy.source import parse_policy
+from relay.status.snapshot import Condition
+from tests.fakes.clock import FakeClock
+from tests.unit.sender.in_process_relay import Relay
+
+POLICY = """\
+spool: ./spool
+listen:
+  - address: 127.0.0.1:2525
+    clients: [127.0.0.0/8]
+upstreams:
+  isp:
+    host: smtp.example.net
+    auth: {user: mjd, password_file: not-there}
+    limits: []
+"""
+
+
+def write_policy(folder: Path, text: str = POLICY, engine: str = "maildir") -> Path:
+    """Write a policy whose secret cannot be read, since nobody here has to read it."""
+    (folder / "spool").mkdir(exist_ok=True)
+    path = folder / "policy.yaml"
+    path.write_text(text.replace("spool: ./spool", f"spool: {{path: ./spool, engine: {engine}}}"))
+    return path
+
+
+class Up:
+    """A relay on a loop of its own, and a client of it."""
+
+    def __init__(self, folder: Path, text: str) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        (folder / "spool").mkdir(exist_ok=True)
+        self.do(self._begin(folder, text))
+        self.client = ControlClient(folder / "spool")
+
+    async def _begin(self, folder: Path, text: str) -> None:
+        policy = parse_policy(text.encode(), folder / "policy.yaml")
+        self.relay = Relay(policy, clock=FakeClock())
+        self.relay.watch.condition, self.relay.watch.refusing_because = Condition.RUNNING, ""
+        await self.relay.sender.start()
+        self.relay.sender.upstreams.halt()
+        self._server = ControlServer(policy.spool, self.relay.operator, self.relay.events)
+        await self._server.start()
+
+    async def _end(self) -> None:
+        await self._server.stop()
+        await self.relay.sender.stop()
+        self.relay.trigger.close()
+
+    async def _accept(self, sender: str, recipients: tuple[str, ...]) -> QueueId:
+        queue_id = self.relay.accept(*recipients, sender=sender)
+        await self.relay.sender.read()
+        return queue_id
+
+    def accept(self, *recipients: str, sender: str = "a@here.example") -> QueueId:
+        queue_id: QueueId = self.do(self._accept(sender, recipients))
+        return queue_id
+
+    def do(self, asked: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(asked, self._loop).result()
+
+    def close(self) -> None:
+        try:
+            self.do(self._end())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+@contextmanager
+def relay_up(folder: Path, text: str = POLICY) -> Iterator[Up]:
+    """Run a relay on the spool in a folder while the context lasts; `text` is the policy that it goes by."""
+    up = Up(folder, text)
+    try:
+        yield up
+    finally:
+        up.close()
+
+
+@contextmanager
+def answering(spool: Path, *answers: bytes) -> Iterator[None]:
+    """Give these answers, one a question, as a relay that goes, or one of another version, does."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(spool / SOCKET_NAME))
+        listening.listen()
+
+        def answer() -> None:
+            for content in answers:
+                asking, _ = listening.accept()
+                with asking:
+                    # One that only looks whether somebody listens asks nothing.
+                    while not asking.recv(1 << 20) and (asked := listening.accept()):
+                        asking.close()
+                        asking, _ = asked
+                    asking.sendall(content)
+                    asking.close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield
+        thread.join()
+    (spool / SOCKET_NAME).unlink()
+
+
+def code_of(*arguments: str) -> int:
+    """Run `relay` as its entry point does, and return its exit code."""
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
