@@ -74,8 +74,6 @@ class VerbRow:
     """Of those that name messages: the others name an upstream, and act on what its shield doubts."""
     already: str = ""
     """What is said of UNCHANGED."""
-    done_but_waits: str = ""
-    """What is said instead of `done` where the upstream holds the message; empty: `done` ends its wait."""
 
     @property
     def changes(self) -> tuple[QueueState, ...]:
@@ -113,21 +111,18 @@ TABLE: Mapping[Verb, VerbRow] = {
         _deeds(Deed.NOTHING, held=Deed.RELEASE),
         "Let held messages go on.",
         "was not held; nothing changed",
-        "released",
     ),
     "retry": VerbRow(
-        "to be tried at once",
+        "its back-off is over",
         # One that waits has no back-off, and would lose its turn.
         {**_deeds(Deed.RETRY, held=HELD_ALREADY), State.WAITING: Deed.NOTHING},
         "Let deferred messages go now; limits still hold.",
         "has no back-off; nothing changed",
-        "its back-off is over",
     ),
     "first": VerbRow(
         "goes next in its account",
         _deeds(Deed.FIRST, held=HELD_ALREADY),
         "Let messages go before all others of their account, while this relay runs; limits still hold.",
-        done_but_waits="goes next in its account",
     ),
     "bounce": VerbRow(
         "bounced", _deeds(Deed.BOUNCE), "End messages and report their remaining recipients to the sender."

@@ -13,7 +13,7 @@ from relay.control.operations import OK, Unreachable
 from relay.status.filters import By, Filters, Wanted
 from relay.status.snapshot import QueueState
 from relay.verdicts.operator_pause import PauseAsked
-from tests.unit.cli.running import POLICY, answering, relay_up
+from tests.unit.cli.control import POLICY, answering, relay_up
 
 SAID = b"HTTP/1.0 200 OK\r\n\r\n"
 

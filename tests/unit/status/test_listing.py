@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from relay.cli.render import queue_lines
+from relay.cli.output import queue_text
 from relay.clock import SECOND_NS
 from relay.control.operations import CORRUPT_ADVICE
 from relay.control.operator import AT_ONCE
@@ -123,7 +123,7 @@ async def test_what_is_set_aside_is_listed_behind_the_queue(tmp_path: Path) -> N
 
             assert corrupt.reason
             assert message_to_json(corrupt)["state"] == "corrupt"
-            _, line, _ = queue_lines([corrupt], relay.clock.wall_ns())
+            _, line = next(queue_text([[corrupt]], relay.clock.wall_ns())).splitlines()
             assert " corrupt " in line
             (result,) = (await relay.operator.act("delete", [corrupt.queue_id])).values()
             assert result == f"corrupt: {corrupt.reason}; {CORRUPT_ADVICE}"
