@@ -1,20 +1,32 @@
-"""`relay check`: all that is wrong with a policy, or what it comes to."""
+"""`relay check`, `relay plan` and `relay hash-password`: a policy, before it is in force, and its users.
 
+`plan` asks the relay that runs, which changes nothing; or reads the spool of one that is down, as `relay
+queue` does, and tells what a start would do.  Its figures are those of `relay.status.eta`.
+"""
+
+import json
+import os
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from relay.cli.options import policy_option, printable
+from relay.cli.locate import Where, asked, where_options
+from relay.cli.options import duration, json_option, policy_option, say
+from relay.control.operations import NotDone
+from relay.mail.formats import span, utc
 from relay.policy.model import Listen, Policy, Tls, Upstream
-from relay.policy.secrets import credentials_folder
+from relay.policy.secrets import MAX_PASSWORD_BYTES, USER_NAME, credentials_folder
 from relay.policy.shipped import provider_of, providers
-from relay.policy.source import policy_text, read_policy
+from relay.policy.source import policy_bytes, policy_text, read_policy
+from relay.status.plan import Plan, plan_to_json
 from relay.throttle.limit import plain_words
 
-Row = tuple[str, str]
-"""What it is about, or nothing where that is as in the row before; and the words."""
+LONGER = UNTOLD = 1
+"""The exit code of `plan` where mail would wait longer than `--within`, and where nobody can tell."""
+_UNKNOWN = "nobody can tell"
 
 
 @click.command()
@@ -33,25 +45,50 @@ def check(policy_path: Path, file: Path | None, *, is_shown: bool) -> None:
     if is_shown:
         click.echo(policy_text(policy), nl=False)
         return
-    click.echo(f"{printable(path)} is good")
+    say(f"{path} is good")
     for about, words in _summary(policy):
-        click.echo(printable(f"{about:<9} {words}"))
+        say(f"{about:<9} {words}")
 
 
-def _summary(policy: Policy) -> Iterator[Row]:
+def _summary(policy: Policy) -> Iterator[tuple[str, str]]:
+    """Yield what each line is about, or nothing where that is as in the line before; and the words."""
     yield "spool", f"{policy.spool} ({policy.storage.postgresql or policy.storage.engine})"
     for listen in policy.listen:
-        yield "listen", f"{listen.address}: {_door(listen)}"
+        yield "listen", f"{listen.address}: {_listener(listen)}"
         if not listen.clients and listen.users_file is None:
             yield "", "note: nobody may relay through it; name clients or a users_file"
     if policy.http is not None:
         yield "http", str(policy.http)
     for name, upstream in policy.upstreams.items():
-        yield from _upstream(policy, name, upstream)
+        tls = "no TLS" if upstream.tls is Tls.NONE else f"TLS {upstream.tls}"
+        user = "no auth" if upstream.auth is None else f"user {upstream.auth.user}"
+        shown = "" if upstream.tls_certificate is None else ", a certificate of its own"
+        source = "" if upstream.source_address is None else f", from {upstream.source_address}"
+        where = f"{upstream.host} port {upstream.port}{source}"
+        yield "upstream", f"{name}: {where}, {tls}{shown}, {user}, {upstream.connections} connections"
+        if upstream.provider is not None:
+            yield "", f"provider {upstream.provider}: {providers()[upstream.provider].note}"
+        for limit in upstream.limits:
+            yield "", f"at most {plain_words(limit)}"
+        yield "", f"history {policy.history_of(name)}"
+        for note in _notes(policy, name, upstream):
+            yield "", f"note: {note}"
     yield from _reports(policy)
 
 
-def _door(listen: Listen) -> str:
+def _reports(policy: Policy) -> Iterator[tuple[str, str]]:
+    hostname, through = policy.hostname or socket.getfqdn(), policy.upstreams_of_reports
+    sender = policy.reports.sender or f"MAILER-DAEMON@{hostname}"
+    yield "reports", f"through {', '.join(through)}, from {sender}"
+    for upstream in map(policy.upstreams.__getitem__, through):
+        provider = provider_of(upstream.provider, upstream.host)
+        if provider is not None and providers()[provider].refuses_reports:
+            yield "", f"note: {provider} refuses reports: name another upstream in reports.upstreams"
+    if "." not in hostname:
+        yield "", f"note: this host is called {hostname}, without a domain: write hostname"
+
+
+def _listener(listen: Listen) -> str:
     parts = []
     if listen.clients:
         parts.append(f"clients {', '.join(str(network) for network in listen.clients)}")
@@ -62,32 +99,14 @@ def _door(listen: Listen) -> str:
     return "; ".join(parts) or "no clients"
 
 
-def _upstream(policy: Policy, name: str, upstream: Upstream) -> Iterator[Row]:
-    tls = "no TLS" if upstream.tls is Tls.NONE else f"TLS {upstream.tls}"
-    user = "no auth" if upstream.auth is None else f"user {upstream.auth.user}"
-    shown = "" if upstream.tls_certificate is None else ", a certificate of its own"
-    source = "" if upstream.source_address is None else f", from {upstream.source_address}"
-    where = f"{upstream.host} port {upstream.port}{source}"
-    yield "upstream", f"{name}: {where}, {tls}{shown}, {user}, {upstream.connections} connections"
-    if upstream.provider is not None:
-        yield "", f"provider {upstream.provider}: {providers()[upstream.provider].note}"
-    for limit in upstream.limits:
-        yield "", f"at most {plain_words(limit)}"
-    yield "", f"history {policy.history_of(name)}"
-    for note in _notes(policy, name, upstream):
-        yield "", f"note: {note}"
-
-
 def _notes(policy: Policy, name: str, upstream: Upstream) -> Iterator[str]:
-    history = policy.history_of(name)
+    history, auth = policy.history_of(name), upstream.auth
     if others := [each for each in policy.upstreams if each != name and policy.history_of(each) == history]:
         shared = "both count in one history, each by its own limits"
         yield f"the same account as {', '.join(others)}: {shared}"
-    credential = None if upstream.auth is None else upstream.auth.password_credential
-    if credential is not None and credentials_folder() is None:
+    if auth is not None and auth.password_credential is not None and credentials_folder() is None:
         yield "the credential of its password was not checked: only the service has $CREDENTIALS_DIRECTORY"
-    oauth2 = None if upstream.auth is None else upstream.auth.oauth2
-    refresh_token = None if oauth2 is None else oauth2.refresh_token_file
+    refresh_token = None if auth is None or auth.oauth2 is None else auth.oauth2.refresh_token_file
     if refresh_token is not None and not refresh_token.exists():
         yield f"there is no refresh token yet: run `relay login {name}`"
     if upstream.source_address is not None and not _is_here(upstream.source_address):
@@ -108,17 +127,90 @@ def _is_here(address: str) -> bool:
     return True
 
 
-def _reports(policy: Policy) -> Iterator[Row]:
-    hostname = policy.hostname or socket.getfqdn()
-    through = policy.upstreams_of_reports
-    yield (
-        "reports",
-        f"through {', '.join(through)}, from {policy.reports.sender or f'MAILER-DAEMON@{hostname}'}",
-    )
-    for name in through:
-        upstream = policy.upstreams[name]
-        provider = provider_of(upstream.provider, upstream.host)
-        if provider is not None and providers()[provider].refuses_reports:
-            yield "", f"note: {provider} refuses reports: name another upstream in reports.upstreams"
-    if "." not in hostname:
-        yield "", f"note: this host is called {hostname}, without a domain: write hostname"
+@click.command()
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+@where_options
+@click.option(
+    "--within",
+    "within_ns",
+    callback=duration,
+    metavar="TIME",
+    help="Exit with 1 where mail would wait longer, such as 2h.",
+)
+@json_option
+def plan(where: Where, path: Path, *, within_ns: int | None, as_json: bool) -> int:
+    """Tell what the policy in FILE would do, before it is in force.
+
+    Says what differs from the policy in force, which limits would be over at once, and when the mail that
+    waits will have gone under either.  By estimate, as in `relay queue`.  Changes nothing.
+    """
+    # Every fault is told here, as `relay check` does it; the relay that is asked reads the text once more.
+    read_policy(path)
+    text = policy_bytes(path).decode()
+    try:
+        with asked(where) as session:
+            planned = session.plan(text, path.absolute())
+    except NotDone as why:
+        click.echo(f"{_UNKNOWN} what this edit would do: {why}", err=True)
+        return UNTOLD
+    for line in [json.dumps(plan_to_json(planned))] if as_json else _plan_lines(planned, path):
+        say(line)
+    if within_ns is None or not planned.waits_longer_than(within_ns):
+        return os.EX_OK
+    if not as_json:
+        click.echo(f"mail would wait longer than {span(within_ns)}")
+    return LONGER
+
+
+def _plan_lines(planned: Plan, path: Path) -> Iterator[str]:
+    how = "the relay that runs" if planned.is_running else "the relay is down: as if it started now with each"
+    yield f"{path}, at {utc(planned.at_ns)}; {how}; no policy was changed"
+    yield "what differs from the policy in force:"
+    for each in planned.differences:
+        yield f"  {each.sign} {each.words}{' (needs a restart)' if each.needs_restart else ''}"
+    if not planned.differences:
+        yield "  nothing"
+    for over in planned.over:
+        until = f"nothing goes until {utc(over.opens_at_ns)}, in {span(over.opens_at_ns - planned.at_ns)}"
+        yield f"over at once: {over.upstream}: {over.limit}: {over.used} of {over.count} used, and {until}"
+    if not planned.upstreams:
+        yield "no mail waits"
+    for line in planned.upstreams:
+        yield f"{line.name}: {line.messages} messages, {line.recipients} recipients wait"
+        yield f"  in force: {_end(line.drained_at_ns, planned.at_ns, line.held_by)}"
+        yield f"  edited:   {_end(line.edited_drained_at_ns, planned.at_ns, line.edited_held_by)}"
+
+
+def _end(at_ns: int | None, now_ns: int, held_by: str) -> str:
+    if at_ns is None:
+        return f"{_UNKNOWN}: {held_by}" if held_by else _UNKNOWN
+    for_what = f"; most of it for {held_by}" if held_by else ""
+    return f"all have gone in {span(max(0, at_ns - now_ns))}, at {utc(at_ns)}{for_what}"
+
+
+@click.command("hash-password")
+@click.argument("name", required=False)
+def hash_password(name: str | None) -> None:
+    """Make a line for a users_file from a password.
+
+    Asks for the password twice on a terminal, else reads it as one line from stdin.
+    Prints NAME:$argon2id$..., or the hash alone without a NAME.
+    """
+    from argon2 import PasswordHasher  # noqa: PLC0415 - the other verbs need none
+
+    if name is not None and not USER_NAME.match(name):
+        raise click.UsageError("NAME must not be empty, hold a colon or control characters, or start with #")
+    hashed = PasswordHasher().hash(_password())
+    click.echo(hashed if name is None else f"{name}:{hashed}")
+
+
+def _password() -> bytes:
+    if sys.stdin.isatty():
+        typed: str = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+        password = typed.encode("utf-8")
+    else:
+        password = sys.stdin.buffer.read(MAX_PASSWORD_BYTES + 2).removesuffix(b"\n").removesuffix(b"\r")
+    if not 0 < len(password) <= MAX_PASSWORD_BYTES or any(octet in password for octet in b"\0\r\n"):
+        most = f"1 to {MAX_PASSWORD_BYTES} bytes"
+        raise click.UsageError(f"the password must be one line of {most}, without NUL")
+    return password

@@ -4,8 +4,8 @@ import os
 
 import click
 
-from relay.cli.locate import found_policy
-from relay.cli.options import Failed, Where, own_spool, printable, where_options
+from relay.cli.locate import Where, found_policy, where_options
+from relay.cli.options import Failed, own_spool, say
 from relay.clock import SystemClock
 from relay.control.client import ControlClient
 from relay.control.offline import refuse_strangers
@@ -52,10 +52,10 @@ def convert(where: Where, *, target: str | None) -> None:
     if done.was != done.now:
         what = f"{done.messages} messages, {done.held} of them held, {done.recipients} recipients to do"
         words = f"{done.was} to {done.now}: {what}"
-    click.echo(printable(f"{policy.spool}: {words}"))
+    say(f"{policy.spool}: {words}")
     if wanted != policy.storage.engine:
-        click.echo(printable(f"now let the policy say  spool: {{path: {policy.spool}, engine: {wanted}}}"))
+        say(f"now let the policy say  spool: {{path: {policy.spool}, engine: {wanted}}}")
 
 
 def _tell_corrupt(name: str, why: str) -> None:
-    click.echo(printable(f"{name}: {why}; it is in corrupt/"), err=True)
+    say(f"{name}: {why}; it is in corrupt/", err=True)

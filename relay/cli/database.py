@@ -5,17 +5,12 @@ from collections.abc import Iterator
 
 import click
 
-from relay.cli.locate import found_policy
-from relay.cli.options import Where, printable, where_options
+from relay.cli.locate import Where, found_policy, where_options
+from relay.cli.options import Failed, say
 from relay.policy.database import DatabaseLogin
 from relay.spool.database.connection import VERSION, Database, database_of
 from relay.spool.database.schema import looked_at, make
 from relay.spool.database.schema import upgrade as upgrade_tables
-
-
-class NoDatabase(click.ClickException):
-    exit_code = os.EX_CONFIG
-
 
 AS = click.option("--as", "url", metavar="URL", help="Log in by this URL, as who owns the tables.")
 
@@ -36,7 +31,7 @@ def init(where: Where, *, url: str | None) -> None:
     """
     for login in _databases(where):
         make(_by(login, url), "" if url is None else database_of(login).role)
-        click.echo(printable(f"{login.postgresql}: its tables are made"))
+        say(f"{login.postgresql}: its tables are made")
 
 
 @database.command()
@@ -47,7 +42,7 @@ def upgrade(where: Where, *, url: str | None) -> None:
     for login in _databases(where):
         found = upgrade_tables(_by(login, url))
         words = f"its tables were of version {found}, and are of version {VERSION}"
-        click.echo(printable(f"{login.postgresql}: {words}"))
+        say(f"{login.postgresql}: {words}")
 
 
 @database.command()
@@ -56,9 +51,9 @@ def check(where: Where) -> None:
     """Look whether a relay can use them, and tell which hosts and accounts do."""
     for login in _databases(where):
         lines = list(looked_at(database_of(login)))
-        click.echo(printable(f"{login.postgresql}: good"))
+        say(f"{login.postgresql}: good")
         for line in lines:
-            click.echo(printable(f"  {line}"))
+            say(f"  {line}")
 
 
 def _databases(where: Where) -> Iterator[DatabaseLogin]:
@@ -67,7 +62,7 @@ def _databases(where: Where) -> Iterator[DatabaseLogin]:
     histories = (policy.history_of(name).database for name in policy.upstreams)
     logins = {each.postgresql: each for each in (policy.storage, *histories) if each and each.postgresql}
     if not logins:
-        raise NoDatabase("the policy names no database: docs/several-hosts.md")
+        raise Failed("the policy names no database: docs/several-hosts.md", os.EX_CONFIG)
     yield from logins.values()
 
 

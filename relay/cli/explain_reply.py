@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from relay.cli.options import default_policy, named_upstream, policy_option, printable
+from relay.cli.options import default_policy, named_upstream, policy_option, say
 from relay.mail.envelope import QueueId
 from relay.mail.formats import span
 from relay.policy.model import ShieldSettings
@@ -40,6 +40,7 @@ _FOLLOWS = {
     Verdict.PAUSE: "the upstream rests; every message stays as it is, no attempt, no age",
     Verdict.STOP: "the upstream is stopped; every message stays as it is, no attempt, no age",
 }
+_OF_SENDER = "mail from this sender waits, untouched; all other mail goes on"
 
 
 @click.command("explain-reply")
@@ -80,9 +81,8 @@ def explain_reply(
         lines = tuple(_explained(rules, shield, Phase(phase), reply, client))
         said.setdefault(lines, []).append(name)
     for lines, names in said.items():
-        heading = [f"of {', '.join(names)}:"] if len(said) > 1 else []
-        for line in (*heading, *lines):
-            click.echo(printable(line))
+        for line in ([f"of {', '.join(names)}:"] if len(said) > 1 else []) + [*lines]:
+            say(line)
 
 
 def _reply(text: str) -> Reply:
@@ -90,16 +90,15 @@ def _reply(text: str) -> Reply:
     code = text.strip()[:3]
     lines = [line.strip() for line in text.replace("\\n", "\n").splitlines() if line.strip()] or [""]
     plain = [line[4:] if line.startswith((f"{code}-", f"{code} ")) else line for line in lines]
-    parser = ReplyParser()
+    wire = "".join(f"{code}-{line}\r\n" for line in plain[:-1]) + f"{code} {plain[-1]}\r\n"
+    parser, why = ReplyParser(), ""
     try:
-        wire = "".join(f"{code}-{line}\r\n" for line in plain[:-1]) + f"{code} {plain[-1]}\r\n"
         parser.feed(wire.encode(errors="surrogateescape"))
-        reply = parser.next_reply()
+        if (reply := parser.next_reply()) is not None:
+            return reply
     except MalformedReply as malformed:
-        raise click.UsageError(f"that is no reply of an SMTP server: {malformed}") from None
-    if reply is None:
-        raise click.UsageError("that is no whole reply of an SMTP server")
-    return reply
+        why = f": {malformed}"
+    raise click.UsageError(f"that is no whole reply of an SMTP server{why}")
 
 
 def _judges(
@@ -140,12 +139,9 @@ def _explained(
         yield f"rule     {ruling.rule.place}"
         yield f"source   {ruling.rule.source}"
     decided = _decided(Answer(ruling.verdict, phase, reply, str(reply), ruling=ruling), shield)
-    follows = _FOLLOWS[decided.verdict].format(
-        "this recipient" if ruling.scope is Scope.RECIPIENT else "the message"
-    )
-    if decided.scope is Scope.SENDER:
-        follows = "mail from this sender waits, untouched; all other mail goes on"
-    yield f"then     {follows}"
+    what = "this recipient" if ruling.scope is Scope.RECIPIENT else "the message"
+    is_of_sender = decided.scope is Scope.SENDER
+    yield f"then     {_OF_SENDER if is_of_sender else _FOLLOWS[decided.verdict].format(what)}"
     if shield is not None and decided.is_doubted:
         yield "shield   no rule knows its words: it fails if refused again after other mail went through"
         yield f"shield   {shield.in_a_row} alike of different senders stop the upstream (docs/operating.md)"

@@ -12,10 +12,9 @@ from itertools import islice
 
 import click
 
-from relay.cli.locate import asked, found_policy
-from relay.cli.options import Where, duration, json_option, where_options
-from relay.cli.render import queue_lines
-from relay.cli.table import Table
+from relay.cli.locate import Where, asked, found_policy, where_options
+from relay.cli.options import duration, json_option, printable
+from relay.cli.output import queue_text
 from relay.clock import SystemClock
 from relay.control.client import ControlClient
 from relay.mail.formats import rfc3339, utc
@@ -25,11 +24,14 @@ from relay.status.snapshot import message_to_json
 from relay.telemetry.outcomes import GATHER_SECONDS, PastOutcome, found, oldest_ns, past_outcomes
 
 NOTHING_FOUND = 1
+_ROW = "{:<20}  {:<8}  {:<17}  {}"
 
 
 def _sought(_context: click.Context, _argument: click.Parameter, words: Sequence[str]) -> Sought:
+    text = " ".join(words)
     try:
-        return sought(" ".join(words))
+        text.encode()  # it is asked of the relay as JSON
+        return sought(text)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
 
@@ -56,7 +58,7 @@ def find(where: Where, wanted: Sought, *, limit: int | None, since: int | None, 
         for message in messages:
             click.echo(json.dumps({"found": "queue", **message_to_json(message)}))
     elif messages:
-        click.echo("\n".join(queue_lines(messages, now_ns, snapshot)))
+        click.echo("\n".join(queue_text([messages], now_ns, snapshot)))
     if policy.recent is None:
         click.echo("what ended is not kept: `recent: null` in the policy", err=True)
         return os.EX_OK if messages else NOTHING_FOUND
@@ -64,14 +66,13 @@ def find(where: Where, wanted: Sought, *, limit: int | None, since: int | None, 
         # What left the queue just now is written by then.
         asyncio.run(asyncio.sleep(2 * GATHER_SECONDS))
     left, count = None if limit is None else limit - len(messages), 0
-    table = Table(
-        "ended".ljust(20), "became".ljust(8), "queue id".ljust(17), "message: reply", is_folded=True
-    )
     with past_outcomes(str(policy.spool)) as past:
         since_ns = oldest_ns(past)
         outcomes = found(past, wanted, 0 if since is None else now_ns - since)
-        for count, outcome in enumerate(islice(outcomes, left), 1):  # noqa: B007 - counted as they come
-            click.echo(_json_line(outcome) if as_json else "\n".join(table.lines([_row(outcome)])))
+        for count, outcome in enumerate(islice(outcomes, left), 1):
+            if count == 1 and not as_json:
+                click.echo(_ROW.format("ended", "became", "queue id", "message: reply"))
+            click.echo(_json_line(outcome) if as_json else _line(outcome))
     if messages or count:
         return os.EX_OK
     reaches = "" if since_ns is None else f" since {utc(since_ns)}"
@@ -85,9 +86,9 @@ def _json_line(outcome: PastOutcome) -> str:
     return json.dumps({"found": "recent", "at": rfc3339(told.pop("at_ns")), **told})
 
 
-def _row(outcome: PastOutcome) -> Sequence[str]:
+def _line(outcome: PastOutcome) -> str:
     who = f"{outcome.reverse_path or 'MAILER-DAEMON'} -> {outcome.recipient}"
     via = ", ".join(filter(None, (outcome.upstream, outcome.relay if outcome.upstream else "")))
     said = ": ".join(filter(None, (via, outcome.reply)))
     about = " ".join(filter(None, (who, outcome.message_id, outcome.subject, said)))
-    return utc(outcome.at_ns), outcome.became, outcome.queue_id, about
+    return printable(_ROW.format(utc(outcome.at_ns), outcome.became, outcome.queue_id, about))

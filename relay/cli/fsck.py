@@ -1,32 +1,117 @@
-"""`relay fsck`: reads every message of a spool and its histories, and says what is not as it should be.
+"""`relay fsck` and `relay audit`: what is on disk, read whole, and proven or told of.
 
-It owns the queue meanwhile, so no relay may run; while one runs only the histories are looked at.  What is
-damaged is set aside, as a start does it.  Exit codes: 0 clean, 1 findings that need nobody, 65 (EX_DATAERR)
-damage: somebody has to look; 66 there is no spool, 74 it cannot be read, 75 a relay has it, 77 it belongs to
-another user.
+`audit` counts the most that any window of any limit can have held anew from the history; it reads only.
+`fsck` owns the queue meanwhile, so no relay may run; while one runs only the histories are looked at.  It
+sets aside what is damaged, as a start does.
 """
 
 import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import click
 
-from relay.cli.locate import found_policy
-from relay.cli.options import Failed, Where, json_option, own_spool, printable, where_options
+from relay.cli.locate import Where, found_policy, where_options
+from relay.cli.options import Failed, json_option, own_spool, printable, say
 from relay.clock import SystemClock
 from relay.control.offline import refuse_strangers
+from relay.mail.formats import rfc3339_or_none, utc
+from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import engine_of, open_spool
 from relay.spool.interface import Corrupt, Spool, SpoolBusy
-from relay.throttle.history import NOTHING_SENT
-from relay.throttle.opening import Finding, history_findings
+from relay.status.snapshot import as_json as plain
+from relay.throttle.audit import Audit
+from relay.throttle.audit import audit as count
+from relay.throttle.history import NOTHING_SENT, HistoryError
+from relay.throttle.limit import plain_words
+from relay.throttle.opening import Finding, history_findings, recorded_book
 
-FINDINGS_THAT_NEED_NOBODY = 1
+EXCEEDED = FINDINGS_THAT_NEED_NOBODY = 1
+"""Exit codes: of `audit` where a window held more than its limit as the policy states it today; of `fsck`."""
 AT_ONCE = 256
 MOST_LISTED = 1000
+
+
+@click.command()
+@where_options
+@json_option
+def audit(where: Where, *, as_json: bool) -> int:
+    """Prove from the history that no limit was exceeded.
+
+    For each limit: the most that any window of its length can have held, wherever within a
+    transaction the upstream counts.  Reads only; works with the relay up or down.  Exit code 1:
+    some window held more than the limit allows today, because an edit lowered the limit, or
+    because something else was sent through the account's history.
+    """
+    policy, clock = found_policy(where), SystemClock()
+    code = os.EX_OK
+    for name, upstream in policy.upstreams.items():
+        place, limits = policy.history_of(name), with_ceilings(upstream.limits, policy.lanes)
+        if place.database is None and not place.path.exists():
+            if not as_json:
+                say(f"{name}: {place} is not there: nothing was sent under a limit")
+            continue
+        try:
+            found = count(recorded_book(place, (), None, RealDisk(), clock).slots(), limits)
+        except HistoryError as error:
+            say(f"{name}: {error}", err=True)
+            code = os.EX_DATAERR
+            continue
+        if code == os.EX_OK and any(peak.is_exceeded for peak in found.findings):
+            code = EXCEEDED
+        found = _by_wall_clock(found, clock.wall_ns() - clock.boottime_ns())
+        if as_json:
+            for told in _told(found):
+                click.echo(json.dumps({"upstream": name, "history": str(place), **told}))
+        else:
+            words = {limit.label: plain_words(limit) for limit in limits}
+            for line in _lines(f"{name}: {place}", found, words):
+                say(line)
+    return code
+
+
+def _by_wall_clock(found: Audit, ahead_ns: int) -> Audit:
+    def moved(value: Any, *names: str) -> Any:
+        instants = {name: getattr(value, name) for name in names}
+        return replace(
+            value, **{name: None if at is None else at + ahead_ns for name, at in instants.items()}
+        )
+
+    moved_found: Audit = moved(found, "since_ns", "exact_since_ns")
+    return replace(moved_found, findings=tuple(moved(peak, "most_at_ns") for peak in found.findings))
+
+
+def _lines(place: str, found: Audit, words: dict[str, str]) -> Iterator[str]:
+    """`words` are those for people, by the label of each limit."""
+    known = f"{found.transactions} transactions"
+    if found.in_flight:
+        known += f" ({found.in_flight} without an end so far)"
+    if found.connections:
+        known += f" and {found.connections} connections"
+    yield f"{place}: {known}" + ("" if found.since_ns is None else f", since {utc(found.since_ns)}")
+    held = "never exceeded"
+    if found.exact_since_ns is not None:
+        since = utc(found.exact_since_ns)
+        held = f"not exceeded since {since}"
+        yield f"  {found.merged} older ones are not known one by one and left out; exact since {since}"
+    for peak in found.findings:
+        key = f" (by {peak.key or '<>'})" if peak.key is not None else ""
+        at = f" at {utc(peak.most_at_ns)}" if peak.most_at_ns is not None else ""
+        over = f"EXCEEDED, {peak.most - peak.count} more than it allows today"
+        verdict = over if peak.is_exceeded else held
+        yield f"  {words[peak.label]}: at most {peak.most} at once{key}{at}: {verdict}"
+
+
+def _told(found: Audit) -> Iterator[dict[str, Any]]:
+    """Keys may be added, never renamed."""
+    known = {key: getattr(found, key) for key in ("transactions", "connections", "in_flight", "merged")}
+    known |= {"since": rfc3339_or_none(found.since_ns), "exact_since": rfc3339_or_none(found.exact_since_ns)}
+    for peak in found.findings:
+        yield {"limit": peak.label, **plain(peak), "exceeded": peak.is_exceeded, **known}
 
 
 @click.command()
@@ -53,21 +138,17 @@ def fsck(where: Where, *, as_json: bool) -> int:
         findings += _of_histories(policy)
     damages = sum(finding.is_damage for finding in findings)
     for finding in findings:
-        click.echo(json.dumps(_json(finding)) if as_json else _line(finding))
+        advice = f" -> {finding.advice}" if finding.advice else ""
+        line = f"{finding.path}: {finding.what}: {finding.becomes}{advice}"
+        click.echo(json.dumps(_json(finding)) if as_json else printable(line))
     if as_json:
-        summary = {
-            "finding": "summary",
-            "path": printable(policy.spool),
-            "messages": None if busy else messages,
-            "findings": len(findings),
-            "damages": damages,
-            "busy": printable(busy) or None,
-        }
-        click.echo(json.dumps(summary))
+        counts = {"messages": None if busy else messages, "findings": len(findings), "damages": damages}
+        summary = {"finding": "summary", "path": printable(policy.spool), **counts}
+        click.echo(json.dumps({**summary, "busy": printable(busy) or None}))
     else:
         found = f"{len(findings)} findings, {damages} of them damage" if findings else "clean"
         read = f"not read: {busy}; stop the relay and run this again" if busy else f"{messages} messages"
-        click.echo(printable(f"{policy.spool}: {read}, {found}"))
+        say(f"{policy.spool}: {read}, {found}")
     if damages:
         return os.EX_DATAERR
     return os.EX_TEMPFAIL if busy else FINDINGS_THAT_NEED_NOBODY if findings else os.EX_OK
@@ -76,21 +157,21 @@ def fsck(where: Where, *, as_json: bool) -> int:
 def _of_spool(policy: Policy) -> tuple[int, list[Finding]]:
     """Return how many whole messages there are, and what is set aside.  Raises SpoolError, OSError."""
     spool = open_spool(policy, RealDisk(), SystemClock(), lambda _name, _why: None)
+    advice = "look at it, send by hand what is worth it, then remove it"
     try:
         messages = sum(_whole(spool))
-        findings = [
+        return messages, [
             Finding(
                 f"{policy.spool}/corrupt/{each.name}",
                 "set_aside",
                 each.reason,
                 "never sent, never deleted",
-                "look at it, send by hand what is worth it, then remove it",
+                advice,
             )
             for each in spool.set_aside(MOST_LISTED)
         ]
     finally:
         spool.close()
-    return messages, findings
 
 
 def _whole(spool: Spool) -> Iterator[bool]:
@@ -108,8 +189,7 @@ def _whole(spool: Spool) -> Iterator[bool]:
 
 def _of_histories(policy: Policy) -> Iterator[Finding]:
     clock, disk = SystemClock(), RealDisk()
-    paths = {policy.history_path(name): None for name in policy.upstreams}
-    for path in paths:
+    for path in dict.fromkeys(map(policy.history_path, policy.upstreams)):
         yield from history_findings(path, disk, clock)
     for finding in history_findings(policy.reports_history, disk, clock):
         if finding.becomes.startswith(NOTHING_SENT):
@@ -117,11 +197,6 @@ def _of_histories(policy: Policy) -> Iterator[Finding]:
             yield replace(finding, becomes=becomes, advice=advice)
         else:
             yield finding
-
-
-def _line(finding: Finding) -> str:
-    advice = f" -> {finding.advice}" if finding.advice else ""
-    return printable(f"{finding.path}: {finding.what}: {finding.becomes}{advice}")
 
 
 def _json(finding: Finding) -> dict[str, str | bool | None]:

@@ -1,22 +1,28 @@
-"""Finds what an operator asks about: the relay that runs on the spool of a policy, or the spool without one.
+"""Finds what an operator asks about: the relay that runs on a spool, or the spool without one; and messages.
 
 A relay that runs is asked even though an edit broke its policy since: it goes on by its last good one.  So of
 the file only the key `spool` is read first, and nothing is loaded that checks a policy (0.2 s).
 """
 
 import contextlib
+import functools
 import os
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from relay.cli.options import Failed, Where
+from relay.cli.options import CliVerb, Failed, checked, duration, named, policy_option, printable
 from relay.control.client import ControlClient
 from relay.control.operations import Session
+from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
 from relay.policy.named_file import read_regular
+from relay.status.filters import Filters
+from relay.status.snapshot import QueueState
 
 if TYPE_CHECKING:
     from relay.policy.model import Policy
@@ -25,6 +31,39 @@ MOST_BYTES = 1 << 20
 """Of a policy that are read for its spool."""
 _SPOOL = re.compile(r"^spool:.*(?:\n[ \t].*)*", re.MULTILINE)
 """The key, and all that is indented below it: the rest may be no YAML."""
+_NO_UTF_8 = re.compile("[\ud800-\udfff]")
+FROM_STDIN = "-"
+
+
+class Where(NamedTuple):
+    policy_path: Path
+    spool: Path | None
+    """As the operator named it; None: the policy says it."""
+
+
+def where_options(verb: CliVerb) -> CliVerb:
+    """Give a verb `--policy FILE` and `--spool DIR`, which it takes as `where: Where`.
+
+    Its texts are asked of a relay, as JSON: what is no UTF-8 is refused.
+    """
+
+    @functools.wraps(verb)
+    def located(*arguments: Any, policy_path: Path, spool: Path | None, **others: Any) -> Any:
+        for value in others.values():
+            for text in value if isinstance(value, tuple) else (value,):
+                if isinstance(text, str) and not text.isascii() and _NO_UTF_8.search(text):
+                    raise click.UsageError(f"{printable(text)} is not UTF-8")
+        return verb(*arguments, where=Where(policy_path, spool), **others)
+
+    return policy_option(
+        click.option(
+            "--spool",
+            type=click.Path(path_type=Path),
+            callback=named,
+            metavar="DIR",
+            help="Ask the relay that runs on this spool, whatever the policy says.",
+        )(located)
+    )
 
 
 @contextlib.contextmanager
@@ -99,3 +138,69 @@ def _spool_in(policy_path: Path) -> Path | None:
         return None
     path = said.get("path") if isinstance(said, dict) else said
     return policy_path.absolute().parent / path if isinstance(path, str) else None
+
+
+def checked_ids(words: Sequence[str]) -> list[QueueId]:
+    """Return ids, each once, those on stdin in the place of `-`.  Raises UsageError."""
+    names = [name for word in words for name in (sys.stdin.read().split() if word == FROM_STDIN else [word])]
+    if wrong := next((name for name in names if not QUEUE_ID_PATTERN.match(name)), None):
+        raise click.UsageError(f"{printable(wrong)} is not a queue id")
+    return list(map(QueueId, dict.fromkeys(names)))
+
+
+ids_argument = click.argument(
+    "ids",
+    metavar="ID...",
+    nargs=-1,
+    required=True,
+    callback=lambda _context, _argument, ids: checked_ids(ids),
+)
+"""At least one `ID`, which a verb takes as `ids: list[QueueId]`."""
+
+_STATES = [state.value for state in QueueState if state is not QueueState.INCOMING]
+_sender = checked("relay.policy.lane", "sender_pattern")
+_text = checked("builtins", "str")
+_FILTERS: tuple[tuple[str, str, str, Any, str], ...] = (
+    ("--sender", "senders", "WHO", _sender, "By reverse-path: address, @domain, pattern, <>."),
+    ("--recipient", "recipients", "WHO", _sender, "By a recipient left."),
+    (
+        *("--domain", "domains", "DOMAIN", checked("relay.policy.lane", "domain_pattern")),
+        "By the domain of a recipient left; *.x.example: below it.",
+    ),
+    ("--user", "users", "NAME", _text, "By who had logged in, or a pattern."),
+    (
+        *("--client", "clients", "HOST", checked("relay.cli.locate", "client_pattern")),
+        "By the client's address, network or name.",
+    ),
+    ("--lane", "lanes", "NAME", _text, "By lane."),
+    ("--upstream", "upstreams", "NAME", _text, "By upstream, also of a part of the message."),
+    ("--state", "states", "", None, "By state."),
+    ("--older", "older_ns", "AGE", duration, "At least so old: 2h."),
+    ("--size", "size_bytes", "SIZE", checked("relay.policy.units", "size_bytes"), "At least so large: 1M."),
+)
+"""Option, field of `Filters`, what stands for its value, what reads it, help."""
+
+
+def filter_options(verb: CliVerb) -> CliVerb:
+    """Give a verb the options, which it takes as `filters: Filters`."""
+
+    @functools.wraps(verb)
+    def filtered(*arguments: Any, **options: Any) -> Any:
+        named = {name: value for _, name, *_ in _FILTERS if (value := options.pop(name))}
+        named["states"] = tuple(map(QueueState, named.get("states", ())))
+        return verb(*arguments, filters=Filters(**named), **options)
+
+    for option, name, metavar, read, words in reversed(_FILTERS):
+        choice = click.Choice(_STATES) if name == "states" else None
+        is_many = name not in ("older_ns", "size_bytes")
+        filtered = click.option(
+            option, name, type=choice, metavar=metavar or None, multiple=is_many, callback=read, help=words
+        )(filtered)
+    return filtered
+
+
+def client_pattern(value: str) -> str:
+    """Raise ValueError for what looks like a network and is none."""
+    if "/" in value:
+        import_module("relay.policy.units").any_network(value)
+    return value

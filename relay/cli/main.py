@@ -1,13 +1,13 @@
 """The entry point: finds the verb, runs it, and exits as sysexits(3) says.
 
-Guarantees: 0 where the verb did its work, 64 for a wrong call; for what a verb raises the code of
-`_ended_by`, without a traceback; 70 with one for a bug of ours.  A verb may return another code.
+Guarantees: 0 where the verb did its work, 64 for a wrong call; for what a verb raises the code of ENDS,
+without a traceback; 70 with one for a bug of ours.  A verb may return another code.
 """
 
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
@@ -19,30 +19,48 @@ if TYPE_CHECKING:
 LINKS = frozenset({"sendmail", "mailq", "newaliases"})
 """Names of a link to this program under which it acts as sendmail(1) does."""
 
-COMMANDS: dict[str, tuple[str, str]] = {
+COMMANDS: Mapping[str, tuple[str, str]] = {
     "run": ("run", "Accept mail and relay it, in the foreground."),
     "status": ("status", "Show upstreams, limits and the queue by state."),
     "top": ("top", "Watch limits, lanes, upstreams and senders, live."),
     "queue": ("queue", "List the queue, or act on messages in it."),
     "find": ("find", "Find a message, in the queue and among what ended."),
-    "pause": ("pause", "Send nothing more through an upstream, for a time."),
-    "resume": ("pause", "Use a paused or stopped upstream again."),
-    "login": ("login", "Consent to mail through an upstream by OAuth2."),
+    "pause": ("queue", "Send nothing more through an upstream, for a time."),
+    "resume": ("queue", "Use a paused or stopped upstream again."),
+    "login": ("probe", "Consent to mail through an upstream by OAuth2."),
     "probe": ("probe", "Log in at an upstream, and tell each step."),
     "explain-reply": ("explain_reply", "Explain what a reply of an upstream means for the relay."),
-    "audit": ("audit", "Prove from the history that no limit was exceeded."),
+    "audit": ("fsck", "Prove from the history that no limit was exceeded."),
     "sendmail": ("sendmail", "Take a message from stdin, as sendmail(1) does."),
-    "drain": ("drain", "Hand over the messages of a maildir, and remove each once it is taken."),
+    "drain": ("sendmail", "Hand over the messages of a maildir, and remove each once it is taken."),
     "demo": ("demo", "Watch it pace mail through a strict upstream, for half a minute."),
     "check": ("check", "Check a policy: print every fault, or a summary."),
-    "plan": ("plan", "Tell what an edited policy would do, before it is in force."),
-    "export": ("export", "Write messages as .eml, with their envelopes."),
+    "plan": ("check", "Tell what an edited policy would do, before it is in force."),
+    "export": ("queue", "Write messages as .eml, with their envelopes."),
     "fsck": ("fsck", "Check the spool and the histories; changes nothing."),
     "spool": ("convert", "Convert the spool from one engine to another."),
     "database": ("database", "Make, upgrade and check the tables in PostgreSQL."),
-    "hash-password": ("password", "Hash a password for a users_file."),
+    "hash-password": ("check", "Hash a password for a users_file."),
 }
 """Of each verb its file in `relay.cli`, which is loaded when the verb is called, and what it does."""
+
+ENDS: Mapping[str, tuple[int, str]] = {
+    "relay.policy.source.PolicyError": (os.EX_CONFIG, "{}"),
+    "relay.policy.secrets.SecretError": (os.EX_CONFIG, "{}"),
+    "builtins.ModuleNotFoundError": (os.EX_CONFIG, "{}"),
+    "relay.control.operations.Unreachable": (os.EX_TEMPFAIL, "{}"),
+    "relay.spool.interface.SpoolBusy": (os.EX_TEMPFAIL, "the spool is in use, and no relay answers: {}"),
+    "relay.spool.interface.SpoolError": (os.EX_TEMPFAIL, "the spool cannot be read now: {}"),
+    "relay.spool.database.DatabaseError": (os.EX_UNAVAILABLE, "the database: {}"),
+    "relay.throttle.history.HistoryError": (os.EX_TEMPFAIL, "the history fails, so nothing opens: {}"),
+    "sqlite3.Error": (os.EX_TEMPFAIL, "what ended cannot be read: {}"),
+    "builtins.PermissionError": (os.EX_NOPERM, "{}; run this as the user that the relay runs as"),
+    "builtins.OSError": (os.EX_IOERR, "{}"),
+}
+"""Of what verbs raise the exit code and what is told, by the class or one that it is made of.
+
+By their names: `relay --help` is an answer at once, and what reads a policy takes 0.3 s to load.
+"""
 
 
 class VerbGroup(click.Group):
@@ -121,42 +139,14 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _ended_by(error: Exception) -> int:
-    # Imported only here: `relay --help` is an answer at once, and what reads a policy takes 0.3 s to load.
-    import sqlite3  # noqa: PLC0415 - see above
-    import traceback  # noqa: PLC0415 - see above
+    names = [f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__]
+    end = next((ENDS[name] for name in names if name in ENDS), None)
+    if end is None or (isinstance(error, ModuleNotFoundError) and error.name != "psycopg"):
+        import traceback  # noqa: PLC0415 - of a bug alone
 
-    from relay.control.operations import Unreachable  # noqa: PLC0415 - see above
-    from relay.policy.secrets import SecretError  # noqa: PLC0415 - see above
-    from relay.policy.source import PolicyError  # noqa: PLC0415 - see above
-    from relay.spool.database import DatabaseError  # noqa: PLC0415 - see above
-    from relay.spool.interface import SpoolBusy, SpoolError  # noqa: PLC0415 - see above
-    from relay.throttle.history import HistoryError  # noqa: PLC0415 - see above
-
-    words = str(error)
-    match error:
-        case PolicyError() | SecretError() | ModuleNotFoundError(name="psycopg"):
-            code = os.EX_CONFIG
-        case Unreachable():
-            code = os.EX_TEMPFAIL
-        case SpoolBusy():
-            code, words = (
-                os.EX_TEMPFAIL,
-                f"the spool is in use and no relay answers; try again later: {words}",
-            )
-        case SpoolError():
-            code, words = os.EX_TEMPFAIL, f"the spool cannot be read now: {words}"
-        case DatabaseError():
-            code, words = os.EX_UNAVAILABLE, f"the database: {words}"
-        case HistoryError():
-            code, words = os.EX_TEMPFAIL, f"the history fails, so nothing may be opened: {words}"
-        case sqlite3.Error():
-            code, words = os.EX_TEMPFAIL, f"what ended cannot be read: {words}"
-        case OSError():
-            code, words = os.EX_IOERR, f"{error.filename}: {error.strerror}" if error.filename else words
-            if isinstance(error, PermissionError):
-                code, words = os.EX_NOPERM, f"{words}; run this as the user that the relay runs as"
-        case _:
-            traceback.print_exception(error)
-            return os.EX_SOFTWARE
-    click.echo(words, err=True)
+        traceback.print_exception(error)
+        return os.EX_SOFTWARE
+    code, words = end
+    of_file = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else ""
+    click.echo(words.format(of_file or error), err=True)
     return code

@@ -1,20 +1,16 @@
-"""What several verbs have in common: options, failures with an exit code, and text for a terminal.
+"""What verbs have in common: options, failures with an exit code, and text for a terminal.
 
 What reads a policy takes 0.2 s to load, so it is imported where a value that needs it is given.
 """
 
-import functools
 import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
-
-from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
 
 if TYPE_CHECKING:
     from relay.policy.model import Policy, Upstream
@@ -22,15 +18,8 @@ if TYPE_CHECKING:
 DEFAULT_POLICY = Path("policy.yaml")
 SYSTEM_POLICY = Path("/etc/relay/policy.yaml")
 POLICY_VARIABLE = "RELAY_POLICY"
-FROM_STDIN = "-"
 
-Verb = Callable[..., Any]
-
-
-class Where(NamedTuple):
-    policy_path: Path
-    spool: Path | None
-    """As the operator named it; None: the policy says it."""
+CliVerb = Callable[..., Any]
 
 
 def default_policy(systems: Path = SYSTEM_POLICY) -> Path:
@@ -38,8 +27,8 @@ def default_policy(systems: Path = SYSTEM_POLICY) -> Path:
     return systems if not os.path.lexists(DEFAULT_POLICY) and os.path.lexists(systems) else DEFAULT_POLICY
 
 
-def _named(context: click.Context, option: click.Parameter, value: Path | None) -> Path | None:
-    # People write `relay queue --policy FILE hold ID`, too.
+def named(context: click.Context, option: click.Parameter, value: Path | None) -> Path | None:
+    """Return what an option names: people write `relay queue --policy FILE hold ID`, too."""
     if value is None and context.parent is not None:
         value = context.parent.params.get(option.name or "")
     if value is None and option.name == "policy_path":
@@ -47,36 +36,15 @@ def _named(context: click.Context, option: click.Parameter, value: Path | None) 
     return value
 
 
-def policy_option(verb: Verb) -> Verb:
-    """Give a verb `--policy FILE`, which it takes as `policy_path: Path`."""
-    return click.option(
-        "--policy",
-        "policy_path",
-        type=click.Path(path_type=Path),
-        callback=_named,
-        metavar="FILE",
-        help=f"The policy; default: ${POLICY_VARIABLE}, then ./{DEFAULT_POLICY}, then {SYSTEM_POLICY}.",
-    )(verb)
-
-
-def where_options(verb: Verb) -> Verb:
-    """Give a verb `--policy FILE` and `--spool DIR`, which it takes as `where: Where`."""
-
-    @functools.wraps(verb)
-    def located(*arguments: Any, policy_path: Path, spool: Path | None, **others: Any) -> Any:
-        return verb(*arguments, where=Where(policy_path, spool), **others)
-
-    return policy_option(
-        click.option(
-            "--spool",
-            type=click.Path(path_type=Path),
-            callback=_named,
-            metavar="DIR",
-            help="Ask the relay that runs on this spool, whatever the policy says.",
-        )(located)
-    )
-
-
+policy_option = click.option(
+    "--policy",
+    "policy_path",
+    type=click.Path(path_type=Path),
+    callback=named,
+    metavar="FILE",
+    help=f"The policy; default: ${POLICY_VARIABLE}, then ./{DEFAULT_POLICY}, then {SYSTEM_POLICY}.",
+)
+"""`--policy FILE`, which a verb takes as `policy_path: Path`."""
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
 
 
@@ -86,9 +54,12 @@ def checked(module: str, function: str) -> Callable[..., Any]:
     def read(_context: click.Context, _option: click.Parameter, value: Any) -> Any:
         if value is None or value == ():
             return value
-        check = getattr(import_module(module), function)
+        check, is_many = getattr(import_module(module), function), isinstance(value, tuple)
         try:
-            return tuple(map(check, value)) if isinstance(value, tuple) else check(value)
+            if is_many and "" in value:
+                # As of a shell variable that is not set: it would match what has none.
+                raise ValueError("expected a value")
+            return tuple(map(check, value)) if is_many else check(value)
         except ValueError as error:
             raise click.BadParameter(str(error)) from None
 
@@ -99,32 +70,12 @@ duration = checked("relay.policy.units", "duration_ns")
 """A time such as `30m`, in nanoseconds."""
 
 
-def checked_ids(words: Sequence[str]) -> list[QueueId]:
-    """Return ids, each once, those on stdin in the place of `-`.  Raises UsageError."""
-    queue_ids: dict[QueueId, None] = {}
-    for word in words:
-        for name in sys.stdin.read().split() if word == FROM_STDIN else [word]:
-            if not QUEUE_ID_PATTERN.match(name):
-                raise click.UsageError(f"{printable(name)} is not a queue id")
-            queue_ids[QueueId(name)] = None
-    return list(queue_ids)
-
-
 def named_upstream(policy: "Policy", name: str) -> "Upstream":
     """Raise UsageError where the policy has no such upstream."""
     if name not in policy.upstreams:
         known = ", ".join(policy.upstreams)
         raise click.UsageError(f"there is no upstream {printable(name)}; the policy has {known}")
     return policy.upstreams[name]
-
-
-def ids_argument(verb: Verb) -> Verb:
-    """Give a verb at least one `ID`, which it takes as `ids: list[QueueId]`."""
-
-    def read(_context: click.Context, _argument: click.Parameter, words: tuple[str, ...]) -> list[QueueId]:
-        return checked_ids(words)
-
-    return click.argument("ids", metavar="ID...", nargs=-1, required=True, callback=read)(verb)
 
 
 class Failed(click.ClickException):
@@ -147,6 +98,11 @@ def own_spool() -> Iterator[None]:
         raise Failed(f"{error}; run this again once the disk is well", os.EX_IOERR) from error
     except ValueError as error:
         raise Failed(str(error), os.EX_CONFIG) from error
+
+
+def say(text: object, *, err: bool = False) -> None:
+    """Print a line as any terminal takes it."""
+    click.echo(printable(text), err=err)
 
 
 def printable(text: object) -> str:

@@ -1,29 +1,34 @@
-"""`relay probe`: log in at an upstream, beside a relay that runs, or without one.
+"""`relay probe` and `relay login`: an account tried, and a consent kept; beside a relay, or without one.
 
-Guarantees: a connection is reserved in the account's own history, under its lock, where a limit in force
-counts connections; no mail is sent.  Does not: take the spool's lock, or talk to the running relay.
+Guarantees: a probe reserves a connection in the account's own history, under its lock, where a limit in force
+counts connections, and sends no mail.  A login looks at the file's folder and owner before anybody is asked;
+a token that was given is written, durably, or the error says that it was not.  Nothing shown holds a secret.
+Does not: take the spool's lock, or talk to the running relay.
 """
 
 import asyncio
+import errno
 import io
 import os
 import socket
 import ssl
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import click
 
-from relay.cli.options import named_upstream, policy_option, printable
+from relay.cli.options import Failed, named_upstream, policy_option, printable, say
 from relay.clock import SECOND_NS, SystemClock
 from relay.control.offline import refuse_strangers
 from relay.policy.lane import with_ceilings
-from relay.policy.model import Policy
-from relay.policy.secrets import NotLoggedIn, SecretError, read_secrets
+from relay.policy.model import Auth, GrantType, OAuth2, Policy
+from relay.policy.secrets import NotLoggedIn, SecretError, read_client_secret, read_secrets
 from relay.policy.shipped import rules_of
 from relay.policy.source import read_policy
 from relay.sender.connections import NoRoomToConnect, open_with_slot
 from relay.sender.logins import Logins
+from relay.sender.refresh_token_file import RefreshTokenFile
 from relay.sender.throttle_thread import ThrottleThread
 from relay.smtp.reply import Phase
 from relay.spool.disk.durable import RealDisk
@@ -32,6 +37,15 @@ from relay.telemetry.metrics import Metrics, Telemetry
 from relay.throttle.opening import open_history
 from relay.throttle.throttle import Throttle
 from relay.upstream.connection import UpstreamUnavailable
+from relay.upstream.oauth.login import (
+    LoginClient,
+    LoginFailed,
+    begin,
+    begin_in_browser,
+    finish_in_browser,
+    wait_for_consent,
+)
+from relay.upstream.oauth.token_server import ask
 from relay.verdicts.verdict import Judge, Verdict
 
 _STEP_OF = {Phase.CONNECT: "connect", Phase.EHLO: "ehlo", Phase.STARTTLS: "tls", Phase.AUTH: "login"}
@@ -109,3 +123,64 @@ async def probed(policy: Policy, name: str, echo: Callable[[str], object]) -> in
         await logins.close()
     step("quit", "closed")
     return os.EX_OK
+
+
+@click.command()
+@click.argument("upstream")
+@policy_option
+def login(policy_path: Path, upstream: str) -> None:
+    """Consent to mail through UPSTREAM by OAuth2, and keep the refresh token.
+
+    Prints an address and a code for any device with a browser, and waits.  Where the provider has no such
+    codes for mail (Gmail), it prints a link, and asks for the address that the browser shows at the end.
+    Needs `grant: refresh_token`; run it as the user that the relay runs as.  A running relay takes the new
+    token by itself.  Exit codes: 0, 75 to try later, 77 if it was refused, 78 for a fault in the policy.
+    """
+    auth = named_upstream(read_policy(policy_path), upstream).auth
+    oauth2 = None if auth is None else auth.oauth2
+    path = None if oauth2 is None else oauth2.refresh_token_file
+    if auth is None or oauth2 is None or path is None or oauth2.grant is not GrantType.REFRESH_TOKEN:
+        why = "it has no auth.oauth2 with `grant: refresh_token`: there is nothing to consent to"
+        raise Failed(printable(f"{upstream}: {why}"), os.EX_CONFIG)
+    try:
+        _refuse_unwritable(path)
+        token = asyncio.run(_consent(auth, oauth2))
+        # Crash here: the consent is lost, and is asked for again.
+        RefreshTokenFile(path, RealDisk()).write(token)
+    except LoginFailed as failed:
+        why = str(failed).replace("UPSTREAM", upstream)
+        code = os.EX_TEMPFAIL if failed.may_pass else os.EX_NOPERM
+        raise Failed(printable(f"{upstream}: {why}"), code) from failed
+    except PermissionError:
+        raise
+    except OSError as error:
+        why = f"the refresh token could not be kept: {error}"
+        raise Failed(printable(f"{upstream}: {why}"), os.EX_TEMPFAIL) from error
+    say(f"{upstream}: consent is kept in {path}; try it: relay probe {upstream}")
+
+
+async def _consent(auth: Auth, oauth2: OAuth2) -> str:
+    """Ask the person at the terminal; return the refresh token.  Raises LoginFailed, SecretError."""
+    client, clock = LoginClient(oauth2, read_client_secret(oauth2), ask), SystemClock()
+    if oauth2.device_url is not None:
+        code = await begin(client, clock)
+        click.echo(f"Open {printable(code.url)} on any device, and type this code:\n")
+        click.echo(f"    {printable(code.user_code)}\n")
+        click.echo("Log in there as the account that sends, and consent.  Waiting ...")
+        return (await wait_for_consent(client, code, clock, asyncio.sleep)).refresh_token
+    begun = begin_in_browser(oauth2, auth.user)
+    click.echo("Open this link in any browser, log in as the account that sends, and consent:\n")
+    click.echo(f"{begun.url}\n")
+    click.echo("At the end the browser shows that it cannot open a page of 127.0.0.1: that is right.")
+    if sys.stdin.isatty():
+        address = click.prompt("Copy the whole address from its address line to here", hide_input=True)
+    else:
+        address = sys.stdin.readline()
+    return (await finish_in_browser(client, begun, address)).refresh_token
+
+
+def _refuse_unwritable(path: Path) -> None:
+    """Raise OSError: a file that root makes, the relay could not read."""
+    refuse_strangers(path if path.exists() else path.parent)
+    if not os.access(path.parent, os.W_OK | os.X_OK, effective_ids=True):
+        raise PermissionError(errno.EACCES, "its folder may not be written", str(path))

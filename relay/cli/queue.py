@@ -1,23 +1,31 @@
-"""`relay queue`: the queue, and the verbs on its messages.
+"""`relay queue`, the verbs on its messages, `relay export`; and `relay pause` and `resume`.
 
 Ids are checked before anything is asked.  Of each id stdout tells what was done, stderr what was not;
 the exit code is 75 if some message was busy, else 1 if some was absent or could not be changed.
 """
 
+import contextlib
+import getpass
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import click
 
-from relay.cli.filter_options import filter_options
-from relay.cli.locate import asked
-from relay.cli.options import Where, checked_ids, ids_argument, json_option, printable, where_options
-from relay.cli.render import QueueTable, detail_lines, limits_of, queue_lines, unread_words, what_holds
-from relay.cli.table import Table
+from relay.cli.locate import Where, asked, checked_ids, filter_options, ids_argument, where_options
+from relay.cli.options import Failed, duration, json_option, say
+from relay.cli.output import (
+    EMPTY,
+    detail_lines,
+    limits_of,
+    queue_text,
+    table,
+    unread_words,
+)
 from relay.clock import SystemClock
 from relay.control.operations import (
     ABSENT,
@@ -30,22 +38,25 @@ from relay.control.operations import (
     VERBS,
     Deed,
     NotDone,
-    Results,
     Session,
-    Unreachable,
     Verb,
     VerbRow,
 )
 from relay.mail.envelope import QueueId
+from relay.mail.formats import utc
 from relay.status.filters import AGES, SORTS, By, Filters, Wanted, group_to_json
 from relay.status.snapshot import MessageView, QueueState, Snapshot, detail_to_json, message_to_json
+from relay.verdicts.account import PauseAsked
 
 EVERYTHING = "ALL"
 MOST_PREVIEWED = 20
 """Messages that a verb lists before it is confirmed."""
 SOME_NOT_DONE = 1
 NOTHING_MATCHES = "no message in the queue matches"
+FILE_MODE = 0o600
+"""Of what is exported: it is other people's mail."""
 _NOT_DONE = {ABSENT: "there is no such message in the queue", BUSY: "it is in a transaction, try again later"}
+_NO_UPSTREAM = {ABSENT: "there is no such upstream"}
 
 
 @click.group(invoke_without_command=True)
@@ -87,17 +98,21 @@ def queue(
 
 def _listing(session: Session, snapshot: Snapshot, wanted: Wanted, *, as_json: bool) -> Iterator[str]:
     """Yield messages as they are found, many lines at a time; say at the end whether there are more."""
-    # With one more it is known whether the list was cut.
-    further = wanted if wanted.limit is None else replace(wanted, limit=wanted.limit + 1)
-    table, found = QueueTable(SystemClock().wall_ns(), snapshot), 0
-    for some in session.rows(further):
-        listed = some if wanted.limit is None else some[: wanted.limit - found]
-        found += len(some)
-        if listed:
-            told = (json.dumps(message_to_json(each)) for each in listed)
-            yield "\n".join(told if as_json else table.lines(listed))
-    if not as_json:
-        yield table.end() if found or wanted.filters.is_any else NOTHING_MATCHES
+    found = 0
+
+    def pages() -> Iterator[list[MessageView]]:
+        nonlocal found
+        # With one more it is known whether the list was cut.
+        further = wanted if wanted.limit is None else replace(wanted, limit=wanted.limit + 1)
+        for some in session.rows(further):
+            yield some if wanted.limit is None else some[: wanted.limit - found]
+            found += len(some)
+
+    if as_json:
+        yield from ("\n".join(json.dumps(message_to_json(each)) for each in some) for some in pages() if some)
+    else:
+        nothing = EMPTY if wanted.filters.is_any else NOTHING_MATCHES
+        yield from queue_text(pages(), SystemClock().wall_ns(), snapshot, nothing=nothing)
     if wanted.limit is not None and found > wanted.limit:
         click.echo(f"only the first {wanted.limit} are listed; there are more", err=True)
 
@@ -116,10 +131,22 @@ def _summary(
         return (json.dumps(group_to_json(group)) for group in groups)
     # The columns of qshape(1): messages in all, and by age in minutes.
     columns = by.value, "T", *map(str, AGES), f"{AGES[-1]}+"
-    return Table(*columns, numbers=columns).lines(
+    rows = (
         ("TOTAL" if group.key is None else group.key or "-", group.messages, *group.messages_by_age)
         for group in groups
     )
+    return table(columns, rows, columns)
+
+
+def _each(ids: Sequence[QueueId], do: Callable[[QueueId], str | None]) -> int:
+    """Do something with each message, which returns what went wrong; return the exit code."""
+    results: dict[str, str] = {}
+    for queue_id in ids:
+        try:
+            results[queue_id] = do(queue_id) or OK
+        except NotDone as why:
+            results[queue_id] = str(why)
+    return told(results)
 
 
 @queue.command()
@@ -128,19 +155,16 @@ def _summary(
 @json_option
 def show(where: Where, ids: Sequence[QueueId], *, as_json: bool) -> int:
     """Show messages with all that is known of their recipients."""
-    failures: dict[QueueId, str] = {}
     with asked(where) as session:
         # Of a relay that is down no message names a limit.
         limits = () if as_json or session.is_down else limits_of(session.snapshot())
-        for queue_id in ids:
-            try:
-                shown = session.show(queue_id)
-            except NotDone as why:
-                failures[queue_id] = str(why)
-                continue
+
+        def show_one(queue_id: QueueId) -> None:
+            shown = session.show(queue_id)
             for line in (json.dumps(detail_to_json(shown)),) if as_json else detail_lines(shown, limits):
                 click.echo(line)
-    return told(failures)
+
+        return _each(ids, show_one)
 
 
 @queue.command()
@@ -148,32 +172,76 @@ def show(where: Where, ids: Sequence[QueueId], *, as_json: bool) -> int:
 @where_options
 def content(where: Where, ids: Sequence[QueueId]) -> int:
     """Print a message as it is stored; on a terminal without what would steer it."""
+    return _print_content(where, ids)
+
+
+def _print_content(where: Where, ids: Sequence[QueueId]) -> int:
     if len(ids) != 1:
-        raise click.UsageError("name one message")
-    return echo_content(where, ids[0])
+        raise click.UsageError("name one message; several need `relay export --output DIR`")
+    with asked(where) as session:
+        return _each(ids, lambda queue_id: _echo_content(session.content(queue_id)))
 
 
-def echo_content(where: Where, queue_id: QueueId) -> int:
-    """Print a message as it is stored, on a terminal without what would steer it; return the exit code."""
-    begun, result = b"", OK
-    try:
-        with asked(where) as session:
-            for chunk in session.content(queue_id):
-                if not sys.stdout.isatty():
-                    click.echo(chunk, nl=False)
-                    continue
-                *lines, begun = (begun + chunk).split(b"\n")
-                for line in lines:
-                    click.echo(_shown(line))
-    except NotDone as why:
-        result = str(why)
+def _echo_content(chunks: Iterator[bytes]) -> None:
+    if not sys.stdout.isatty():
+        for chunk in chunks:
+            click.echo(chunk, nl=False)
+        return
+    begun = b""
+    for chunk in chunks:
+        *lines, begun = (begun + chunk).split(b"\n")
+        for line in lines:
+            say(line.removesuffix(b"\r").decode("utf-8", "replace").expandtabs(1))
     if begun:
-        click.echo(_shown(begun))
-    return told({queue_id: result})
+        say(begun.decode("utf-8", "replace").expandtabs(1))
 
 
-def _shown(line: bytes) -> str:
-    return printable(line.removesuffix(b"\r").decode("utf-8", "replace").expandtabs(1))
+@click.command()
+@ids_argument
+@where_options
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write ID.eml and ID.json to this folder; nothing that is there is replaced.",
+)
+def export(where: Where, ids: Sequence[QueueId], *, output: Path | None) -> int:
+    """Write messages of the queue as .eml, each with its envelope.
+
+    The content goes to stdout as it is stored; with --output each message becomes two files, the content
+    and its envelope: from whom, to whom and how far, when and from where it came.  `-` reads ids from
+    stdin.  Works with the relay up or down, and changes nothing.
+    """
+    if output is None:
+        return _print_content(where, ids)
+    try:
+        output.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise Failed(f"{output}: {error.strerror}", os.EX_CANTCREAT) from error
+    with asked(where) as session:
+        return _each(ids, lambda queue_id: _to_files(session, queue_id, output))
+
+
+def _to_files(session: Session, queue_id: QueueId, folder: Path) -> str:
+    path = folder / f"{queue_id}.eml"
+    envelope = json.dumps(detail_to_json(session.show(queue_id)), indent=2).encode() + b"\n"
+    try:
+        with contextlib.ExitStack() as undo:
+            for name, chunks in ((path, session.content(queue_id)), (path.with_suffix(".json"), [envelope])):
+                with _new_file(name) as file:
+                    # Half of a message must not be taken for all of it.
+                    undo.callback(name.unlink, missing_ok=True)
+                    file.writelines(chunks)
+            undo.pop_all()
+    except OSError as error:
+        return f"{error.filename or folder}: {error.strerror}"
+    say(path)
+    return OK
+
+
+def _new_file(path: Path) -> BinaryIO:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    return os.fdopen(os.open(path, flags, FILE_MODE), "wb")
 
 
 def _verb(verb: Verb) -> None:
@@ -196,7 +264,7 @@ def _verb(verb: Verb) -> None:
         queue_ids = [] if EVERYTHING in words else checked_ids(words)
         with asked(where) as session:
             if queue_ids:
-                return told(dict.fromkeys(queue_ids, UNANSWERED) | _act(session, verb, queue_ids))
+                return _act(session, verb, queue_ids)
             # Ahead of the verb: where the relay goes in it, what was done is told all the same.
             snapshot = session.snapshot()
             # The corrupt are only looked at.
@@ -204,38 +272,21 @@ def _verb(verb: Verb) -> None:
             if not is_confirmed:
                 _preview(row, found, snapshot)
                 return os.EX_OK
-            results = _act(session, verb, [each.queue_id for each in found], filters.states)
+            code = _act(session, verb, [each.queue_id for each in found], filters.states)
         _tell_unread(snapshot)
-        code = told(results)
         return os.EX_TEMPFAIL if snapshot.recovering else code
 
 
-for _each in VERBS:
-    _verb(_each)
+for _verb_of_messages in VERBS:
+    _verb(_verb_of_messages)
 
 
 def _act(
     session: Session, verb: Verb, queue_ids: Sequence[QueueId], states: Sequence[QueueState] = ()
-) -> dict[QueueId, str]:
-    """Have it done, and say on stdout of what it was done."""
-    row, results = TABLE[verb], session.act(verb, queue_ids, states)
-    asks = row.done_but_waits and OK in results.values()
-    holds = what_holds_now(session) if asks else ""
-    words = {OK: f"{row.done_but_waits}; {holds}" if holds else row.done, UNCHANGED: row.already}
-    for queue_id, result in results.items():
-        if result in words:
-            click.echo(printable(f"{queue_id}: {words[result]}"))
-    return results
-
-
-def what_holds_now(session: Session, upstream: str = "") -> str:
-    """Return nothing where the relay does not say: what was asked for is done."""
-    if session.is_down:
-        return "the relay is down"
-    try:
-        return what_holds(session.snapshot(), upstream)
-    except Unreachable:
-        return ""
+) -> int:
+    """Have it done, and tell of each message what came of it; return the exit code."""
+    results = dict.fromkeys(map(str, queue_ids), UNANSWERED) | session.act(verb, queue_ids, states)
+    return told(results, {OK: TABLE[verb].done, UNCHANGED: TABLE[verb].already})
 
 
 def _preview(row: VerbRow, found: Sequence[MessageView], snapshot: Snapshot) -> None:
@@ -243,30 +294,84 @@ def _preview(row: VerbRow, found: Sequence[MessageView], snapshot: Snapshot) -> 
     if not found:
         click.echo(NOTHING_MATCHES)
         return
-    for line in queue_lines(found[:MOST_PREVIEWED], SystemClock().wall_ns(), snapshot):
-        click.echo(line)
+    for text in queue_text([found[:MOST_PREVIEWED]], SystemClock().wall_ns(), snapshot):
+        click.echo(text)
     if len(found) > MOST_PREVIEWED:
         click.echo(f"and {len(found) - MOST_PREVIEWED} more: `relay queue` with these filters lists them")
     would: dict[str, list[int]] = {}
     for message in found:
-        would.setdefault(_would(row, message), []).append(message.recipients_left)
+        deed = row.deed_of(message)
+        done = row.already if deed is Deed.NOTHING else row.done
+        what = _NOT_DONE.get(deed, deed) if isinstance(deed, str) else done
+        would.setdefault(what, []).append(message.recipients_left)
     click.echo("Nothing was done.  With --yes:")
     for what, recipients in would.items():
         click.echo(f"  {len(recipients)} messages, {sum(recipients)} recipients: {what}")
 
 
-def _would(row: VerbRow, message: MessageView) -> str:
-    deed = row.deed_of(message)
-    if isinstance(deed, str):
-        return _NOT_DONE.get(deed, deed)
-    return row.already if deed is Deed.NOTHING else row.done
-
-
-def told(results: Results) -> int:
-    """Say on stderr of which messages something was not done; return the exit code."""
-    failures = {queue_id: result for queue_id, result in results.items() if result not in (OK, UNCHANGED)}
-    for queue_id, result in failures.items():
-        click.echo(f"{queue_id}: {printable(_NOT_DONE.get(result, result))}", err=True)
-    if {BUSY, UNREAD, UNANSWERED}.intersection(failures.values()):
+def told(
+    results: Mapping[str, str], done: Mapping[str, str] | None = None, not_done: Mapping[str, str] = _NOT_DONE
+) -> int:
+    """Say on stdout of what something was done, and on stderr of what not; return the exit code."""
+    failures: set[str] = set()
+    for name, result in results.items():
+        if result not in (OK, UNCHANGED):
+            failures.add(result)
+            say(f"{name}: {not_done.get(result, result)}", err=True)
+        elif done is not None:
+            say(f"{name}: {done[result]}")
+    if failures & {BUSY, UNREAD, UNANSWERED}:
         return os.EX_TEMPFAIL
     return SOME_NOT_DONE if failures else os.EX_OK
+
+
+@click.command()
+@click.argument("upstream")
+@click.option(
+    "--for",
+    "length_ns",
+    callback=duration,
+    metavar="TIME",
+    help="How long, such as 30m or 2h; without it until `relay resume UPSTREAM`.",
+)
+@where_options
+def pause(where: Where, upstream: str, *, length_ns: int | None) -> int:
+    """Send nothing more through UPSTREAM: what is in flight finishes, and nothing new begins.
+
+    Mail is accepted as before and waits, and does not grow old meanwhile.  The pause survives restarts and
+    reboots.  Of a paused upstream it changes the end.  Then one message goes first, as after
+    `relay resume`.
+    """
+    until = f"until `relay resume {upstream}`"
+    if length_ns is not None:
+        until = f"until {utc(SystemClock().wall_ns() + length_ns)}"
+    with asked(where) as session:
+        result = session.pause(upstream, PauseAsked(who_asks(), length_ns))
+    return told({upstream: result}, {OK: f"{TABLE['pause'].done} {until}"}, _NO_UPSTREAM)
+
+
+@click.command()
+@click.argument("upstream")
+@click.option("--bounce", "believes", is_flag=True, help="First bounce the refusals that the shield doubts.")
+@where_options
+def resume(where: Where, upstream: str, *, believes: bool) -> int:
+    """Use UPSTREAM again although it is paused or stopped.
+
+    Senders that it refused are tried again too.  One transaction goes first; the others follow once it
+    has succeeded.  Limits still hold.  Refusals that the shield doubts (`relay queue` shows them) are
+    tried again, or with --bounce reported to their senders.
+    """
+    row = TABLE["believe" if believes else "resume"]
+    with asked(where) as session:
+        result = session.resume(upstream, believes=believes)
+    return told({upstream: result}, {OK: row.done, UNCHANGED: row.already}, _NO_UPSTREAM)
+
+
+def who_asks() -> str:
+    """Return who asks: the user behind sudo, if there is one."""
+    if name := os.environ.get("SUDO_USER"):
+        return name
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.getuid()}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from relay.cli.options import policy_option
+from relay.cli.options import Failed, policy_option
 from relay.daemon.daemon import serve
 from relay.daemon.loops import run as run_loop
 from relay.policy.model import Policy
@@ -38,20 +38,16 @@ def run(policy_path: Path, style: LogStyle, *, verbose: bool) -> int:
     # Files that the relay creates are private, whatever umask it was started with.
     os.umask(0o077)
     divert()
-
-    level = Level.DEBUG if verbose else Level.INFO
     try:
-        return run_loop(serve(policy_path, style, level, _greet))
+        return run_loop(serve(policy_path, style, Level.DEBUG if verbose else Level.INFO, _greet))
     except SpoolBusy as busy:
-        click.echo(f"another relay is running: {busy}", err=True)
-        return os.EX_TEMPFAIL
+        raise Failed(f"another relay is running: {busy}", os.EX_TEMPFAIL) from busy
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        click.echo(f"cannot start: {what}", err=True)
-        return os.EX_UNAVAILABLE if error.errno in _ADDRESS_ERRORS else os.EX_IOERR
+        code = os.EX_UNAVAILABLE if error.errno in _ADDRESS_ERRORS else os.EX_IOERR
+        raise Failed(f"cannot start: {what}", code) from error
     except ValueError as error:
-        click.echo(f"cannot start: {error}", err=True)
-        return os.EX_CONFIG
+        raise Failed(f"cannot start: {error}", os.EX_CONFIG) from error
 
 
 def _greet(policy: Policy) -> None:

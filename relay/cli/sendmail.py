@@ -1,8 +1,8 @@
-"""`relay sendmail`: sendmail(1) for a host without a mail server; by a link named sendmail or mailq too.
+"""`relay sendmail`, by a link named sendmail or mailq too, and `relay drain`: mail of programs on this host.
 
 Exit codes are those that programs know from sendmail(1), sysexits(3): 0 only once the message is durably
-the relay's; 75 where the program should try again.  About the queue (`-bp`, `-q`) the relay or its spool
-is asked, as by `relay queue`.
+the relay's; 75 where the program should try again.  Of `drain` 0: nothing that could go is left; 75: some of
+it may go another time; 65: all that is left waits for somebody to act.
 """
 
 import contextlib
@@ -19,17 +19,19 @@ from typing import BinaryIO
 
 import click
 
-from relay.cli.locate import asked, found_policy
-from relay.cli.options import POLICY_VARIABLE, SYSTEM_POLICY, Where, default_policy, printable
-from relay.cli.render import MARKS
+from relay.cli.locate import Where, asked, found_policy, where_options
+from relay.cli.options import POLICY_VARIABLE, SYSTEM_POLICY, default_policy, printable, say
+from relay.cli.output import EMPTY, MARKS, sum_words
 from relay.clock import SECOND_NS, SystemClock
 from relay.control.operations import NotDone, Session
 from relay.policy.model import Policy
+from relay.spool.disk.durable import RealDisk
 from relay.status.filters import Filters, Wanted
-from relay.status.snapshot import MessageView, QueueState
+from relay.status.snapshot import QueueState
 from relay.submission.command_line import Mode, SendmailCall, WrongUsage, parse_call
-from relay.submission.composing import Author, NotAnAddress, submitted
+from relay.submission.composing import Author, EnvelopeSource, NotAnAddress, submitted
 from relay.submission.handover import Handover, Refusal, bridged, most_bytes, taker
+from relay.submission.maildir_drain import MaildirDrain, NotRemoved
 
 _STANDS_FOR = {"sendmail": (), "mailq": ("-bp",), "newaliases": ("-bi",)}
 """What each name of a link means."""
@@ -56,27 +58,26 @@ def sendmail(words: Sequence[str]) -> int:
     -bs  SMTP on stdin and stdout;  -bp  the queue (mailq);  -q  try deferred messages now.
     --policy FILE and --spool DIR as elsewhere.
     """
-    return run_sendmail(words, default_policy())
+    return _run(words, default_policy())
 
 
 def as_link(name: str, words: Sequence[str]) -> int:
     """Act as a link of that name does: in whatever folder it is called, the policy is the system's."""
-    return run_sendmail((*_STANDS_FOR[name], *words), SYSTEM_POLICY)
+    return _run((*_STANDS_FOR[name], *words), SYSTEM_POLICY)
 
 
-def run_sendmail(words: Sequence[str], policy_path: Path) -> int:
+def _run(words: Sequence[str], policy_path: Path) -> int:
     try:
         call = parse_call(words)
-        where = Where(call.policy or Path(os.environ.get(POLICY_VARIABLE, policy_path)), call.spool)
-        _act(call, where)
+        _act(call, Where(call.policy or Path(os.environ.get(POLICY_VARIABLE, policy_path)), call.spool))
     except (Refusal, WrongUsage, ValueError, OSError) as error:
-        why, code = failure_of(error)
+        why, code = _failure(error)
         _tell(f"{why}, nothing was queued" if isinstance(error, OSError) else why)
         return code
     return os.EX_OK
 
 
-def failure_of(error: Exception) -> tuple[str, int]:
+def _failure(error: Exception) -> tuple[str, int]:
     """Return what to tell of a message that was not taken, and the exit code."""
     match error:
         case Refusal():
@@ -90,6 +91,10 @@ def failure_of(error: Exception) -> tuple[str, int]:
     return str(error), os.EX_CONFIG
 
 
+def _tell(text: str, verb: str = "sendmail") -> None:
+    say(f"{verb}: {text}", err=True)
+
+
 def _act(call: SendmailCall, where: Where) -> None:
     match call.mode:
         case Mode.SUBMIT:
@@ -98,7 +103,7 @@ def _act(call: SendmailCall, where: Where) -> None:
             _speak(found_policy(where))
         case Mode.LIST:
             with asked(where) as session:
-                for line in mailq(session):
+                for line in _mailq(session):
                     click.echo(line)
         case Mode.FLUSH:
             deferred = Wanted(Filters(states=(QueueState.DEFERRED,)))
@@ -111,30 +116,32 @@ def _act(call: SendmailCall, where: Where) -> None:
 def _submit(call: SendmailCall, policy: Policy) -> None:
     if not (call.recipients or call.takes_header):
         raise WrongUsage("no recipients: name them, or take those of the header with -t")
-    hostname = hostname_of(policy)
-    text = read_message(sys.stdin.buffer, most_bytes(policy), dot_ends=call.dot_ends)
-    author = author_of(hostname, call.sender, call.full_name)
+    hostname = _hostname(policy)
+    text = _read_message(sys.stdin.buffer, most_bytes(policy), dot_ends=call.dot_ends)
+    author = _author(hostname, call.sender, call.full_name)
     submission = submitted(text, author, call.recipients, takes_header=call.takes_header)
     if not submission.recipients:
         raise NotAnAddress("the header names no recipient")
     with taker(policy, hostname, _tell) as connected:
-        asked = replace(submission, notify=call.notify, ret=call.ret, envid=call.envid)
-        Handover(connected, hostname).give(asked)
+        message = replace(submission, notify=call.notify, ret=call.ret, envid=call.envid)
+        Handover(connected, hostname).give(message)
 
 
-def author_of(hostname: str, sender: str | None, full_name: str | None = None) -> Author:
+def _author(hostname: str, sender: str | None, full_name: str | None = None) -> Author:
     """Return who calls, now."""
+    user = str(os.getuid())
+    with contextlib.suppress(KeyError):
+        user = pwd.getpwuid(os.getuid()).pw_name
     return Author(
-        hostname,
-        _user(),
-        sender,
-        full_name,
-        datetime.fromtimestamp(SystemClock().wall_ns() // SECOND_NS, UTC).astimezone(),
-        make_msgid(domain=hostname),
+        hostname, user, sender, full_name, _local(SystemClock().wall_ns()), make_msgid(domain=hostname)
     )
 
 
-def read_message(stream: BinaryIO, most: int, *, dot_ends: bool) -> bytes:
+def _local(at_ns: int) -> datetime:
+    return datetime.fromtimestamp(at_ns // SECOND_NS, UTC).astimezone()
+
+
+def _read_message(stream: BinaryIO, most: int, *, dot_ends: bool) -> bytes:
     """Return all lines, or those before a line of a single dot, behind which nothing is read.
 
     Raises Refusal for more than `most` octets.
@@ -151,7 +158,7 @@ def read_message(stream: BinaryIO, most: int, *, dot_ends: bool) -> bytes:
 
 def _speak(policy: Policy) -> None:
     try:
-        with taker(policy, hostname_of(policy), _tell) as connected:
+        with taker(policy, _hostname(policy), _tell) as connected:
             bridged(connected, sys.stdin.fileno(), sys.stdout.fileno())
     except Refusal:
         # The program at the other end reads replies, and perhaps no exit code.
@@ -159,45 +166,92 @@ def _speak(policy: Policy) -> None:
         raise
 
 
-def hostname_of(policy: Policy) -> str:
+def _hostname(policy: Policy) -> str:
     return policy.hostname or socket.getfqdn()
 
 
-def _user() -> str:
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
-
-
-def _tell(text: str) -> None:
-    click.echo(f"sendmail: {printable(text)}", err=True)
-
-
-def mailq(session: Session) -> Iterator[str]:
+def _mailq(session: Session) -> Iterator[str]:
     """Yield the queue in the form of Postfix' showq_compat.c with long queue ids, for scripts."""
-    messages = [_whole(session, each) for each in session.queue() if each.state is not QueueState.CORRUPT]
+    messages = [each for each in session.queue() if each.state is not QueueState.CORRUPT]
     if not messages:
-        yield "Mail queue is empty"
+        yield EMPTY
         return
     yield "----Queue ID----- --Size-- ---Arrival Time---- --Sender/Recipient------"
     for message in messages:
-        arrival = datetime.fromtimestamp(message.arrival_at_ns // SECOND_NS, UTC).astimezone()
-        name = message.queue_id + MARKS.get(message.state, "")
+        whole = message
+        if len(message.recipients) < message.recipients_left:
+            with contextlib.suppress(NotDone):  # a listing has only the first recipients
+                whole = session.show(message.queue_id)
+        arrival, name = _local(message.arrival_at_ns), message.queue_id + MARKS.get(message.state, "")
         sender = printable(message.reverse_path) or "MAILER-DAEMON"
         yield f"{name:<17} {message.size_bytes:8} {arrival:%a %b} {arrival.day:2} {arrival:%H:%M:%S} {sender}"
         if message.reason:
             yield f"({printable(message.reason)})".rjust(_REASON_ENDS_AT)
-        for recipient in message.recipients:
+        for recipient in whole.recipients:
             yield f"{'':<17} {'':>8} {'':19} {printable(recipient)}"
         yield ""
-    kilobytes = (sum(message.size_bytes for message in messages) + 1023) // 1024
-    yield f"-- {kilobytes} Kbytes in {len(messages)} Request{'s' * (len(messages) != 1)}."
+    yield sum_words(len(messages), sum(message.size_bytes for message in messages))
 
 
-def _whole(session: Session, message: MessageView) -> MessageView:
-    """Return a message with all its recipients: a listing has only the first."""
-    if len(message.recipients) < message.recipients_left:
-        with contextlib.suppress(NotDone):
-            return session.show(message.queue_id)
-    return message
+@click.command()
+@click.argument("maildir", type=click.Path(path_type=Path))
+@click.option(
+    "--prefix",
+    default="",
+    metavar="TEXT",
+    help="Take TEXT off the address in Delivered-To; all must begin so.",
+)
+@click.option("--sender", metavar="ADDRESS", help="The envelope's sender, `<>` for none; else Return-Path.")
+@click.option(
+    "--to", "recipients", multiple=True, metavar="ADDRESS", help="For whom, instead of Delivered-To."
+)
+@click.option(
+    "-t", "takes_header", is_flag=True, help="For whom To, Cc and Bcc say, beside --to; no Delivered-To."
+)
+@where_options
+def drain(
+    where: Where,
+    maildir: Path,
+    *,
+    prefix: str,
+    sender: str | None,
+    recipients: tuple[str, ...],
+    takes_header: bool,
+) -> int:
+    """Hand the messages of a maildir over to the relay, and remove each once it is durably the relay's.
+
+    The sender is that of Return-Path, the recipient that of Delivered-To, as programs write them on top that
+    deliver into a maildir; both lines go.  What is refused stays.
+    """
+    if prefix and (recipients or takes_header):
+        raise click.UsageError("--prefix is about Delivered-To, which --to and -t leave alone")
+    policy = found_policy(where)
+    hostname = _hostname(policy)
+
+    def tell(text: str) -> None:
+        _tell(text, "drain")
+
+    @contextlib.contextmanager
+    def session() -> Iterator[Handover]:
+        with taker(policy, hostname, tell) as connected:
+            yield Handover(connected, hostname)
+
+    draining = MaildirDrain(
+        str(maildir),
+        RealDisk(),
+        EnvelopeSource(prefix, recipients, takes_header),
+        lambda: _author(hostname, sender),
+        tell,
+        most_bytes=most_bytes(policy),
+    )
+    try:
+        drained = draining.drain(session)
+    except NotRemoved as error:
+        tell(f"{error}; remove it before the next drain, or it goes twice")
+        return os.EX_NOPERM
+    except (Refusal, ValueError, OSError) as error:
+        why, code = _failure(error)
+        tell(why)
+        return code
+    click.echo(f"{drained.taken} taken, {drained.later + drained.refused} left")
+    return drained.exit_code

@@ -2,29 +2,79 @@
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import click
 
-from relay.cli.locate import asked, found_policy
-from relay.cli.options import Where, json_option, where_options
-from relay.cli.render import (
+from relay.cli.locate import Where, asked, found_policy, where_options
+from relay.cli.options import json_option, printable
+from relay.cli.output import (
     drain_words,
     in_plain_words,
     limits_of,
     relay_words,
     state_words,
+    table,
     used_words,
     wrong_words,
 )
-from relay.cli.table import Table, line_width, wrapped
 from relay.mail.formats import rfc3339_or_none, span
 from relay.status.filters import USAGE_KEYS
 from relay.status.snapshot import Condition, QueueState, Snapshot, to_json
 
-USAGE_COUNTS = "messages", "recipients", "size_bytes"
+Columns = Mapping[str, Callable[[Any, int], object]]
+"""Of a table: what each has of a value, at this instant."""
+UPSTREAMS: Columns = {
+    "upstream": lambda each, _: each.name,
+    "host": lambda each, _: f"{each.host}:{each.port}",
+    "state": state_words,
+    "connections": lambda each, _: f"{each.connections_open} open, {each.connections_idle} idle",
+    "in flight": lambda each, _: each.in_flight,
+    "waiting": lambda each, _: f"{each.waiting_messages} messages, {each.waiting_recipients} recipients",
+    "held by": lambda each, _: in_plain_words(each.held_by, each.limits) or "-",
+    "drained": drain_words,
+}
+LIMITS: Columns = {
+    "upstream": lambda each, _: each.upstream,
+    "limit": lambda each, _: each.words,
+    "used": lambda each, _: used_words(each),
+    "next slot": lambda each, now: f"in {span(each.opens_at_ns - now)}" if each.opens_at_ns else "now",
+}
+ROUTES: Columns = {
+    "route": lambda each, _: each.numbers_words,
+    "by": lambda each, _: each.takes_words,
+    "prefers": lambda each, _: ", ".join(each.upstreams),
+    "goes through": lambda each, _: each.upstream or "-",
+    "why": lambda each, now: each.why(now) or "-",
+    "stands with": lambda each, _: ", ".join(map("{0[0]} {0[1]}".format, each.stands.items())) or "-",
+}
+LANES: Columns = {
+    "lane": lambda each, _: each.name,
+    "share": lambda each, _: f"{each.share_percent:.4g} %",
+    "ceiling": lambda each, _: "-" if each.ceiling_percent is None else f"{each.ceiling_percent} %",
+    "messages": lambda each, _: each.waiting_messages,
+    "recipients": lambda each, _: each.waiting_recipients,
+    "oldest": lambda each, _: span(each.oldest_age_ns) if each.waiting_messages else "-",
+}
+QUEUE: Columns = {
+    "queue": lambda each, _: each[0].value,
+    "messages": lambda each, _: each[1].messages,
+    "recipients": lambda each, _: each[1].recipients,
+    "bytes": lambda each, _: each[1].size_bytes,
+    "oldest": lambda each, _: span(each[1].oldest_age_ns) if each[1].messages else "-",
+}
+USAGE: Columns = {
+    "upstream": lambda each, _: each["upstream"],
+    "limit": lambda each, _: each["limit"],
+    "used by": lambda each, _: each["key"] or "<>",
+    "messages": lambda each, _: each["messages"],
+    "recipients": lambda each, _: each["recipients"],
+    "bytes": lambda each, _: each["size_bytes"],
+}
+NUMBERS = {"messages", "recipients", "bytes", "oldest", "share", "ceiling", "used"}
+"""Columns that stand to the right."""
 
 
 @click.command()
@@ -48,7 +98,7 @@ def status(where: Where, *, as_json: bool, by: str | None) -> int:
     if as_json:
         click.echo(json.dumps(to_json(snapshot) | usage))
     else:
-        for line in _lines(snapshot) if by is None else _usage_lines(snapshot, usage, by):
+        for line in status_lines(snapshot) if by is None else _usage_lines(snapshot, usage):
             click.echo(line)
     return os.EX_UNAVAILABLE if is_down else os.EX_OK
 
@@ -70,114 +120,35 @@ def _usage(where: Where, snapshot: Snapshot, by: str) -> dict[str, Any]:
         }
 
 
-def _usage_lines(snapshot: Snapshot, usage: dict[str, Any], by: str) -> Iterator[str]:
-    yield from _limits(snapshot)
-    counts = "messages", "recipients", "octets"
+def _usage_lines(snapshot: Snapshot, usage: dict[str, Any]) -> Iterator[str]:
     words = {limit.label: limit.words for limit in limits_of(snapshot)}
-    rows = [
-        (row["upstream"], words[row["limit"]], row["key"] or "<>", *map(row.get, USAGE_COUNTS))
-        for row in usage["usage"]
-    ]
-    yield from _section(("upstream", "limit", by, *counts), rows, counts)
+    yield from _section(LIMITS, limits_of(snapshot), snapshot.at_ns)
+    rows = [each | {"limit": words[each["limit"]]} for each in usage["usage"]]
+    yield from _section(USAGE, rows, snapshot.at_ns)
     since = f"since {usage['usage_since']}" if usage["usage_since"] else "nothing so far"
-    yield from wrapped(
-        f"what was relayed within the length of each limit, as `recent` keeps it, {since}; a window counts "
-        "slots: also of what is in flight, was refused, or whose reply was lost",
-        line_width(),
-    )
+    yield f"what was relayed within the length of each limit, as `recent` keeps it, {since}; a window counts"
+    yield "slots: also of what is in flight, was refused, or whose reply was lost"
 
 
-def _lines(snapshot: Snapshot) -> Iterator[str]:
+def status_lines(snapshot: Snapshot) -> Iterator[str]:
     at_ns = snapshot.at_ns
     policy = f"; policy {snapshot.policy.path}" if snapshot.policy.path else ""
-    for words in (f"{relay_words(snapshot, at_ns)}{policy}", *wrong_words(snapshot)):
-        yield from wrapped(words, line_width())
+    yield from map(printable, (f"{relay_words(snapshot, at_ns)}{policy}", *wrong_words(snapshot)))
     yield ""
-    yield from _section(
-        ("upstream", "host", "state", "connections", "in flight", "waiting", "held by", "drained"),
-        [
-            (
-                upstream.name,
-                f"{upstream.host}:{upstream.port}",
-                state_words(upstream, at_ns),
-                f"{upstream.connections_open} open, {upstream.connections_idle} idle",
-                upstream.in_flight,
-                f"{upstream.waiting_messages} messages, {upstream.waiting_recipients} recipients",
-                in_plain_words(upstream.held_by, upstream.limits) or "-",
-                drain_words(upstream, at_ns),
-            )
-            for upstream in snapshot.upstreams
-        ],
-    )
-    yield from _limits(snapshot)
-    yield from _section(
-        ("route", "by", "prefers", "goes through", "why", "stands with"),
-        [
-            (
-                route.numbers_words,
-                route.takes_words,
-                ", ".join(route.upstreams),
-                route.upstream or "-",
-                route.why(at_ns) or "-",
-                ", ".join(f"{name} {count}" for name, count in route.stands.items()) or "-",
-            )
-            for route in snapshot.routes
-        ],
-    )
-    numbers = "share", "ceiling", "messages", "recipients", "bytes", "oldest"
-    yield from _section(
-        ("lane", "share", "ceiling", "messages", "recipients", "oldest"),
-        [
-            (
-                lane.name,
-                f"{lane.share_percent:.4g} %",
-                "-" if lane.ceiling_percent is None else f"{lane.ceiling_percent} %",
-                lane.waiting_messages,
-                lane.waiting_recipients,
-                span(lane.oldest_age_ns) if lane.waiting_messages else "-",
-            )
-            for lane in snapshot.lanes
-        ],
-        numbers,
-    )
-    counts = [(state.value, snapshot.counts(state)) for state in QueueState]
-    yield from _section(
-        ("queue", "messages", "recipients", "bytes", "oldest"),
-        [
-            (
-                name,
-                its.messages,
-                its.recipients,
-                its.size_bytes,
-                span(its.oldest_age_ns) if its.messages else "-",
-            )
-            for name, its in counts
-        ],
-        numbers,
-    )
+    yield from _section(UPSTREAMS, snapshot.upstreams, at_ns)
+    yield from _section(LIMITS, limits_of(snapshot), at_ns)
+    yield from _section(ROUTES, snapshot.routes, at_ns)
+    yield from _section(LANES, snapshot.lanes, at_ns)
+    yield from _section(QUEUE, [(state, snapshot.counts(state)) for state in QueueState], at_ns)
     if snapshot.started_at_ns is not None:
         totals = ", ".join(f"{count} {fate}" for fate, count in snapshot.totals.by_fate().items())
-        yield from wrapped(f"recipients since the start: {totals}", line_width())
+        yield f"recipients since the start: {totals}"
     inodes = "" if snapshot.disk.free_inodes is None else f", {snapshot.disk.free_inodes} inodes"
     yield f"disk: {snapshot.disk.free_bytes // 2**20} MiB free{inodes}"
 
 
-def _limits(snapshot: Snapshot) -> Iterator[str]:
-    rows = [
-        (
-            limit.upstream,
-            limit.words,
-            used_words(limit),
-            "now" if limit.opens_at_ns is None else f"in {span(limit.opens_at_ns - snapshot.at_ns)}",
-        )
-        for limit in limits_of(snapshot)
-    ]
-    yield from _section(("upstream", "limit", "used", "next slot"), rows, ["used"])
-
-
-def _section(
-    columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: Sequence[str] = ()
-) -> Iterator[str]:
-    if rows:
-        yield from Table(*columns, numbers=numbers).lines(rows)
+def _section(columns: Columns, values: Sequence[object], at_ns: int) -> Iterator[str]:
+    if values:
+        rows = [[of_value(each, at_ns) for of_value in columns.values()] for each in values]
+        yield from table([*columns], rows, NUMBERS)
         yield ""

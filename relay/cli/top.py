@@ -12,9 +12,8 @@ import signal
 import sys
 from asyncio import to_thread
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from typing import ClassVar, NamedTuple
 
@@ -25,25 +24,16 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
-from textual.widgets import DataTable, Footer, Input, Static
+from textual.widgets import DataTable, Footer, Static
 
-from relay.cli.locate import located
-from relay.cli.options import Where, printable, where_options
-from relay.cli.pause import who_asks
-from relay.cli.render import (
-    drain_words,
-    in_plain_words,
-    limits_of,
-    relay_words,
-    state_words,
-    used_words,
-    wrong_words,
-)
+from relay.cli.locate import Where, located, where_options
+from relay.cli.options import printable
+from relay.cli.output import drain_words, relay_words, state_words, used_words, wrong_words
+from relay.cli.queue import who_asks
 from relay.clock import SystemClock
 from relay.control.client import ControlClient
 from relay.control.operations import ABSENT, BUSY, OK, TABLE, UNCHANGED, Unreachable, Verb
 from relay.mail.formats import span
-from relay.policy.units import duration_ns
 from relay.status.filters import EVERYTHING, By, Filters, GroupRow, Wanted
 from relay.status.snapshot import LimitStatus, QueueState, Snapshot, UpstreamStatus
 from relay.verdicts.account import PauseAsked
@@ -52,12 +42,13 @@ EVERY_SECONDS = 2.0
 COUNT_NS = 10_000_000_000
 OFTEN = 20
 """A count is made again after so many times as long as the last one took, and not before COUNT_NS."""
-MOST_LISTED = 20
-"""Senders, and reasons."""
+MOST_SENDERS = 20
 BAR_CELLS = 20
-ONE, SEVERAL = ("upstream",), ("upstream", "lane", "sender")
-"""The kinds of rows that a verb is for."""
 ENDS = (signal.SIGTERM, signal.SIGHUP)
+_OF_UPSTREAMS = ("pause", "resume")
+"""The verbs that act on an upstream; the others act on messages."""
+_FILTERED_BY = {"upstream": "upstreams", "lane": "lanes", "sender": "senders"}
+"""By the kind of a row the filter that finds its messages."""
 _SAID = {ABSENT: "gone by now", BUSY: "in a transaction", UNCHANGED: "nothing to change"}
 
 
@@ -69,10 +60,9 @@ def top(where: Where) -> int:
     The last line lists the keys.  While the relay is down it says so, and goes on looking.
     """
     # All three: the picture goes to standard error, which is the terminal where the others are redirected.
-    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
-        raise click.UsageError("`relay top` needs a terminal; `relay status` prints to anything")
-    if os.environ.get("TERM", "dumb") == "dumb":
-        raise click.UsageError("this terminal cannot move its cursor (TERM); use `relay status`")
+    is_terminal = all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+    if not is_terminal or os.environ.get("TERM", "dumb") == "dumb":
+        raise click.UsageError("`relay top` needs a terminal that moves its cursor; use `relay status`")
     return asyncio.run(_watch(located(where)[0]))
 
 
@@ -93,24 +83,18 @@ class Row(NamedTuple):
     now: str
 
 
-def _rows(snapshot: Snapshot, senders: list[GroupRow], reasons: list[GroupRow], now_ns: int) -> Iterator[Row]:
+def _rows(snapshot: Snapshot, senders: list[GroupRow], now_ns: int) -> Iterator[Row]:
     for upstream in snapshot.upstreams:
         yield Row("upstream", upstream.name, _upstream(upstream, now_ns))
         for limit in upstream.limits:
             yield Row("limit", f"{upstream.name} {limit.words}", _limit(limit, now_ns))
-    for route in snapshot.routes:
-        through = f"{', '.join(route.upstreams)}: through {route.upstream}"
-        yield Row("route", route.numbers_words, "; ".join(filter(None, (through, route.why(now_ns)))))
     for lane in snapshot.lanes:
-        ceiling = "" if lane.ceiling_percent is None else f", at most {lane.ceiling_percent} %"
         waits = f"{lane.waiting_messages} waiting, oldest {span(lane.oldest_age_ns)}"
         waiting = waits if lane.waiting_messages else "empty"
-        yield Row("lane", lane.name, f"share {lane.share_percent:.4g} %{ceiling}; {waiting}")
-    for kind, groups in (("sender", senders), ("reason", reasons)):
-        for group in groups:
-            if group.key:
-                name = in_plain_words(group.key, limits_of(snapshot)) if kind == "reason" else group.key
-                yield Row(kind, name, f"{group.messages} messages, {group.recipients} recipients")
+        yield Row("lane", lane.name, f"share {lane.share_percent:.4g} %; {waiting}")
+    for group in senders:
+        if group.key:
+            yield Row("sender", group.key, f"{group.messages} messages, {group.recipients} recipients")
 
 
 def _upstream(upstream: UpstreamStatus, now_ns: int) -> str:
@@ -130,38 +114,22 @@ def _limit(limit: LimitStatus, now_ns: int) -> str:
     return f"[{'#' * filled:-<{BAR_CELLS}}] {used_words(limit)}{opens}"
 
 
-class Question(ModalScreen[str | None]):
-    """Says what would be done; `y`, or with `prompt` a text and Enter, is the consent."""
+class Question(ModalScreen[bool]):
+    """Says what would be done; `y` is the consent."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,n", "no", "No"), Binding("y", "yes", "Yes")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,n", "dismiss(False)", "No"),
+        Binding("y", "dismiss(True)", "Yes"),
+    ]
 
-    def __init__(self, text: str, prompt: str = "", check: Callable[[str], object] = str) -> None:
-        """`check` raises ValueError for a text that will not do."""
+    def __init__(self, text: str) -> None:
         super().__init__()
-        self._text, self._prompt, self._check = text, prompt, check
+        self._text = text
 
     def compose(self) -> ComposeResult:
         with Vertical():
             yield Static(Text(printable(self._text)))
-            if self._prompt:
-                yield Input(placeholder=self._prompt, compact=True)
-            yield Static("", id="wrong")
-            yield Static("Enter: do it   Esc: leave it" if self._prompt else "y: do it   n, Esc: leave it")
-
-    def action_no(self) -> None:
-        self.dismiss(None)
-
-    def action_yes(self) -> None:
-        if not self._prompt:
-            self.dismiss("")
-
-    def on_input_submitted(self, submitted: Input.Submitted) -> None:
-        try:
-            self._check(submitted.value)
-        except ValueError as error:
-            self.query_one("#wrong", Static).update(Text(str(error)))
-        else:
-            self.dismiss(submitted.value)
+            yield Static("y: do it   n, Esc: leave it")
 
 
 class Top(App[None]):
@@ -196,7 +164,7 @@ class Top(App[None]):
         self.theme = "ansi-dark"
         self._relay, self._clock = relay, SystemClock()
         self._snapshot: Snapshot | None = None
-        self._senders, self._reasons = list[GroupRow](), list[GroupRow]()
+        self._senders = list[GroupRow]()
         self._seen_ns = self._counts_at_ns = 0
         """Boottime."""
         self._rows: list[Row] = []
@@ -224,8 +192,7 @@ class Top(App[None]):
             self._snapshot = await to_thread(self._relay.snapshot)
             self._seen_ns = began_ns = self._clock.boottime_ns()
             if began_ns >= self._counts_at_ns:
-                self._senders = await to_thread(self._relay.summary, EVERYTHING, By.SENDER, MOST_LISTED)
-                self._reasons = await to_thread(self._relay.summary, EVERYTHING, By.REASON, MOST_LISTED)
+                self._senders = await to_thread(self._relay.summary, EVERYTHING, By.SENDER, MOST_SENDERS)
                 now_ns = self._clock.boottime_ns()
                 self._counts_at_ns = now_ns + max(COUNT_NS, OFTEN * (now_ns - began_ns))
         except (Unreachable, OSError) as error:
@@ -249,7 +216,7 @@ class Top(App[None]):
             queued = ", ".join(f"{count} {state}" for count, state in counts if count) or "empty"
             lines += [relay_words(self._snapshot, now_ns), f"queue: {queued}", *wrong_words(self._snapshot)]
             chosen, table = self._chosen, self._table
-            self._rows = list(_rows(self._snapshot, self._senders, self._reasons, now_ns))
+            self._rows = list(_rows(self._snapshot, self._senders, now_ns))
             with self.batch_update():
                 table.clear()
                 for row in self._rows:
@@ -272,34 +239,26 @@ class Top(App[None]):
 
     @work(exclusive=True, group="asking")
     async def action_act(self, verb: Verb) -> None:
-        row = self._chosen
-        is_of_upstream = TABLE[verb].needs_upstream
-        if row is None or row.kind not in (
-            ("upstream",) if is_of_upstream else ("upstream", "lane", "sender")
-        ):
-            self._say(f"choose an upstream{'' if is_of_upstream else ', a lane or a sender'} first")
-            return
+        row, kinds = self._chosen, ["upstream"] if verb in _OF_UPSTREAMS else [*_FILTERED_BY]
+        said = f"choose one of these first: {', '.join(kinds)}"
         try:
-            done = await (self._rest(verb, row.name) if is_of_upstream else self._move(verb, row))
-            self._say(done or "nothing was done")
+            if row is not None and row.kind in kinds:
+                act = self._rest if verb in _OF_UPSTREAMS else self._move
+                said = await act(verb, row) or "nothing was done"
         except (Unreachable, OSError) as error:
-            self._say(f"{verb}: not all was answered: {self._why(error)}")
+            said = f"{verb}: not all was answered: {self._why(error)}"
+        self._update("#said", printable(said))
         await self._look()
 
-    async def _rest(self, verb: Verb, name: str) -> str:
+    async def _rest(self, verb: Verb, row: Row) -> str:
         """Pause an upstream, or use it again; return what came of it, nothing where the operator says no."""
-        if verb == "pause":
-            waits = "what is in flight finishes, nothing new begins, and mail waits"
-            prompt = "for how long: 30m, 2h; empty: until it is used again"
-            question = Question(f"Pause upstream {name}: {waits}.", prompt, _length_ns)
-        else:
-            again = "one message first; senders that it refused, and what its shield doubts, are tried again"
-            question = Question(f"Use upstream {name} again: {again}.")
-        if (answer := await self.push_screen_wait(question)) is None:
+        name, again = row.name, "one message first; what was refused, or its shield doubts, is tried again"
+        waits = "what is in flight finishes, nothing new begins, and mail waits, until it is used again"
+        question = f"Use upstream {name} again: {again}." if verb == "resume" else f"Pause {name}: {waits}."
+        if not await self.push_screen_wait(Question(question)):
             return ""
         if verb == "pause":
-            asked = PauseAsked(who_asks(), _length_ns(answer))
-            result = await to_thread(self._relay.pause, name, asked)
+            result = await to_thread(self._relay.pause, name, PauseAsked(who_asks()))
         else:
             result = await to_thread(self._relay.resume, name)
         said = {OK: TABLE[verb].done, UNCHANGED: TABLE[verb].already, ABSENT: "there is no such upstream"}
@@ -308,21 +267,12 @@ class Top(App[None]):
     async def _move(self, verb: Verb, row: Row) -> str:
         """As `_rest`, on the messages of an upstream, a lane or a sender."""
         done, states = TABLE[verb].done, TABLE[verb].changes
-        of_kind = {"upstream": Filters(upstreams=(row.name,)), "lane": Filters(lanes=(row.name,))}
-        filters = replace(of_kind.get(row.kind, Filters(senders=(row.name,))), states=states)
+        filters = Filters(**{_FILTERED_BY[row.kind]: (row.name,)}, states=states)  # type: ignore[arg-type]  # of names
         queue_ids = [each.queue_id for each in await to_thread(self._relay.queue, Wanted(filters))]
         what = f"{len(queue_ids)} messages of {row.kind} {row.name} ({' or '.join(states)} now)"
-        if await self.push_screen_wait(Question(f"{verb} {what}: {done}")) is None:
+        if not await self.push_screen_wait(Question(f"{verb} {what}: {done}")):
             return ""
         # What is in another state by then is left alone.
         results = Counter((await to_thread(self._relay.act, verb, queue_ids, states)).values())
         said = [f"{results.pop(OK, 0)} messages: {done}"]
         return "; ".join(said + [f"{count}: {_SAID.get(why, why)}" for why, count in results.items()])
-
-    def _say(self, text: str) -> None:
-        self._update("#said", printable(text))
-
-
-def _length_ns(text: str) -> int | None:
-    """Raise ValueError for what is no time; nothing is no end."""
-    return duration_ns(text.strip()) if text.strip() else None

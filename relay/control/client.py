@@ -1,19 +1,32 @@
-"""The `Session` of a relay that runs: the command line's end of the control socket.
+"""The control socket, where a running relay is asked, and the command line's end of it.
 
-A connection for each question.  HTTP/1.0, whose answers end with their connection, so a socket is enough:
-http.client, asyncio and aiohttp each take longer to load than most answers.
+`control.sock` in the folder of the spool, mode 0600: HTTP with one route, `POST /call/METHOD`, one of
+`relay.control.operations.CALLS`, with its arguments as an object.  The answer is lines of JSON:
+`{"value": …}` for each value, and at the end `{"end": ""}`, `{"refused": TEXT}` (a `NotDone`) or
+`{"failed": TEXT}`; without one of these it is not whole.  Values go as they are in `relay.status`, without
+what has its default, octets as base64.  Fields may be added with a default, so that a command line and a
+relay of different versions understand each other; but an argument that a relay does not know is an error: a
+filter would find what was not meant.
+
+A connection for each question, by HTTP/1.0, whose answers end with their connection; and values are read by
+what is below: http.client, asyncio and pydantic each take longer to load than most answers.
 """
 
+import base64
 import contextlib
 import json
+import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from relay.control.operations import NotDone, Session, Unreachable
-from relay.control.wire import decode, encode, short_path
 
+SOCKET_NAME = "control.sock"
 ANSWER_SECONDS = 120.0
 """How long the command line waits for the next byte."""
 _NOT_ALL = "the relay ended its answer in the middle: this is not all; "
@@ -42,23 +55,25 @@ class ControlClient(Session):
                 asking.shutdown(socket.SHUT_RDWR)
 
     def ask(self, kind: type[_Kind], name: str, **arguments: object) -> Iterator[_Kind]:
+        read = _reader(cast("Any", kind)) or _as_it_is
         is_begun = False
         for line in self._lines(name, encode(arguments)):
             try:
-                ((what, text),) = json.loads(line).items()
-                said = decode(kind if what == "value" else str, text)
-            except (AttributeError, ValueError) as error:
+                ((what, said),) = json.loads(line).items()
+                value = read(said) if what == "value" else said
+            # A line of brackets alone is too deep to be read.
+            except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
                 raise Unreachable(_OTHER_VERSION) from error
             match what:
                 case "value":
                     is_begun = True
-                    yield said
+                    yield value
                 case "end":
                     return
                 case "refused":
                     raise NotDone(said)
                 case "failed":
-                    raise Unreachable((_NOT_ALL if is_begun else "") + said)
+                    raise Unreachable(f"{_NOT_ALL if is_begun else ''}{said}")
                 case _:
                     raise Unreachable(_OTHER_VERSION)
         raise Unreachable(f"{_NOT_ALL}see its log")
@@ -88,3 +103,70 @@ class ControlClient(Session):
                 yield asking
             finally:
                 self._open.discard(asking)
+
+
+@contextlib.contextmanager
+def short_path(spool: Path) -> Iterator[str]:
+    """Give a path to the socket while the context lasts.  Raises OSError.
+
+    A path to a unix socket has at most 107 bytes (unix(7)), a spool's may be longer: both ends go through
+    `/proc/self/fd/N/`, where N is the opened folder.
+    """
+    folder = os.open(spool, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{SOCKET_NAME}"
+    finally:
+        os.close(folder)
+
+
+def encode(value: object) -> bytes:
+    """Return dataclasses, and what they are made of, as JSON on one line."""
+    return json.dumps(value, default=_plain, separators=(",", ":")).encode("ascii")
+
+
+def _plain(value: Any) -> object:
+    match value:
+        case Path():
+            return str(value)
+        case bytes():
+            return base64.b64encode(value).decode("ascii")
+        case Mapping():
+            return dict(value)
+        case _:
+            pairs = ((each, getattr(value, each.name)) for each in fields(value))
+            return {each.name: its for each, its in pairs if its != each.default}
+
+
+@cache
+def _reader(kind: Any) -> Callable[[Any], Any] | None:
+    """Return what makes one of a kind of what JSON has; None where that is one already.
+
+    A long queue comes through here, so nothing is called for a plain value.
+    """
+    origin, parts = get_origin(kind), get_args(kind)
+    if is_dataclass(kind):
+        make: Any = kind
+        readers = {name: _reader(its) for name, its in get_type_hints(kind).items()}
+        return lambda value: make(**{
+            name: its if (read := readers[name]) is None else read(its)
+            for name, its in value.items()
+            if name in readers
+        })  # fmt: skip
+    if origin in (Union, UnionType):
+        of_part = next((read for part in parts if (read := _reader(part)) is not None), None)
+        return of_part and (lambda value: None if value is None else of_part(value))
+    if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
+        of_key, of_value = (_reader(part) or _as_it_is for part in parts)
+        return lambda value: {of_key(key): of_value(its) for key, its in value.items()}
+    if isinstance(origin, type):
+        of_each = _reader(parts[0]) or _as_it_is
+        return lambda value: origin(map(of_each, value))
+    if kind is bytes:
+        return base64.b64decode
+    # The rest are types of JSON, texts of a few (Literal), and an enum or a path, which take a text.
+    is_plain = kind in (str, int, float, bool, NoneType) or not isinstance(kind, type)
+    return None if is_plain else kind
+
+
+def _as_it_is(value: Any) -> Any:
+    return value

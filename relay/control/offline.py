@@ -43,15 +43,11 @@ def offline(policy: Policy) -> Iterator[Session]:
     """Raise SpoolBusy, OSError (PermissionError: another user's spool), ValueError for another format."""
     refuse_strangers(policy.spool)
     with asyncio.Runner() as runner:
-        operator = runner.run(_begun(policy))
+        operator = runner.run(_operator(policy))
         try:
             yield _Offline(runner, operator)
         finally:
             runner.run(operator.close())
-
-
-async def _begun(policy: Policy) -> "OfflineOperator":
-    return OfflineOperator(policy)
 
 
 class _Offline(Session):
@@ -66,29 +62,26 @@ class _Offline(Session):
             yield value
 
 
+async def _operator(policy: Policy) -> "OfflineOperator":
+    return OfflineOperator(policy)
+
+
 async def _next(answer: AsyncGenerator[Any, None]) -> Any:
     return await anext(answer, _END)
 
 
 class OfflineOperator(Operator):
     def __init__(self, policy: Policy) -> None:
-        self._policy, clock, disk = policy, SystemClock(), RealDisk()
-        self._disk, self._clock = disk, clock
+        self._policy, self._clock, self._disk = policy, SystemClock(), RealDisk()
+        clock, disk, hostname = self._clock, self._disk, policy.hostname or socket.getfqdn()
         events = Events(sys.stderr, "text", clock, level=Level.WARNING)
-        hostname = policy.hostname or socket.getfqdn()
         telemetry = Telemetry(events, Metrics(clock), clock)
         self._outcomes = OutcomeStore(str(policy.spool), policy.recent, disk, telemetry)
         spool = open_spool(
             policy, disk, clock, lambda name, why: events.tell("corrupt", queue_id=name, reason=why)
         )
-        sender = Sender(
-            spool,
-            Host(clock, disk),
-            policy=policy,
-            hostname=hostname,
-            telemetry=telemetry,
-            on_fault=_fail,
-        )
+        host = Host(clock, disk)
+        sender = Sender(spool, host, policy=policy, hostname=hostname, telemetry=telemetry, on_fault=_fail)
         watch = Watch(sender, policy, hostname, clock, PolicyStatus("", clock.wall_ns()))
         watch.condition, watch.refusing_because = Condition.DOWN, "the relay is down"
         super().__init__(sender, watch, events)
@@ -105,9 +98,8 @@ class OfflineOperator(Operator):
     async def act(
         self, verb: Verb, queue_ids: Sequence[QueueId], states: Sequence[QueueState] = ()
     ) -> Results:
-        if verb == "first":
-            return dict.fromkeys(queue_ids, IS_DOWN)
-        return await super().act(verb, queue_ids, states)
+        is_kept = verb != "first"
+        return await super().act(verb, queue_ids, states) if is_kept else dict.fromkeys(queue_ids, IS_DOWN)
 
     async def pause(self, upstream: str, asked: PauseAsked) -> str:
         if upstream not in self._policy.upstreams:

@@ -8,12 +8,12 @@ relay that runs, `relay.control.offline` of the spool of one that is down.  Eith
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from relay.mail.envelope import QueueId
-from relay.queue.queued import Queued, State
+from relay.queue.queued import State
 from relay.status.filters import WHOLE_QUEUE, By, Filters, GroupRow, Wanted
 from relay.status.snapshot import MessageView, QueueState, Snapshot
 
@@ -68,31 +68,20 @@ class Deed(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class VerbRow:
     done: str
-    summary: str
     deeds: Mapping[State, Deed | str]
     """Of each state; a text is why nothing is done.  Empty: it acts on no message."""
+    summary: str = ""
+    """Of those that name messages: the others name an upstream, and act on what its shield doubts."""
     already: str = ""
     """What is said of UNCHANGED."""
-    done_but_waits: str = ""
-    """What is said instead of `done` where the upstream holds the message; empty: `done` ends its wait."""
-    needs_upstream: bool = False
-    """It names an upstream, and acts on no message but those whose refusals its shield doubts."""
-
-    @property
-    def reads_content(self) -> bool:
-        return any(isinstance(deed, Deed) and deed.reads_content for deed in self.deeds.values())
 
     @property
     def changes(self) -> tuple[QueueState, ...]:
         """The states in which it does something to a message."""
         deeds = self.deeds.items()
-        return tuple(
-            QueueState(state.value)
-            for state, deed in deeds
-            if isinstance(deed, Deed) and deed is not Deed.NOTHING
-        )
+        return tuple(QueueState(state) for state, deed in deeds if deed in set(Deed) - {Deed.NOTHING})
 
-    def deed_of(self, message: Queued | MessageView) -> Deed | str:
+    def deed_of(self, message: MessageView) -> Deed | str:
         """Raise ValueError for a state that is of no queued message."""
         return self.deeds[State(message.state.value)]
 
@@ -109,66 +98,51 @@ def _deeds(
     }
 
 
+USED_AGAIN = "used again, one message first"
 TABLE: Mapping[Verb, VerbRow] = {
     "hold": VerbRow(
         "held",
-        "Set messages aside until they are released.",
         _deeds(Deed.HOLD, held=Deed.NOTHING),
+        "Set messages aside until they are released.",
         "was held already",
     ),
     "release": VerbRow(
         "released",
-        "Let held messages go on.",
         _deeds(Deed.NOTHING, held=Deed.RELEASE),
+        "Let held messages go on.",
         "was not held; nothing changed",
-        "released",
     ),
     "retry": VerbRow(
-        "to be tried at once",
-        "Let deferred messages go now; limits still hold.",
+        "its back-off is over",
         # One that waits has no back-off, and would lose its turn.
         {**_deeds(Deed.RETRY, held=HELD_ALREADY), State.WAITING: Deed.NOTHING},
+        "Let deferred messages go now; limits still hold.",
         "has no back-off; nothing changed",
-        "its back-off is over",
     ),
     "first": VerbRow(
         "goes next in its account",
-        "Let messages go before all others of their account, while this relay runs; limits still hold.",
         _deeds(Deed.FIRST, held=HELD_ALREADY),
-        done_but_waits="goes next in its account",
+        "Let messages go before all others of their account, while this relay runs; limits still hold.",
     ),
     "bounce": VerbRow(
-        "bounced",
-        "End messages and report their remaining recipients to the sender.",
-        _deeds(Deed.BOUNCE),
+        "bounced", _deeds(Deed.BOUNCE), "End messages and report their remaining recipients to the sender."
     ),
     "delete": VerbRow(
-        "deleted", "End messages and tell nobody.", _deeds(Deed.DELETE, reporting=Deed.END_REPORT)
+        "deleted", _deeds(Deed.DELETE, reporting=Deed.END_REPORT), "End messages and tell nobody."
     ),
-    "pause": VerbRow(
-        "paused",
-        "Send nothing more through an upstream until a time, or `relay resume`.",
-        {},
-        needs_upstream=True,
-    ),
+    "pause": VerbRow("paused", {}),
     "resume": VerbRow(
-        "used again, one message first",
-        "Use an upstream that rests again, and try again what its shield doubts.",
+        USED_AGAIN,
         _deeds(Deed.RETRY, held=Deed.NOTHING, reporting=Deed.NOTHING),
-        "neither paused nor stopped; nothing changed",
-        "used again, one message first",
-        needs_upstream=True,
+        already="neither paused nor stopped; nothing changed",
     ),
     "believe": VerbRow(
-        "used again, one message first",
-        "Use an upstream that rests again, and bounce what its shield doubts.",
+        USED_AGAIN,
         _deeds(Deed.BELIEVE, reporting=Deed.NOTHING),
-        "neither paused nor stopped, and its shield doubts nothing; nothing changed",
-        "used again, one message first",
-        needs_upstream=True,
+        already="neither paused nor stopped, and its shield doubts nothing; nothing changed",
     ),
 }
-VERBS = tuple(verb for verb, row in TABLE.items() if not row.needs_upstream)
+VERBS = tuple(verb for verb, row in TABLE.items() if row.summary)
 """Those that name messages."""
 
 CALLS = ("snapshot", "policy", "rows", "summary", "plan", "show", "content", "act", "pause", "resume")
@@ -205,8 +179,9 @@ class Session(ABC):
         """Yield the values of one of CALLS."""
 
     def _one(self, kind: type[_Kind], name: str, **arguments: object) -> _Kind:
-        (value,) = self.ask(kind, name, **arguments)
-        return value
+        for value in self.ask(kind, name, **arguments):
+            return value
+        raise Unreachable("the relay answered nothing; see its log")
 
     def snapshot(self) -> Snapshot:
         return self._one(Snapshot, "snapshot")
@@ -217,14 +192,14 @@ class Session(ABC):
     def rows(self, wanted: Wanted = WHOLE_QUEUE) -> Iterator[list[MessageView]]:
         """Yield the queue, or part of it, as it is found; of each message's recipients only the first ones.
 
-        Oldest first.  The queue changes meanwhile: what is there from the beginning to the end is listed
-        once, what comes or goes once or not at all.
+        Oldest first, or sorted here, at once: the relay need not keep a list for it.  The queue changes
+        meanwhile: what is there from the beginning to the end is listed once, what comes or goes once or not
+        at all.
         """
-        if wanted.sort and wanted.limit is None:
-            # The order of all of them is made here: the relay need not keep them for it.
-            yield wanted.arranged(self.queue(replace(wanted, sort="")))
+        if wanted.sort:
+            yield wanted.arranged(self.queue(Wanted(wanted.filters)))
         else:
-            yield from self.ask(list[MessageView], "rows", wanted=wanted)
+            yield from self.ask(list[MessageView], "rows", filters=wanted.filters, limit=wanted.limit)
 
     def queue(self, wanted: Wanted = WHOLE_QUEUE) -> list[MessageView]:
         """Return all that `rows` yields."""
@@ -258,11 +233,9 @@ class Session(ABC):
         """
         results: dict[QueueId, str] = {}
         for start in range(0, len(queue_ids), IDS_AT_ONCE):
-            some = queue_ids[start : start + IDS_AT_ONCE]
+            asked = {"verb": verb, "queue_ids": queue_ids[start : start + IDS_AT_ONCE]}
             try:
-                results |= self._one(
-                    dict[QueueId, str], "act", verb=verb, queue_ids=some, states=tuple(states)
-                )
+                results |= self._one(dict[QueueId, str], "act", **asked, states=tuple(states))
             except Unreachable:
                 if not results:
                     raise

@@ -5,7 +5,7 @@ the command line.  It carries out the deeds of `relay.control.operations.TABLE`.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -44,7 +44,7 @@ from relay.sender.sender import Sender
 from relay.smtp.reply import Phase
 from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Absent, Corrupt, Full, Message, Settlement, Status, Unavailable
-from relay.status.filters import WHOLE_QUEUE, By, Filters, GroupRow, Listed, Summary, Wanted
+from relay.status.filters import EVERYTHING, By, Filters, GroupRow, Listed, Summary
 from relay.status.plan import Plan
 from relay.status.snapshot import MessageView, QueueState, RecipientStatus, RecipientView, Snapshot
 from relay.status.watch import Watch
@@ -54,12 +54,9 @@ from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
 
 MOST_SET_ASIDE_LISTED = 1000
-ROWS_AT_ONCE = 100
-"""Messages of a listing between two turns of the loop: some two milliseconds."""
-MOVED_AT_ONCE = 256
-"""Messages that share the syncs of a verb that reads none; a batch holds the loop for some 10 ms."""
-LOADED_AT_ONCE = 32
-"""Messages of a verb that reads them: up to 256 KiB each are in memory."""
+AT_ONCE = 64
+"""Messages of a listing or a verb between two turns of the loop: they share reads and syncs, and of those
+that are read up to 256 KiB each are in memory."""
 _NOT_READ = Envelope("", (), 0, "", "", "")
 """Of a message that is moved, and no recipient of it marked."""
 # RFC 3463, 3.8: X.7.1 is delivery not authorized, message refused.
@@ -83,10 +80,6 @@ _STATUS_WORDS: Mapping[Status, RecipientStatus] = {
     Status.EXPIRED: "expired",
     Status.DELETED: "deleted",
 }
-
-
-_Refusals = Mapping[QueueId, Mapping[int, Answer]]
-"""What the shield doubts: of each message, the refusals by the index of the recipient."""
 
 
 def _checked(name: str) -> str:
@@ -122,28 +115,19 @@ class Operator:
         without_hooks = self._watch.policy.model_copy(update={"notify": ()})
         return PolicyInForce(Path(self._watch.policy_status.path), policy_text(without_hooks))
 
-    async def rows(self, wanted: Wanted = WHOLE_QUEUE) -> AsyncGenerator[Sequence[MessageView], None]:
-        if wanted.sort:
-            best: list[MessageView] = []
-            async for some in self._listed(wanted.filters):
-                # Of a list without limit the order is made at its end.
-                best += [each.view for each in some]
-                best = best if wanted.limit is None else wanted.arranged(best)
-            in_order = iter(wanted.arranged(best))
-            while views := list(islice(in_order, ROWS_AT_ONCE)):
-                yield views
-            return
-        left = wanted.limit
-        async for some in self._listed(wanted.filters):
-            views = [each.view for each in some[:left]]
-            if views:
+    async def rows(
+        self, filters: Filters = EVERYTHING, limit: int | None = None
+    ) -> AsyncGenerator[Sequence[MessageView], None]:
+        left = limit
+        async for some in self._listed(filters):
+            if views := [each.view for each in some[:left]]:
                 yield views
             left = None if left is None else left - len(views)
             if left == 0:
                 return
 
-    async def queue(self, wanted: Wanted = WHOLE_QUEUE) -> list[MessageView]:
-        return [view async for some in self.rows(wanted) for view in some]
+    async def queue(self, filters: Filters = EVERYTHING, limit: int | None = None) -> list[MessageView]:
+        return [view async for some in self.rows(filters, limit) for view in some]
 
     async def summary(self, filters: Filters, by: By, limit: int | None = None) -> list[GroupRow]:
         adding = Summary(by)
@@ -176,45 +160,39 @@ class Operator:
         listing = self._watch.listing()
         # A million that nearly came in this order take some 50 ms.
         in_order = iter(sorted(self._queue.ids()))
-        while queue_ids := list(islice(in_order, ROWS_AT_ONCE)):
+        while queue_ids := list(islice(in_order, AT_ONCE)):
             rows = [row for row in map(listing.row, queue_ids) if row is not None]
-            yield await self._fitting(filters, rows, is_whole=is_whole)
+            # Read are only those of which nothing in memory tells whether they match, or who is left.
+            whole = await self._whole([
+                row
+                for row in rows
+                if (fits := filters.judge(row)) is None or (fits and is_whole and not row.knows_recipients)
+            ])  # fmt: skip
+            yield [
+                read if is_whole else row
+                for row in rows
+                if filters.judge(read := whole.get(row.view.queue_id, row))
+            ]
             await asyncio.sleep(0)
         yield [row for row in map(listing.set_aside, aside) if filters.judge(row)]
 
-    async def _fitting(self, filters: Filters, rows: Sequence[Listed], *, is_whole: bool) -> list[Listed]:
-        """Read only messages of which nothing in memory tells whether they match, or who is left."""
-        judged = [(row, filters.judge(row)) for row in rows]
-        asked = [
-            row for row, fits in judged if fits is None or (fits and is_whole and not row.knows_recipients)
-        ]
-        whole = {row.view.queue_id: row async for row in self._read(asked)}
-        fitting = []
-        for row, fits in judged:
-            read = whole.get(row.view.queue_id, row)
-            if fits or filters.judge(read):
-                fitting.append(read if is_whole else row)
-        return fitting
-
-    async def _read(self, rows: Sequence[Listed]) -> AsyncIterator[Listed]:
-        """Yield messages with all recipients left; not those that are gone or cannot be read by now."""
-        for start in range(0, len(rows), LOADED_AT_ONCE):
-            some = rows[start : start + LOADED_AT_ONCE]
-            messages = await self._spool_thread.read([row.view.queue_id for row in some])
-            for row, message in zip(some, messages, strict=True):
-                if isinstance(message, Message):
-                    left = tuple(message.envelope.recipients[index] for index in message.left)
-                    # Marks go ahead of what memory knows.
-                    view = replace(row.view, recipients=left, recipients_left=len(left))
-                    yield row._replace(view=view)
+    async def _whole(self, rows: Sequence[Listed]) -> Mapping[QueueId, Listed]:
+        """Return messages with all recipients left; not those that are gone or cannot be read by now."""
+        whole: dict[QueueId, Listed] = {}
+        messages = await self._spool_thread.read([row.view.queue_id for row in rows]) if rows else []
+        for row, message in zip(rows, messages, strict=True):
+            if isinstance(message, Message):
+                # Marks go ahead of what memory knows.
+                left = _left(message)
+                view = replace(row.view, recipients=left, recipients_left=len(left))
+                whole[row.view.queue_id] = row._replace(view=view)
+        return whole
 
     async def show(self, queue_id: AskedId) -> MessageView:
         await self._know((queue_id,))
         message = await self._load(queue_id)
         envelope = message.envelope
-        left = tuple(envelope.recipients[index] for index in message.left)
-        view = self._watch.listing().message(queue_id, left)
-        if view is None:
+        if (view := self._watch.listing().message(queue_id, _left(message))) is None:
             raise NotDone(ABSENT)
         return replace(
             view,
@@ -277,13 +255,9 @@ class Operator:
         self, verb: Verb, queue_ids: Sequence[AskedId], states: Sequence[QueueState] = ()
     ) -> Results:
         await self._know(queue_ids)
-        results = await self._each(verb, queue_ids, {}, states)
-        if ABSENT in results.values():
-            corrupt = await self._corrupt()
-            results = {
-                each: corrupt.get(each, ABSENT) if of == ABSENT else of for each, of in results.items()
-            }
-        return results
+        results = await self._each(verb, queue_ids, states=states)
+        corrupt = await self._corrupt() if ABSENT in results.values() else {}
+        return {each: corrupt.get(each, of) if of == ABSENT else of for each, of in results.items()}
 
     async def pause(self, upstream: str, asked: PauseAsked) -> str:
         if not self._upstreams.pause(upstream, asked):
@@ -300,7 +274,7 @@ class Operator:
         refusals: dict[QueueId, dict[int, Answer]] = {}
         for suspect in suspects:
             refusals.setdefault(suspect.queue_id, {})[suspect.index] = suspect.answer
-        results = await self._each("believe" if believes else "resume", refusals, refusals)
+        results = await self._each("believe" if believes else "resume", list(refusals), refusals)
         if failed := set(results.values()) - {OK, UNCHANGED, ABSENT}:
             return f"not all refused recipients could be settled: {', '.join(sorted(failed))}"
         if believes:
@@ -314,18 +288,18 @@ class Operator:
     async def _each(
         self,
         verb: Verb,
-        queue_ids: Iterable[QueueId],
-        refusals: _Refusals,
+        queue_ids: Sequence[QueueId],
+        refusals: Mapping[QueueId, Mapping[int, Answer]] | None = None,
         states: Collection[QueueState] = (),
     ) -> Results:
-        """Act on some messages at a time: they share their syncs, and other work goes on in between."""
-        at_once = LOADED_AT_ONCE if TABLE[verb].reads_content else MOVED_AT_ONCE
-        each_once = list(dict.fromkeys(queue_ids))
-        results: dict[QueueId, str] = {}
+        """Act on some messages at a time: they share their syncs, and other work goes on in between.
+
+        `refusals`: what the shield doubts, by the index of the recipient.
+        """
+        left, results = iter(dict.fromkeys(queue_ids)), dict[QueueId, str]()
         try:
-            for start in range(0, len(each_once), at_once):
-                some = each_once[start : start + at_once]
-                acting = (self._one(verb, queue_id, refusals.get(queue_id, {}), states) for queue_id in some)
+            while some := list(islice(left, AT_ONCE)):
+                acting = (self._one(verb, each, (refusals or {}).get(each, {}), states) for each in some)
                 results |= dict(zip(some, await asyncio.gather(*acting), strict=True))
         finally:
             self._sender.wake()
@@ -344,11 +318,11 @@ class Operator:
             return UNREAD if self._sender.is_reading else ABSENT
         if states and QueueState(state.value) not in states:
             return CHANGED
-        parts = self._queue.parts(queue_id)
-        deed = TABLE[verb].deed_of(next(each for each in parts if each.state is state))
-        if deed is Deed.NOTHING and any(each.state is State.DEFERRED for each in parts):
+        deeds = TABLE[verb].deeds
+        deed = deeds[state]
+        if deed is Deed.NOTHING and any(each.state is State.DEFERRED for each in self._queue.parts(queue_id)):
             # One part waits, and another one has a back-off that can be ended.
-            deed = TABLE[verb].deeds[State.DEFERRED]
+            deed = deeds[State.DEFERRED]
         if isinstance(deed, str):
             return deed
         if deed is Deed.NOTHING:
@@ -453,3 +427,7 @@ async def values(answer: Any) -> AsyncGenerator[Any, None]:
     async with aclosing(answer):
         async for value in answer:
             yield value
+
+
+def _left(message: Message) -> tuple[str, ...]:
+    return tuple(message.envelope.recipients[index] for index in message.left)

@@ -1,4 +1,4 @@
-"""The relay's end of the control socket: HTTP over `control.sock`, as `relay.control.wire` tells it.
+"""The relay's end of the control socket, as `relay.control.client` tells it.
 
 Its process holds the spool's lock.
 """
@@ -13,9 +13,9 @@ from pathlib import Path
 from aiohttp import web
 from pydantic import ConfigDict, TypeAdapter
 
+from relay.control.client import encode, short_path
 from relay.control.operations import CALLS, FAULT, NotDone
 from relay.control.operator import Operator, values
-from relay.control.wire import encode, short_path
 from relay.policy.document import MAX_BYTES
 from relay.status.http import ConnectionLimit
 from relay.telemetry.events import Events
@@ -24,14 +24,14 @@ LONGEST_QUESTION_BYTES = 2 * MAX_BYTES
 """A policy as a text of JSON, and some more."""
 MOST_AT_ONCE = 16
 """Connections."""
-_EXACT = ConfigDict(extra="forbid")
 
 
 class ControlServer:
     def __init__(self, spool: Path, operator: Operator, events: Events) -> None:
         self._spool, self._events = spool, events
         # Each takes the arguments of a call as JSON, by the types of the method.
-        self._calls = {name: TypeAdapter(getattr(operator, name), config=_EXACT) for name in CALLS}
+        exact = ConfigDict(extra="forbid")
+        self._calls = {name: TypeAdapter(getattr(operator, name), config=exact) for name in CALLS}
         self._connections = ConnectionLimit(events, "the control socket", most=MOST_AT_ONCE)
 
     async def start(self) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.unit.cli.control import code_of, write_policy
+from tests.unit.cli.control import Up, code_of, relay_up, write_policy
 
 
 class Ran(NamedTuple):
@@ -35,6 +35,13 @@ def policy_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = write_policy(tmp_path)
     monkeypatch.setenv("RELAY_POLICY", str(path))
     return path
+
+
+@pytest.fixture
+def up(policy_path: Path) -> Iterator[Up]:
+    """Return a relay that runs by this policy."""
+    with relay_up(policy_path.parent) as up:
+        yield up
 
 
 @pytest.fixture

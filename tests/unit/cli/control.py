@@ -1,22 +1,24 @@
-"""A relay that runs, as far as the command line can tell: a real control socket on a thread of its own."""
+"""A relay that runs, as the command line finds it: a real one with its control socket, that sends nothing."""
 
 import asyncio
-import io
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
 
 from relay.cli.main import main
-from relay.control.client import ControlClient
-from relay.control.operations import PolicyInForce
+from relay.control.client import SOCKET_NAME, ControlClient
 from relay.control.server import ControlServer
-from relay.telemetry.events import Events
+from relay.mail.envelope import QueueId
+from relay.policy.source import parse_policy
+from relay.status.snapshot import Condition
 from tests.fakes.clock import FakeClock
-from tests.fakes.operations import FakeOperations
+from tests.unit.sender.in_process_relay import Relay
 
 POLICY = """\
 spool: ./spool
@@ -39,24 +41,85 @@ def write_policy(folder: Path, text: str = POLICY, engine: str = "maildir") -> P
     return path
 
 
+class Up:
+    """A relay on a loop of its own, and a client of it."""
+
+    def __init__(self, folder: Path, text: str) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        (folder / "spool").mkdir(exist_ok=True)
+        self.do(self._begin(folder, text))
+        self.client = ControlClient(folder / "spool")
+
+    async def _begin(self, folder: Path, text: str) -> None:
+        policy = parse_policy(text.encode(), folder / "policy.yaml")
+        self.relay = Relay(policy, clock=FakeClock())
+        self.relay.watch.condition, self.relay.watch.refusing_because = Condition.RUNNING, ""
+        await self.relay.sender.start()
+        self.relay.sender.upstreams.halt()
+        self._server = ControlServer(policy.spool, self.relay.operator, self.relay.events)
+        await self._server.start()
+
+    async def _end(self) -> None:
+        await self._server.stop()
+        await self.relay.sender.stop()
+        self.relay.trigger.close()
+
+    async def _accept(self, sender: str, recipients: tuple[str, ...]) -> QueueId:
+        queue_id = self.relay.accept(*recipients, sender=sender)
+        await self.relay.sender.read()
+        return queue_id
+
+    def accept(self, *recipients: str, sender: str = "a@here.example") -> QueueId:
+        queue_id: QueueId = self.do(self._accept(sender, recipients))
+        return queue_id
+
+    def do(self, asked: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(asked, self._loop).result()
+
+    def close(self) -> None:
+        try:
+            self.do(self._end())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
 @contextmanager
-def relay_up(
-    spool: Path, operations: FakeOperations, text: str = POLICY, log: io.StringIO | None = None
-) -> Iterator[ControlClient]:
-    """Serve the control socket of a spool while the context lasts; `text` is the policy beside it."""
-    loop = uvloop.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    operations.in_force = PolicyInForce(spool.parent / "policy.yaml", text)
-    server = ControlServer(spool, operations, Events(log or io.StringIO(), "text", FakeClock()))
+def relay_up(folder: Path, text: str = POLICY) -> Iterator[Up]:
+    """Run a relay on the spool in a folder while the context lasts; `text` is the policy that it goes by."""
+    up = Up(folder, text)
     try:
-        asyncio.run_coroutine_threadsafe(server.start(), loop).result()
-        yield ControlClient(spool)
-        asyncio.run_coroutine_threadsafe(server.stop(), loop).result()
+        yield up
     finally:
-        loop.call_soon_threadsafe(loop.stop)
+        up.close()
+
+
+@contextmanager
+def answering(spool: Path, *answers: bytes) -> Iterator[None]:
+    """Give these answers, one a question, as a relay that goes, or one of another version, does."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(spool / SOCKET_NAME))
+        listening.listen()
+
+        def answer() -> None:
+            for content in answers:
+                asking, _ = listening.accept()
+                with asking:
+                    # One that only looks whether somebody listens asks nothing.
+                    while not asking.recv(1 << 20) and (asked := listening.accept()):
+                        asking.close()
+                        asking, _ = asked
+                    asking.sendall(content)
+                    asking.close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield
         thread.join()
-        loop.close()
+    (spool / SOCKET_NAME).unlink()
 
 
 def code_of(*arguments: str) -> int:

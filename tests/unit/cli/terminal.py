@@ -9,12 +9,11 @@ from pathlib import Path
 from relay.cli.main import main
 
 
-def on_a_terminal(columns: int, *arguments: str) -> list[str]:
+def on_a_terminal(*arguments: str) -> list[str]:
     """Return the lines that a verb shows, without blanks at their ends."""
     terminal, its_end = os.openpty()
     command = [sys.executable, "-m", "relay", *arguments]
-    surroundings = os.environ | {"COLUMNS": str(columns), "TERM": "xterm"}
-    with subprocess.Popen(command, stdout=its_end, env=surroundings) as verb:
+    with subprocess.Popen(command, stdout=its_end) as verb:
         os.close(its_end)
         shown = b""
         try:

@@ -13,11 +13,8 @@ from relay.clock import SECOND_NS, SystemClock
 from relay.mail.formats import rfc3339
 from relay.status.snapshot import message_to_json
 from relay.telemetry.outcomes import PastOutcome, outcomes_folder
-from tests.fakes.operations import FakeOperations
-from tests.fakes.snapshots import FIRST, a_message
 from tests.unit.cli.conftest import Run
 from tests.unit.cli.control import relay_up
-from tests.unit.cli.terminal import on_a_terminal
 
 HOUR_NS = 3600 * SECOND_NS
 
@@ -59,21 +56,22 @@ def test_what_ended_is_shown_with_its_reply(policy_path: Path, run: Run) -> None
         "isp, smtp.test[192.0.2.1]:587: 250 2.0.0 Ok: queued"
     )
     assert second.endswith("r2@there.example isp, smtp.test[192.0.2.1]:587: 550 5.1.1 no\\x1b[2J")
-    assert max(map(len, on_a_terminal(60, "find", "r1@"))) <= 60
 
 
 def test_what_is_in_the_queue_comes_first(policy_path: Path, run: Run) -> None:
     keep(policy_path, ending(1, reverse_path="list@example.org"), ending(2))
-    with relay_up(policy_path.parent / "spool", FakeOperations([a_message()])):
+    with relay_up(policy_path.parent) as up:
+        queue_id = up.accept(sender="list@example.org")
         _, queued, _, _, ended = run("find", "LIST@example.org").out.splitlines()
         lines = run("find", "LIST@example.org", "--json").out.splitlines()
         assert len(run("find", "list@", "--limit", "1", "--json").out.splitlines()) == 1
 
-    assert queued.startswith(FIRST)
+        view = message_to_json(up.client.queue()[0])
+    assert queued.startswith(queue_id)
     assert "r1@there.example" in ended
     told = list(map(json.loads, lines))
     assert [each["found"] for each in told] == ["queue", "recent"]
-    assert told[0] == {"found": "queue", **message_to_json(a_message())}
+    assert told[0] == json.loads(json.dumps({"found": "queue", **view}))
 
 
 def test_for_programs_it_is_an_object_a_line(policy_path: Path, run: Run) -> None:
@@ -109,13 +107,12 @@ def test_of_several_words_all_are_looked_for(policy_path: Path, run: Run) -> Non
 def test_what_cannot_be_read_is_to_be_tried_later(policy_path: Path, run: Run) -> None:
     keep(policy_path, ending(1))
     Path(outcomes_folder(str(policy_path.parent / "spool")), "outcomes").write_bytes(b"no database" * 1000)
-    with relay_up(policy_path.parent / "spool", FakeOperations()):
+    with relay_up(policy_path.parent):
         code, _, err = run("find", "r1@")
     assert (code, err) == (os.EX_TEMPFAIL, "what ended cannot be read: file is not a database\n")
 
 
 @pytest.mark.usefixtures("policy_path")
-@pytest.mark.parametrize("text", ["", "<>", "  "])
+@pytest.mark.parametrize("text", ["", "<>", "  ", "\udcff"])
 def test_a_text_of_nothing_is_a_wrong_call(text: str, run: Run) -> None:
-    code, _, err = run("find", text)
-    assert (code, "expected an address" in err) == (os.EX_USAGE, True)
+    assert run("find", text).code == os.EX_USAGE

@@ -3,16 +3,16 @@
 import os
 import subprocess
 import sys
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from relay.cli.main import COMMANDS
-from tests.fakes.operations import FakeOperations
-from tests.fakes.snapshots import FIRST, a_message
+from relay.cli.top import ENDS
 from tests.unit.cli.conftest import Run
-from tests.unit.cli.control import POLICY, relay_up, write_policy
+from tests.unit.cli.control import POLICY, Up, write_policy
 from tests.unit.cli.test_find import ending, keep
 
 
@@ -29,6 +29,12 @@ def test_help_and_version_exit_0(run: Run) -> None:
     code, out, _ = run("--help")
     assert code == 0
     assert [name for name in COMMANDS if f"\n  {name} " not in out] == []
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_an_end_is_known_by_the_name_of_a_class(name: str) -> None:
+    module, _, kind = name.rpartition(".")
+    assert getattr(import_module(module), kind).__module__ == module
 
 
 @pytest.mark.parametrize("verb", [["find", "here.example"], ["check"]])
@@ -74,14 +80,10 @@ def loaded_by(*verb: str) -> set[str]:
     return set(modules.split())
 
 
-@pytest.mark.parametrize("verb", [["status", "--json"], ["queue", "hold", FIRST], ["pause", "isp"]])
-def test_a_verb_that_asks_a_relay_loads_neither_a_policy_nor_a_sender(
-    verb: list[str], policy_path: Path
-) -> None:
-    with relay_up(policy_path.parent / "spool", FakeOperations([a_message()])):
-        loaded = loaded_by(*verb)
-
-    assert not loaded & (HEAVY | OF_A_POLICY | OF_A_RELAY)
+@pytest.mark.parametrize("verb", [["status", "--json"], ["queue", "hold", "--yes", "ALL"], ["pause", "isp"]])
+def test_a_verb_that_asks_a_relay_loads_neither_a_policy_nor_a_sender(verb: list[str], up: Up) -> None:
+    up.accept()
+    assert not loaded_by(*verb) & (HEAVY | OF_A_POLICY | OF_A_RELAY)
 
 
 def test_help_loads_no_verb() -> None:

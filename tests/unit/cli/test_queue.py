@@ -1,142 +1,120 @@
-"""`relay queue`, over a real control socket."""
+"""`relay queue` and its verbs, `relay export`, `relay pause` and `resume`: over a socket, and offline."""
 
 import io
 import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from relay.control.operations import IDS_AT_ONCE, VERBS
+from relay.cli.output import detail_lines, queue_text
+from relay.cli.queue import told
+from relay.control.client import encode
+from relay.control.operations import BUSY, IDS_AT_ONCE, OK, UNANSWERED, UNREAD
 from relay.mail.envelope import QueueId
-from relay.status.snapshot import QueueState, detail_to_json, message_to_json
-from tests.engines.spool.engine import accept, claimed
+from relay.spool.interface import INLINE_BYTES
+from relay.status.snapshot import detail_to_json, message_to_json
+from tests.engines.spool.engine import CONTENT, accept
 from tests.engines.spool.maildir_engine import on_the_kernel
-from tests.fakes.operations import FakeOperations
-from tests.fakes.snapshots import FIRST, REPORT, SECOND, a_detail, a_message, a_snapshot
+from tests.fakes.snapshots import AT_NS, FIRST, SECOND, a_detail, a_limit, a_message, a_snapshot
 from tests.unit.cli.conftest import Run
-from tests.unit.cli.control import code_of, relay_up
+from tests.unit.cli.control import Up, answering, code_of
 from tests.unit.cli.terminal import on_a_terminal
 
-NO_ROOM = "; no room in 8 messages per 60s until 2025-10-09T08:53:40Z"
-DONE = {
-    "hold": ("held", "was held already"),
-    "release": (f"released{NO_ROOM}", "was not held; nothing changed"),
-    "retry": (f"its back-off is over{NO_ROOM}", "has no back-off; nothing changed"),
-    "first": (f"goes next in its account{NO_ROOM}", f"goes next in its account{NO_ROOM}"),
-    "bounce": ("bounced", "bounced"),
-    "delete": ("deleted", "deleted"),
-}
-BEFORE = {"release": QueueState.HELD, "retry": QueueState.DEFERRED}
-AFTER = {"hold": QueueState.HELD}
-"""States in which a verb changes a message, and in which it does not."""
 ABSENT = "zzzzzzzzzzzzzzzz"
 NOT_THERE = f"{ABSENT}: there is no such message in the queue\n"
+SOME = ("--sender", "@x.example", "--sort", "size")
 STEERING = b"Subject: \x1b[2Jhi\r\n\r\n\xff\tend\r\n.\r\nlast"
 
 
+def said(*values: object, end: str = '{"end":""}\n') -> bytes:
+    """Return an answer of a relay."""
+    lines = b"".join(encode({"value": each}) + b"\n" for each in values)
+    return b"HTTP/1.0 200 OK\r\n\r\n" + lines + end.encode()
+
+
+def words(text: Iterable[str]) -> list[str]:
+    return [" ".join(line.split()) for line in "\n".join(text).splitlines()]
+
+
 @pytest.fixture
-def operations(policy_path: Path) -> Iterator[FakeOperations]:
-    """Return a relay with three messages: one waits, one is active, one report is held."""
-    report = a_message(REPORT, state=QueueState.HELD, reverse_path="", reason="held by the operator")
-    active = a_message(SECOND, state=QueueState.ACTIVE, reason="", size_bytes=600)
-    operations = FakeOperations([a_message(FIRST), active, replace(report, held_by="hold")])
-    with relay_up(policy_path.parent / "spool", operations):
-        yield operations
+def ids(up: Up, run: Run) -> list[QueueId]:
+    """Return a message that waits, one in a transaction, and one that is held, whose sender is empty."""
+    senders = ("l@x.example", "b@x", "")
+    ids = [up.accept("ann@x.example", "bob@y.example", sender=sender) for sender in senders]
+    assert run("queue", "hold", ids[2]) == (0, f"{ids[2]}: held\n", "")
+    up.relay.sender.queue.seize(ids[1])
+    return ids
 
 
-@pytest.mark.usefixtures("operations")
-def test_the_listing_is_a_line_a_message(run: Run) -> None:
-    who = "list@example.org -> ann@example.net +1"
-    _, waiting, active, held, end = (" ".join(line.split()) for line in run("queue").out.splitlines())
-    assert waiting == (
-        f"{FIRST} 1500 2025-10-09T08:51:50Z waiting 2 {who} "
-        f"(limit 8 messages per 60s; ETA 2025-10-09T08:53:40Z, in {waiting.rpartition(' in ')[2]}"
-    )
-    assert f"{SECOND}* 600 2025-10-09T08:51:50Z active 2 {who} (held by limit 8 messages per 60s;" in active
-    assert f"{REPORT}! 1500 2025-10-09T08:51:50Z held 2 MAILER-DAEMON -> ann@" in held
-    assert end == "-- 4 Kbytes in 3 Requests."
-
-
-def test_json_is_an_object_a_line(operations: FakeOperations, run: Run) -> None:
+def test_the_listing_is_a_line_a_message_or_an_object(ids: list[QueueId], up: Up, run: Run) -> None:
+    _, waiting, active, held, end = words([run("queue").out])
+    assert re.match(rf"{ids[0]} 56 2025-10-09T\S+Z waiting 2 l@x.example -> ann@x.example \+1 ", waiting)
+    assert f"{ids[1]}* " in active
+    assert f"{ids[2]}! " in held
+    assert " held 2 MAILER-DAEMON -> ann@" in held
+    assert end == "-- 1 Kbytes in 3 Requests."
     listed = map(json.loads, run("queue", "--json").out.splitlines())
-    assert list(listed) == list(map(message_to_json, operations.messages.values()))
-    shown = map(json.loads, run("queue", "show", "--json", FIRST, SECOND).out.splitlines())
-    assert list(shown) == [
-        json.loads(json.dumps(detail_to_json(a_detail(operations.messages[each]))))
-        for each in (FIRST, SECOND)
-    ]
+    assert list(listed) == list(map(message_to_json, up.client.queue()))
+    (shown,) = map(json.loads, run("queue", "show", "--json", ids[0]).out.splitlines())
+    assert shown == json.loads(json.dumps(detail_to_json(up.client.show(ids[0]))))
+    assert run("queue", "show", ids[0]).out.startswith(f"queue_id           {ids[0]}\n")
 
 
-def test_nothing_foreign_steers_the_terminal_or_makes_a_line(operations: FakeOperations, run: Run) -> None:
+def test_people_read_limits_as_the_policy_writes_them_and_nothing_foreign_steers_a_terminal() -> None:
+    limit = replace(a_limit(), words="8 messages per 1m")
     evil = "a\x1b[2J\nMail queue is empty\u202e"
-    operations.messages = {FIRST: replace(a_message(reverse_path=evil, reason=evil), eta_at_ns=10**24)}
-    for words in (["queue"], ["queue", "show", FIRST], ["queue", "--by", "reason"]):
-        out = run(*words).out.splitlines()
-        assert all(line.isprintable() and not line.startswith("Mail queue") for line in out)
+    message = replace(a_message(reverse_path=evil, reason=evil), eta_at_ns=10**24)
+    for text in (queue_text([[message]], AT_NS, a_snapshot()), detail_lines(a_detail(message), (limit,))):
+        lines = "\n".join(text).splitlines()
+        assert all(line.isprintable() and not line.startswith("Mail queue") for line in lines)
+    (line,) = [line for line in detail_lines(a_detail(a_message()), (limit,)) if line.startswith("reason ")]
+    assert line.split(maxsplit=1)[1] == "limit 8 messages per 1m"
 
 
-def test_a_line_that_is_too_long_goes_on_below_with_whole_words(operations: FakeOperations) -> None:
-    operations.messages = {FIRST: a_message(reverse_path=f"{'long' * 15}@example.org")}
-
-    _, _, head, *below, end = on_a_terminal(80, "queue")
-    assert head.split() == [FIRST, "1500", "2025-10-09T08:51:50Z", "waiting", "2"]
-    assert below[0].split() == [f"{'long' * 15}@example.org", "->"]
-    assert max(map(len, below)) <= 80
-    assert end == "-- 2 Kbytes in 1 Request."
-
-
-@pytest.mark.usefixtures("operations")
+@pytest.mark.usefixtures("ids")
 @pytest.mark.parametrize("as_json", [(), ("--json",)])
 def test_a_list_that_was_cut_says_so_on_stderr(as_json: tuple[str, ...], run: Run) -> None:
     cut, whole = (run("queue", "--limit", limit, *as_json) for limit in "23")
     assert (cut.code, cut.err) == (0, "only the first 2 are listed; there are more\n")
-    assert (SECOND in cut.out, REPORT in cut.out) == (True, False)
-    assert (whole.err, REPORT in whole.out) == ("", True)
+    assert (cut.out.count("ann@"), whole.out.count("ann@"), whole.err) == (2, 3, "")
     assert as_json or cut.out.endswith("in 2 Requests.\n")
 
 
 @pytest.mark.parametrize("arguments", [[], ["--json"], ["--limit", "6"], ["--sort", "size"]])
 def test_a_list_that_ends_too_early_says_so_and_exits_75(
-    arguments: list[str], operations: FakeOperations, run: Run
+    arguments: list[str], policy_path: Path, run: Run
 ) -> None:
-    ids = [QueueId(f"{number:016d}") for number in range(1000)]
-    operations.messages = {each: a_message(each) for each in ids}
-    operations.rows_before_fault = 5
-    code, out, err = run("queue", *arguments)
-    assert (code, "Requests" in out) == (os.EX_TEMPFAIL, False)
+    with answering(policy_path.parent / "spool", said(a_snapshot()), said([a_message()], end="")):
+        code, out, err = run("queue", *arguments)
+    assert (code, "Request" in out) == (os.EX_TEMPFAIL, False)
     assert "in the middle: this is not all" in err
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_verb_acts_on_those_named_and_tells_each(verb: str, operations: FakeOperations, run: Run) -> None:
-    operations.messages[REPORT] = a_message(REPORT, state=BEFORE.get(verb, QueueState.WAITING))
-    operations.messages[FIRST] = a_message(FIRST, state=AFTER.get(verb, QueueState.WAITING))
-    done, already = DONE[verb]
-    assert run("queue", verb, REPORT, FIRST, REPORT) == (0, f"{REPORT}: {done}\n{FIRST}: {already}\n", "")
-    assert operations.asked == [(verb, (REPORT, FIRST))]
-
-    assert run("queue", verb, ABSENT) == (1, "", NOT_THERE)
-    code, _, err = run("queue", verb, ABSENT, SECOND)
-    assert code == os.EX_TEMPFAIL
-    assert err == f"{NOT_THERE}{SECOND}: it is in a transaction, try again later\n"
-
-
-def test_a_message_that_cannot_be_shown_says_why(operations: FakeOperations, run: Run) -> None:
-    operations.messages[FIRST] = a_message(state=QueueState.CORRUPT)
-    code, out, err = run("queue", "show", FIRST, SECOND, ABSENT)
-    assert (code, err) == (1, f"{FIRST}: its checksum is wrong\n{NOT_THERE}")
-    assert out.startswith(f"queue_id           {SECOND}\n")
-
-
-def test_a_minus_reads_ids_from_stdin(
-    operations: FakeOperations, run: Run, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("verb", "which", "what"),
+    [
+        *(("hold", 0, "held"), ("hold", 2, "was held already")),
+        *(("release", 2, "released"), ("release", 0, "was not held; nothing changed")),
+        *(("retry", 0, "has no back-off; nothing changed"), ("first", 0, "goes next in its account")),
+        *(("bounce", 2, "bounced"), ("delete", 0, "deleted")),
+    ],
+)
+def test_a_verb_acts_on_those_named_and_tells_each(
+    verb: str, which: int, what: str, ids: list[QueueId], run: Run
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(f"{FIRST}\n  {REPORT} {FIRST}\n"))
-    assert run("queue", "hold", "-").code == 0
-    assert operations.asked == [("hold", (FIRST, REPORT))]
+    assert run("queue", verb, ids[which], ids[which]) == (0, f"{ids[which]}: {what}\n", "")
+    assert run("queue", verb, ABSENT) == (1, "", NOT_THERE)
+    code, _, err = run("queue", verb, ABSENT, ids[1])
+    assert (code, err) == (os.EX_TEMPFAIL, f"{NOT_THERE}{ids[1]}: it is in a transaction, try again later\n")
+
+
+def test_a_minus_reads_ids_from_stdin(ids: list[QueueId], run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{ids[0]}\n  {ids[2]} {ids[0]}\n"))
+    assert run("queue", "hold", "-").out == f"{ids[0]}: held\n{ids[2]}: was held already\n"
 
 
 @pytest.mark.parametrize(
@@ -148,124 +126,141 @@ def test_a_minus_reads_ids_from_stdin(
         *("delete --sender @example.org ALL --yes", "delete --reason limit --yes", "--sender list"),
         *("--domain a@example.org", "--older 2", "--size much", "--client 192.0.2.1/8", "--state incoming"),
         *("--by sender --sort size", "--limit 0", "content", f"content {FIRST} {SECOND}"),
+        *("delete --user= --yes", "delete --lane= --yes", "delete --client= --yes", "delete --sender= --yes"),
+        "delete --user \udcff --yes",
     ],
 )
-def test_a_wrong_call_exits_64_and_asks_nothing(words: str, operations: FakeOperations, run: Run) -> None:
-    assert run("queue", *words.split()).code == os.EX_USAGE
-    assert operations.asked == []
+def test_a_wrong_call_exits_64_and_asks_nothing(words: str, policy_path: Path, run: Run) -> None:
+    # A relay that were asked would give no answer, and the code be 75.
+    with answering(policy_path.parent / "spool"):
+        assert run("queue", *words.split()).code == os.EX_USAGE
 
 
-def test_a_filter_lists_what_matches_sorted_and_cut(operations: FakeOperations, run: Run) -> None:
-    (line,) = run(
-        "queue", "--json", *["--sender", "@example.org", "--sort", "size", "--limit", "1"]
-    ).out.splitlines()
-    assert json.loads(line) == message_to_json(operations.messages[FIRST])
+def test_filters_list_count_and_act_only_with_yes(ids: list[QueueId], run: Run) -> None:
+    (line,) = run("queue", "--json", *SOME, "--limit", "1").out.splitlines()
+    assert json.loads(line)["queue_id"] == ids[0]
     assert run("queue", "--user", "nobody-here").out == "no message in the queue matches\n"
-
-
-@pytest.mark.usefixtures("operations")
-def test_a_summary_counts_by_age_as_qshape_does(run: Run) -> None:
-    assert [line.split() for line in run("queue", "--by", "sender").out.splitlines()] == [
-        ["sender", "T", *["5", "10", "20", "40", "80", "160", "320", "640", "1280", "1280+"]],
-        ["TOTAL", "3", "3", *"0" * 9],
-        ["list@example.org", "2", "2", *"0" * 9],
-        ["<>", "1", "1", *"0" * 9],
-    ]
-    out = run("queue", "--by", "domain", "--json", "--limit", "1").out
-    total, most = map(json.loads, out.splitlines())
+    # The columns of qshape(1).
+    young = " ".join(["3", "3", *"0" * 9])
+    assert words([run("queue", "--by", "sender").out])[1] == f"TOTAL {young}"
+    total, most = map(json.loads, run("queue", "--by", "domain", "--json", "--limit", "1").out.splitlines())
     assert (total["key"], total["messages"], total["recipients"]) == (None, 3, 6)
-    assert (most["key"], most["messages"], most["messages_by_age"]["below_5m"]) == ("example.com", 3, 3)
+    assert (most["key"], most["messages_by_age"]["below_5m"]) == ("x.example", 3)
 
-
-def test_a_verb_with_filters_acts_only_with_yes(operations: FakeOperations, run: Run) -> None:
-    _, first, second, _, *would = run("queue", "delete", "--sender", "@example.org").out.splitlines()
-    assert (first.split()[0], second.split()[0]) == (FIRST, f"{SECOND}*")
+    some = ("--recipient", "ann@*", "--state", "waiting", "--state", "active")
+    _, first, second, _, *would = run("queue", "delete", *some).out.splitlines()
+    assert (first.split()[0], second.split()[0]) == (ids[0], f"{ids[1]}*")
     assert would == [
         "Nothing was done.  With --yes:",
         "  1 messages, 2 recipients: deleted",
         "  1 messages, 2 recipients: it is in a transaction, try again later",
     ]
-    assert run("queue", "delete", "--user", "nobody-here", "--yes") == (0, "", "")
-    assert operations.asked == []
-
+    # No message came with a login.
+    assert run("queue", "delete", "--user", "*", "--yes") == (0, "", "")
+    assert len(run("queue", "--json").out.splitlines()) == 3
     done = run("queue", *["release", "--sender", "<>", "--state", "held", "--state", "waiting", "--yes"])
-    assert done.out.startswith(f"{REPORT}: released")
-    assert operations.asked == [("release", (REPORT,))]
-    assert operations.among == (QueueState.HELD, QueueState.WAITING)
+    assert done == (0, f"{ids[2]}: released\n", "")
 
 
-def test_content_is_printed_byte_for_byte_and_steers_no_terminal(
-    operations: FakeOperations, capfdbinary: pytest.CaptureFixture[bytes]
+def test_what_is_not_read_yet_or_not_answered_is_told_and_may_be_tried_again(
+    policy_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    operations.chunks = [STEERING[:12], STEERING[12:]]
-    lines = on_a_terminal(80, "queue", "content", FIRST)
-    assert lines == ["Subject: \\x1b[2Jhi", "", "\ufffd end", ".", "last"]
-    operations.chunks.append(b"\r\n" * 100_000)
-    assert code_of("queue", "content", FIRST) == 0
-    assert capfdbinary.readouterr().out == STEERING + b"\r\n" * 100_000
-    operations.content_ends = "its checksum is wrong"
-    assert code_of("queue", "content", FIRST) == 1
+    spool, snapshot = policy_path.parent / "spool", replace(a_snapshot(), recovering=7)
+    not_read = "about 7 messages are not read yet after the start"
+    with answering(spool, said(snapshot), *[said(snapshot), said()] * 2):
+        assert not_read in run("status").out
+        assert not_read in run("queue").err
+        code, _, err = run("queue", "hold", "ALL", "--yes")
+        assert (code, not_read in err) == (os.EX_TEMPFAIL, True)
+    assert {told({FIRST: result}) for result in (UNREAD, BUSY, UNANSWERED)} == {os.EX_TEMPFAIL}
 
-
-def test_what_is_not_read_yet_is_told(operations: FakeOperations, run: Run) -> None:
-    operations.shown = replace(a_snapshot(), recovering=7)
-    said = "about 7 messages are not read yet after the start"
-    assert said in run("status").out
-    assert said in run("queue").err
-    assert said in run("queue", "hold", "ALL", "--yes").err
-    for verb in ("show", "hold"):
-        code, _, err = run("queue", verb, ABSENT)
-        assert (code, f"{ABSENT}: not known yet" in err) == (os.EX_TEMPFAIL, True)
-
-
-@pytest.mark.usefixtures("policy_path")
-def test_what_goes_first_is_refused_while_the_relay_is_down(run: Run) -> None:
-    code, _, err = run("queue", "first", FIRST)
-    assert code == 1
-    assert err.startswith(f"{FIRST}: the relay is down: ")
-
-
-@pytest.mark.parametrize("by_filters", [False, True])
-def test_what_a_relay_that_goes_midway_was_not_asked_of_is_told_and_may_be_tried_again(
-    operations: FakeOperations, by_filters: bool, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue_ids = [QueueId(f"{number:016d}") for number in range(IDS_AT_ONCE + 9)]
-    operations.messages |= {queue_id: replace(a_message(queue_id), user="ann") for queue_id in queue_ids}
-    operations.acts_before_fault = 1
+    queue_ids = [f"{number:016d}" for number in range(IDS_AT_ONCE + 9)]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(queue_ids)))
-    words = ["--user", "ann", "--yes"] if by_filters else ["-"]
-    code, out, err = run("queue", "delete", *words)
+    with answering(spool, said(dict.fromkeys(queue_ids[:IDS_AT_ONCE], OK)), b""):
+        code, out, err = run("queue", "delete", "-")
     assert (code, len(out.splitlines()), len(err.splitlines())) == (os.EX_TEMPFAIL, IDS_AT_ONCE, 9)
 
 
-@pytest.mark.usefixtures("operations")
-@pytest.mark.parametrize("option", ["--user", "--lane", "--upstream", "--client", "--sender", "--domain"])
-def test_an_empty_filter_is_a_wrong_call_and_acts_on_nothing(option: str, run: Run) -> None:
-    code, _, err = run("queue", "delete", option, "", "--yes")
-    assert (code, option in err) == (os.EX_USAGE, True)
-
-
-def test_a_pattern_of_users_matches_no_message_without_a_login(operations: FakeOperations, run: Run) -> None:
-    operations.messages[FIRST] = replace(a_message(FIRST), user="ann")
-    assert run("queue", "hold", "--user", "*", "--yes").code == os.EX_OK
-    assert operations.asked == [("hold", (FIRST,))]
-
-
-def test_of_a_relay_that_is_down_only_the_named_message_is_read(policy_path: Path, run: Run) -> None:
-    made = on_the_kernel(policy_path.parent)
-    spool, intake = made.start(), made.intake()
-    named, damaged = accept(intake), accept(intake)
-    claimed(spool)
-    spool.close()
+def test_content_is_printed_byte_for_byte_and_steers_no_terminal(
+    policy_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    intake = on_the_kernel(policy_path.parent).intake()
+    short, long = (accept(intake, content=STEERING + end) for end in (b"", b"\r\n" * INLINE_BYTES))
     intake.close()
-    made.damage(damaged)
+    lines = on_a_terminal("queue", "content", short)
+    assert lines == ["Subject: \\x1b[2Jhi", "", "\ufffd end", ".", "last"]
+    for verb in (["queue", "content"], ["export"]):
+        assert code_of(*verb, long) == 0
+        assert capfdbinary.readouterr().out == STEERING + b"\r\n" * INLINE_BYTES
 
-    for verb in ("show", "hold", "release", "retry"):
-        assert run("queue", verb, named).code == os.EX_OK
-        assert list(Path(made.root, "corrupt").iterdir()) == []
-    assert run("queue").out.count(" corrupt ") == 1
-    for verb in ("delete", "show"):
-        code, out, err = run("queue", verb, damaged)
-        assert (code, out) == (1, "")
-        assert err.splitlines()[-1].startswith(f"{damaged}: corrupt: ")
-        assert "then remove its file" in err
+
+def test_files_hold_content_and_envelope_for_their_owner_and_replace_nothing(
+    policy_path: Path, tmp_path: Path, run: Run
+) -> None:
+    made, folder = on_the_kernel(policy_path.parent), tmp_path / "out"
+    intake = made.intake()
+    ids = [accept(intake, content=CONTENT + bytes(size)) for size in (0, INLINE_BYTES, INLINE_BYTES)]
+    intake.close()
+    told = "".join(f"{folder}/{each}.eml\n" for each in ids[:2])
+    assert run("export", *ids[:2], "--output", str(folder)) == (os.EX_OK, told, "")
+    assert (folder / f"{ids[0]}.eml").read_bytes() == CONTENT
+    assert (folder / f"{ids[1]}.eml").stat().st_size == len(CONTENT) + INLINE_BYTES
+    envelope = json.loads((folder / f"{ids[1]}.json").read_text())
+    assert (envelope["queue_id"], len(envelope["recipient_statuses"])) == (ids[1], 3)
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+    (folder / f"{ids[0]}.eml").unlink()
+    (folder / f"{ids[1]}.json").unlink()
+    made.damage(ids[2])
+    code, _, err = run("export", *ids, "--output", str(folder))
+    assert (code, err.count("File exists"), f"{ids[2]}: corrupt" in err) == (1, 2, True)
+    # Half of a message leaves no file.
+    assert {path.name for path in folder.iterdir()} == {f"{ids[0]}.json", f"{ids[1]}.eml"}
+    assert run("export", ids[0], "--output", str(policy_path)).code == os.EX_CANTCREAT
+    for arguments in ([], ["not an id"], ids[:2], ["../../etc/passwd"]):
+        assert run("export", *arguments).code == os.EX_USAGE
+
+
+def test_a_running_relay_is_told_for_how_long_and_by_whom(
+    up: Up, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SUDO_USER", "anna")
+    assert re.match(r"isp: paused until 20\d\d-\S+Z\n$", run("pause", "isp", "--for", "2h").out)
+    (upstream,) = up.client.snapshot().upstreams
+    assert upstream.paused_until_ns == up.relay.clock.wall_ns() + 7200 * 10**9
+    assert run("pause", "isp").out == "isp: paused until `relay resume isp`\n"
+    (upstream,) = up.client.snapshot().upstreams
+    assert (upstream.paused_by, upstream.paused_until_ns) == ("anna", None)
+    for verb in ("pause", "resume"):
+        assert run(verb, "no/../such") == (1, "", "no/../such: there is no such upstream\n")
+        assert run(verb, "\udcff").code == os.EX_USAGE
+    for length in ("0h", "2", "-1h", "367d", ""):
+        code, _, err = run("pause", "isp", "--for", length)
+        assert (code, "duration" in err) == (os.EX_USAGE, True)
+    assert run("resume", "isp", "--bounce").out == "isp: used again, one message first\n"
+
+
+@pytest.mark.usefixtures("policy_path")
+def test_a_relay_that_is_down_finds_the_pause_at_its_start_and_its_end(run: Run) -> None:
+    def state() -> tuple[object, ...]:
+        code, out, _ = run("status", "--json")
+        assert code == os.EX_UNAVAILABLE
+        (upstream,) = json.loads(out)["upstreams"]
+        return upstream["state"], upstream["paused_until"] is None
+
+    unchanged = "isp: neither paused nor stopped; nothing changed\n"
+    assert run("resume", "isp").out == unchanged
+    assert run("pause", "isp").code == 0
+    assert state() == ("paused", True)
+    assert run("pause", "isp", "--for", "2h").code == 0
+    assert state() == ("paused", False)
+    out = run("status").out
+    # Every instant is in UTC and says so.
+    for instant in re.findall(r"\S*\d\d:\d\d:\d\d\S*", out):
+        assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ,?", instant), out
+    assert run("resume", "isp").out == "isp: used again, one message first\n"
+    assert state()[0] == "down"
+    assert run("resume", "isp").out == unchanged
+    code, _, err = run("resume", "isp", "--bounce")
+    assert (code, "is known while it runs" in err) == (1, True)

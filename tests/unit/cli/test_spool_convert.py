@@ -9,9 +9,8 @@ from relay.spool.interface import Settlement
 from tests.engines.spool.engine import ENVELOPE, accept, claimed, settle
 from tests.engines.spool.log_engine import log_on_the_kernel
 from tests.engines.spool.maildir_engine import MaildirEngine, on_the_kernel
-from tests.fakes.operations import FakeOperations
 from tests.unit.cli.conftest import Run
-from tests.unit.cli.control import relay_up, write_policy
+from tests.unit.cli.control import answering, write_policy
 
 FORMATS = {"maildir": "relay spool 1 maildir\n", "log": "relay spool 1 log\n"}
 CONVERT = ("spool", "convert", "--to", "log")
@@ -54,7 +53,7 @@ def test_it_says_what_it_did_and_what_the_policy_is_to_say(
 
 def test_who_uses_the_spool_is_not_disturbed(engine: MaildirEngine, run: Run) -> None:
     said = []
-    with relay_up(Path(engine.root), FakeOperations()):
+    with answering(Path(engine.root)):
         said.append(run(*CONVERT))
     for held in (engine.start, engine.intake):
         opened = held()

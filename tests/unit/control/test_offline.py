@@ -1,4 +1,4 @@
-"""Verbs on the spool of a relay that is down: as when it runs, and a named message is read alone."""
+"""The spool and the upstreams of a relay that is down: seen, and acted on, as when it runs."""
 
 import asyncio
 from pathlib import Path
@@ -8,74 +8,112 @@ import pytest
 from relay.clock import SECOND_NS, SystemClock
 from relay.control.offline import offline
 from relay.control.operations import ABSENT, IS_DOWN, OK, UNCHANGED, NotDone
+from relay.control.recorded import recorded_upstreams
 from relay.mail.envelope import Envelope, QueueId
 from relay.policy.model import Policy
+from relay.sender.state_file import pause_path, render
+from relay.sender.upstreams import UpstreamView
+from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Settlement
 from relay.status.snapshot import QueueState
+from relay.verdicts.account import AccountState, Health, PauseRecord
+from tests.fakes.clock import FakeClock
 from tests.unit.sender.in_process_relay import Relay, policy_of
 
 NOBODY = QueueId("0" * 16)
 
 
-async def a_spool(policy: Policy, count: int) -> list[QueueId]:
-    relay = Relay(policy)
-    ids = [relay.accept() for _ in range(count)]
-    await relay.sender.read()
-    await relay.sender.stop()
-    return ids
+@pytest.fixture
+def policy(tmp_path: Path) -> Policy:
+    retry = "retry: {min: 1h, max: 2h, lifetime: 1d}"
+    return policy_of(tmp_path, 25, ", limits: [{recipients: 10, per: 1h}]", retry)
 
 
-def test_a_verb_on_one_message_reads_no_other(tmp_path: Path) -> None:
-    policy = policy_of(tmp_path, 1)
-    first, second, third = asyncio.run(a_spool(policy, 3))
+def accepted(policy: Policy, count: int = 1, *, is_claimed: bool = True, due_in_s: int = 0) -> list[QueueId]:
+    """Accept messages; claim them as a sender does, and put off the first one."""
+
+    async def accept() -> list[QueueId]:
+        relay = Relay(policy)
+        ids = [relay.accept() for _ in range(count)]
+        if is_claimed:
+            await relay.sender.read()
+        if due_in_s:
+            due_ns = SystemClock().wall_ns() + due_in_s * SECOND_NS
+            deferred = Settlement(ids[0], Envelope("", (), 0, "", "", ""), next_attempt_at_ns=due_ns)
+            await relay.sender.spool_thread.change(deferred)
+        await relay.sender.stop()
+        return ids
+
+    return asyncio.run(accept())
+
+
+def test_a_verb_on_one_message_reads_no_other(policy: Policy) -> None:
+    first, second, third = accepted(policy, 3, due_in_s=3600)
     (damaged,) = policy.spool.glob(f"cur/*/{third}")
     damaged.write_bytes(b"not a message")
 
+    # Its back-off is known of a message that is read alone.
+    for result in (OK, UNCHANGED):
+        with offline(policy) as session:
+            assert session.act("retry", [first]) == {first: result}
     with offline(policy) as session:
         assert session.act("hold", [first]) == {first: OK}
         assert session.show(second).state is QueueState.WAITING
         assert damaged.exists()
 
         # What is asked about all reads all, and has each message once.
-        listed = {view.queue_id: view.state for view in session.queue()}
-        assert listed == {first: QueueState.HELD, second: QueueState.WAITING} | {
-            name: state for name, state in listed.items() if state is QueueState.CORRUPT
-        }
-        assert len(listed) == 3
+        states = [QueueState.HELD, QueueState.WAITING, QueueState.CORRUPT]
+        assert [view.state for view in session.queue()] == states
         assert not damaged.exists()
 
 
-def test_a_back_off_is_known_of_a_message_that_is_read_alone(tmp_path: Path) -> None:
-    policy = policy_of(tmp_path, 1, rest="retry: {min: 1h, max: 2h, lifetime: 1d}")
-
-    async def a_deferred_message() -> QueueId:
-        relay = Relay(policy)
-        first = relay.accept()
-        await relay.sender.read()
-        in_an_hour_ns = SystemClock().wall_ns() + 3600 * SECOND_NS
-        deferred = Settlement(first, Envelope("", (), 0, "", "", ""), next_attempt_at_ns=in_an_hour_ns)
-        await relay.sender.spool_thread.change(deferred)
-        await relay.sender.stop()
-        return first
-
-    first = asyncio.run(a_deferred_message())
-    for result in (OK, UNCHANGED):
-        with offline(policy) as session:
-            assert session.act("retry", [first]) == {first: result}
-
-
-def test_what_is_not_claimed_yet_is_found_and_what_is_nowhere_is_absent(tmp_path: Path) -> None:
-    policy = policy_of(tmp_path, 1)
-
-    async def an_accepted_message() -> QueueId:
-        relay = Relay(policy)
-        accepted = relay.accept()
-        await relay.sender.stop()
-        return accepted
-
-    accepted = asyncio.run(an_accepted_message())
+def test_what_is_not_claimed_yet_is_found_and_what_is_nowhere_is_absent(policy: Policy) -> None:
+    (queue_id,) = accepted(policy, is_claimed=False)
     with offline(policy) as session:
-        assert session.act("hold", [accepted, NOBODY]) == {accepted: OK, NOBODY: ABSENT}
-        assert session.act("first", [accepted]) == {accepted: IS_DOWN}
+        assert session.act("hold", [queue_id, NOBODY]) == {queue_id: OK, NOBODY: ABSENT}
+        assert session.act("first", [queue_id]) == {queue_id: IS_DOWN}
         with pytest.raises(NotDone, match=ABSENT):
             next(session.content(NOBODY))
+
+
+@pytest.mark.parametrize(
+    ("passed_s", "is_rebooted", "health"),
+    [(0, False, Health.PAUSED), (30, True, Health.PAUSED), (60, False, Health.PROVING)],
+)
+def test_a_pause_is_seen_until_its_time_is_over(
+    policy: Policy, passed_s: int, is_rebooted: bool, health: Health
+) -> None:
+    clock = FakeClock()
+    keep(policy, clock, "421 no", 60)
+    if is_rebooted:
+        clock.reboot((passed_s - 5) * SECOND_NS)
+    else:
+        clock.advance(passed_s * SECOND_NS)
+    found = seen(policy, clock)
+
+    assert (found.health, found.because) == (health, "421 no" if health is Health.PAUSED else "")
+    assert found.paused_until_ns == clock.boottime_ns() + (60 - passed_s) * SECOND_NS
+
+
+def test_what_cannot_be_trusted_is_a_stop_for_a_history_and_nothing_for_a_pause(policy: Policy) -> None:
+    clock, history = FakeClock(), policy.history_path("isp")
+    history.parent.mkdir()
+    pause_path(policy, "isp").write_text("{")
+    assert seen(policy, clock).health is Health.USED
+    history.write_text("mine")
+    found = seen(policy, clock)
+    assert (found.health, found.limits, "nothing is sent" in found.because) == (Health.STOPPED, None, True)
+    keep(policy, clock, "421 no", 60)
+    assert (seen(policy, clock).health, seen(policy, clock).because) == (Health.PAUSED, "421 no")
+
+
+def seen(policy: Policy, clock: FakeClock) -> UpstreamView:
+    return recorded_upstreams(policy, RealDisk(), clock)["isp"]
+
+
+def keep(policy: Policy, clock: FakeClock, because: str, left_s: int) -> None:
+    """Write the record of a pause as a relay does."""
+    now_ns, path = clock.boottime_ns(), pause_path(policy, "isp")
+    path.parent.mkdir(exist_ok=True)
+    state = AccountState(Health.PAUSED, because, now_ns + left_s * SECOND_NS)
+    path.write_bytes(render(PauseRecord(clock.boot_id(), now_ns, clock.wall_ns(), state)))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.cli.render import detail_lines
+from relay.cli.output import detail_lines
 from relay.policy.model import Policy
 from relay.status.snapshot import message_to_json, public
 from tests.fakes.smarthost import DEFAULT, Script, Smarthost, turns

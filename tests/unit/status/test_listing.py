@@ -5,13 +5,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from relay.cli.render import queue_lines
+from relay.cli.output import queue_text
 from relay.clock import SECOND_NS
 from relay.control.operations import CORRUPT_ADVICE
-from relay.control.operator import ROWS_AT_ONCE
 from relay.mail.envelope import QueueId
 from relay.queue.queued import Queued, origin_of
-from relay.status.filters import Filters, Wanted
+from relay.status.filters import Filters
 from relay.status.snapshot import MessageView, QueueState, message_to_json
 from relay.telemetry.metric_table import Totals
 from tests.fakes.clock import FakeClock
@@ -86,8 +85,8 @@ async def test_a_listing_gives_way_to_the_loop_and_what_comes_and_goes_meanwhile
 
     assert names == sorted(set(names))
     assert stayed <= set(names)
-    assert max(sizes) <= ROWS_AT_ONCE
-    assert turns >= len(sizes) - 1 >= MANY // ROWS_AT_ONCE - 1
+    assert max(sizes) <= AT_ONCE
+    assert turns >= len(sizes) - 1 >= MANY // AT_ONCE - 1
 
 
 async def test_a_listing_is_oldest_first_in_whatever_order_mail_came(tmp_path: Path) -> None:
@@ -96,9 +95,9 @@ async def test_a_listing_is_oldest_first_in_whatever_order_mail_came(tmp_path: P
             relay.sender.queue.remove(name_of(number))
         fill(relay, 0, 10)
         listed = await relay.operator.queue()
-        some = await relay.operator.queue(Wanted(Filters(senders=("3@x.example",)), "size", 3))
+        some = await relay.operator.queue(Filters(senders=("3@x.example",)), 3)
 
-        assert await relay.operator.queue(Wanted(limit=3)) == listed[:3]
+        assert await relay.operator.queue(limit=3) == listed[:3]
     assert [each.queue_id for each in listed] == [name_of(number) for number in range(MANY)]
     assert [each.queue_id for each in some] == [name_of(number) for number in (3, 10, 17)]
 
@@ -118,7 +117,7 @@ async def test_what_is_set_aside_is_listed_behind_the_queue(tmp_path: Path) -> N
 
             assert corrupt.reason
             assert message_to_json(corrupt)["state"] == "corrupt"
-            _, line, _ = queue_lines([corrupt], relay.clock.wall_ns())
+            _, line = next(queue_text([[corrupt]], relay.clock.wall_ns())).splitlines()
             assert " corrupt " in line
             (result,) = (await relay.operator.act("delete", [corrupt.queue_id])).values()
             assert result == f"corrupt: {corrupt.reason}; {CORRUPT_ADVICE}"

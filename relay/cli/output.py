@@ -1,9 +1,12 @@
-"""What a snapshot and messages say, in words for people: for `relay status`, `queue`, `find` and `top`."""
+"""What verbs print for people: tables, what a snapshot says in words, and messages.
 
-from collections.abc import Iterable, Iterator, Sequence
+Every text is shown as `printable` has it; a terminal wraps what is longer than its line.  Not for programs,
+which have `--json`.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from relay.cli.options import printable
-from relay.cli.table import Table
 from relay.mail.formats import span, utc
 from relay.status.snapshot import (
     Condition,
@@ -18,11 +21,21 @@ from relay.status.snapshot import (
 
 MARKS = {QueueState.ACTIVE: "*", QueueState.HELD: "!"}
 """After a queue id, as mailq has them."""
-_COLUMNS = (
-    *("queue id".ljust(17), "size".rjust(9), "arrived".ljust(20), "state".ljust(9), "left"),
-    "sender -> recipient (why; ETA)",
-)
+EMPTY = "Mail queue is empty"
+_ROW = "{:<17}  {:>9}  {:<20}  {:<9}  {:>4}  {}"
 """As wide as nearly all rows need, since a listing is printed as it is found."""
+_HEADING = _ROW.format("queue id", "size", "arrived", "state", "left", "sender -> recipient (why; ETA)")
+
+
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], numbers: Collection[str] = ()
+) -> Iterator[str]:
+    """Yield rows below columns that are as wide as they need."""
+    cells = [list(columns), *(list(map(printable, row)) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    sides = [">" if column in numbers else "<" for column in columns]
+    form = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
+    return (form.format(*row).rstrip() for row in cells)
 
 
 def relay_words(snapshot: Snapshot, now_ns: int) -> str:
@@ -48,35 +61,13 @@ def unread_words(snapshot: Snapshot) -> str:
     return f"about {snapshot.recovering} messages are not read yet after the start, and not shown"
 
 
-def what_holds(snapshot: Snapshot, name: str = "") -> str:
-    """Return what keeps back all mail for an upstream, by default the first, and until when; or nothing."""
-    upstream = next((each for each in snapshot.upstreams if each.name == name), snapshot.upstreams[0])
-    if upstream.state is not UpstreamState.OPEN:
-        return f"{upstream.name} is {upstream.state}{until_words(upstream)}: {upstream.paused_because}"
-    full = [
-        (limit.opens_at_ns, limit.words)
-        for limit in upstream.limits
-        if limit.opens_at_ns is not None and limit.for_each is None
-    ]
-    opens_at_ns, words = max(full, default=(0, ""))
-    return f"no room in {words} until {utc(opens_at_ns)}" if full else ""
-
-
-def until_words(upstream: UpstreamStatus) -> str:
-    """Return until when it rests, behind a blank; nothing where nobody can tell."""
-    if upstream.paused_until_ns is not None:
-        return f" until {utc(upstream.paused_until_ns)}"
-    is_endless = upstream.paused_by and upstream.state is UpstreamState.PAUSED
-    return f" until `relay resume {upstream.name}`" if is_endless else ""
-
-
 def state_words(upstream: UpstreamStatus, now_ns: int) -> str:
     """Return its state, how long that lasts or what ends it, and why."""
-    words = upstream.state_words
-    if upstream.paused_by and upstream.paused_until_ns is None:
-        words = f"{upstream.state}{until_words(upstream)}"
-    elif upstream.paused_until_ns is not None and upstream.state is not UpstreamState.OPEN:
-        words = f"{upstream.state} for {span(upstream.paused_until_ns - now_ns)}"
+    words, until_ns = upstream.state_words, upstream.paused_until_ns
+    if until_ns is not None and upstream.state is not UpstreamState.OPEN:
+        words = f"{upstream.state} for {span(until_ns - now_ns)}"
+    elif upstream.paused_by and upstream.state is UpstreamState.PAUSED:
+        words = f"{upstream.state} until `relay resume {upstream.name}`"
     if upstream.proving_after:
         return f"{words}; before: {upstream.proving_after}"
     return f"{words}: {upstream.paused_because}" if upstream.paused_because else words
@@ -90,7 +81,7 @@ def drain_words(upstream: UpstreamStatus, now_ns: int) -> str:
 
 
 def used_words(limit: LimitStatus) -> str:
-    """Return used/N, whose that is, and what else there is to say."""
+    """Return used/N, and whose that is."""
     by = f" by {limit.key or '<>'}" if limit.key is not None else ""
     return f"{limit.used}/{limit.count}{by}"
 
@@ -106,54 +97,43 @@ def in_plain_words(text: str, limits: Iterable[LimitStatus]) -> str:
     return text
 
 
-class QueueTable:
-    """The queue, a row a message as it is found, and at the end the sum that mailq has.
+def queue_text(
+    pages: Iterable[Sequence[MessageView]],
+    at_ns: int,
+    snapshot: Snapshot | None = None,
+    *,
+    nothing: str = EMPTY,
+) -> Iterator[str]:
+    """Yield the queue, a page at a time and a line a message, and the sum that mailq has.
 
     The limits of the snapshot are written as people write them, and where it has routes, each message says
     with which upstream it stands.
     """
-
-    def __init__(self, at_ns: int, snapshot: Snapshot | None = None) -> None:
-        self._at_ns = at_ns
-        self._limits = [] if snapshot is None else limits_of(snapshot)
-        self._has_routes = snapshot is not None and bool(snapshot.routes)
-        self._table = Table(*_COLUMNS, numbers=(_COLUMNS[1], _COLUMNS[4]), is_folded=True)
-        self._messages = self._size_bytes = 0
-
-    def lines(self, messages: Sequence[MessageView]) -> Iterator[str]:
-        self._messages += len(messages)
-        self._size_bytes += sum(message.size_bytes for message in messages)
-        return self._table.lines(
-            (
+    limits = [] if snapshot is None else limits_of(snapshot)
+    has_routes = snapshot is not None and bool(snapshot.routes)
+    count = size_bytes = 0
+    for page in pages:
+        lines = [_HEADING] if page and not count else []
+        for message in page:
+            size_bytes += message.size_bytes
+            why = in_plain_words(_why(message, at_ns, has_routes=has_routes), limits)
+            cells = (
                 message.queue_id + MARKS.get(message.state, ""),
                 message.size_bytes,
                 utc(message.arrival_at_ns),
                 message.state.value,
                 message.recipients_left,
-                f"{_who(message)} {self._why(message)}".rstrip(),
+                f"{_who(message)} {why}",
             )
-            for message in messages
-        )
+            lines.append(printable(_ROW.format(*cells)).rstrip())
+        count += len(page)
+        if lines:
+            yield "\n".join(lines)
+    yield sum_words(count, size_bytes) if count else nothing
 
-    def end(self) -> str:
-        if not self._messages:
-            return "Mail queue is empty"
-        plural = "" if self._messages == 1 else "s"
-        return f"-- {-(-self._size_bytes // 1024)} Kbytes in {self._messages} Request{plural}."
 
-    def _why(self, message: MessageView) -> str:
-        parts = [f"lane {message.lane}"] if message.lane else []
-        parts += [message.reason] if message.reason else []
-        kind, _, what = message.held_by.partition(" ")
-        if message.held_by and kind != "hold" and not (what and message.reason.endswith(what)):
-            parts.append(f"held by {message.held_by}")
-        if message.upstream_because:
-            parts.append(f"through {message.upstream}, {message.upstream_because}")
-        elif self._has_routes and message.upstream:
-            parts.append(f"through {', '.join((message.upstream, *message.further_upstreams))}")
-        if message.eta_at_ns is not None:
-            parts.append(f"ETA {utc(message.eta_at_ns)}, in {span(message.eta_at_ns - self._at_ns)}")
-        return f"({in_plain_words('; '.join(parts), self._limits)})" if parts else ""
+def sum_words(count: int, size_bytes: int) -> str:
+    return f"-- {-(-size_bytes // 1024)} Kbytes in {count} Request{'' if count == 1 else 's'}."
 
 
 def _who(message: MessageView) -> str:
@@ -166,14 +146,19 @@ def _who(message: MessageView) -> str:
     return f"{sender} -> {message.recipients[0]}" + (f" +{others}" if others > 0 else "")
 
 
-def queue_lines(
-    messages: Sequence[MessageView], at_ns: int, snapshot: Snapshot | None = None
-) -> Iterator[str]:
-    """List messages that are all there."""
-    table = QueueTable(at_ns, snapshot)
-    if messages:
-        yield from table.lines(messages)
-    yield table.end()
+def _why(message: MessageView, at_ns: int, *, has_routes: bool) -> str:
+    parts = [f"lane {message.lane}"] if message.lane else []
+    parts += [message.reason] if message.reason else []
+    kind, _, what = message.held_by.partition(" ")
+    if message.held_by and kind != "hold" and not (what and message.reason.endswith(what)):
+        parts.append(f"held by {message.held_by}")
+    if message.upstream_because:
+        parts.append(f"through {message.upstream}, {message.upstream_because}")
+    elif has_routes and message.upstream:
+        parts.append(f"through {', '.join((message.upstream, *message.further_upstreams))}")
+    if message.eta_at_ns is not None:
+        parts.append(f"ETA {utc(message.eta_at_ns)}, in {span(message.eta_at_ns - at_ns)}")
+    return f"({'; '.join(parts)})" if parts else ""
 
 
 def detail_lines(message: MessageView, limits: Sequence[LimitStatus] = ()) -> Iterator[str]:

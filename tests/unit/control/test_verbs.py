@@ -1,0 +1,147 @@
+"""The verbs: their table cell by cell, on what filters found, and on many messages."""
+
+import asyncio
+import errno
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from relay.control.operations import (
+    ABSENT,
+    BUSY,
+    CHANGED,
+    FAULT,
+    HELD_ALREADY,
+    OK,
+    ONLY_REPORT_LEFT,
+    TABLE,
+    UNCHANGED,
+    Deed,
+    NotDone,
+    Verb,
+)
+from relay.control.operator import AT_ONCE
+from relay.mail.envelope import QueueId
+from relay.queue.queued import State
+from relay.spool.disk.durable import Disk, RealDisk
+from relay.spool.interface import INLINE_BYTES
+from relay.status.filters import Filters
+from relay.status.snapshot import QueueState
+from tests.fakes.smarthost import Script, Smarthost, turns
+from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of
+
+COLUMNS = (State.WAITING, State.DEFERRED, State.HELD, State.REPORTING)
+CELLS: dict[Verb, tuple[Deed | str, ...]] = {
+    "hold": (Deed.HOLD, Deed.HOLD, Deed.NOTHING, ONLY_REPORT_LEFT),
+    "release": (Deed.NOTHING, Deed.NOTHING, Deed.RELEASE, ONLY_REPORT_LEFT),
+    "retry": (Deed.NOTHING, Deed.RETRY, HELD_ALREADY, ONLY_REPORT_LEFT),
+    "first": (Deed.FIRST, Deed.FIRST, HELD_ALREADY, ONLY_REPORT_LEFT),
+    "bounce": (Deed.BOUNCE, Deed.BOUNCE, Deed.BOUNCE, ONLY_REPORT_LEFT),
+    "delete": (Deed.DELETE, Deed.DELETE, Deed.DELETE, Deed.END_REPORT),
+    "resume": (Deed.RETRY, Deed.RETRY, Deed.NOTHING, Deed.NOTHING),
+    "believe": (Deed.BELIEVE, Deed.BELIEVE, Deed.BELIEVE, Deed.NOTHING),
+}
+
+
+def test_every_verb_does_in_every_state_what_the_operator_was_promised() -> None:
+    of_messages = {verb: row.deeds for verb, row in TABLE.items() if row.deeds}
+    assert {verb: tuple(deeds[each] for each in COLUMNS) for verb, deeds in of_messages.items()} == CELLS
+    assert {deeds[State.ACTIVE] for deeds in of_messages.values()} == {BUSY}
+
+
+async def a_relay(folder: Path, count: int, disk: Disk | None = None) -> tuple[Relay, list[QueueId]]:
+    relay = Relay(policy_of(folder, 1), disk)
+    ids = [relay.accept() for _ in range(count)]
+    await relay.sender.read()
+    return relay, ids
+
+
+async def test_a_verb_acts_only_on_what_is_still_in_the_state_in_which_it_was_listed(tmp_path: Path) -> None:
+    relay, ids = await a_relay(tmp_path, 4)
+    operator, held = relay.operator, (QueueState.HELD,)
+    await operator.act("hold", ids)
+    assert [view.queue_id for view in await operator.queue(Filters(states=held))] == ids
+    await operator.act("release", ids[:1])
+    await operator.act("delete", ids[1:2])
+    assert await operator.act("hold", ids[2:3]) == {ids[2]: UNCHANGED}
+
+    results = await operator.act("delete", [*ids, ids[3]], held)
+    assert results == dict(zip(ids, (CHANGED, ABSENT, OK, OK), strict=True))
+    relay.sender.queue.seize(ids[0])
+    assert await operator.act("hold", ids[:1]) == {ids[0]: BUSY}
+    await relay.sender.stop()
+
+
+async def test_a_listing_shows_only_recipients_that_are_left(tmp_path: Path) -> None:
+    script = Script(rcpt=turns("250 ok", *["451 4.2.1 later"] * 3))
+    async with Smarthost(script) as host:
+        policy = policy_of(tmp_path, host.port, rest="retry: {min: 1h, max: 1h, lifetime: 1d}")
+        async with Relay(policy) as relay:
+            relay.accept("one@x.example", "two@x.example", "three@x.example", "four@y.example")
+            await relay.until(lambda: [each.state for each in relay.sender.queue] == [State.DEFERRED])
+
+            (view,) = await relay.operator.queue()
+            assert view.recipients == ("two@x.example", "three@x.example", "four@y.example")
+            assert await relay.operator.queue(Filters(recipients=("one@x.example",))) == []
+            # Memory has the first three: the others are read.
+            (found,) = await relay.operator.queue(Filters(recipients=("four@y.example",)))
+            assert found.queue_id == view.queue_id
+
+
+async def test_long_content_that_is_damaged_is_not_told_as_whole(tmp_path: Path) -> None:
+    relay = Relay(policy_of(tmp_path, 1))
+    queue_id = relay.accept(content=CONTENT + b"x\r\n" * INLINE_BYTES)
+    await relay.sender.read()
+    path = next(relay.policy.spool.glob(f"cur/*/{queue_id}"))
+    stored = bytearray(path.read_bytes())
+    stored[-10] ^= 1
+    path.write_bytes(stored)
+
+    with pytest.raises(NotDone):
+        [chunk async for chunk in relay.operator.content(queue_id)]
+    await relay.sender.stop()
+
+
+class FailingRename(RealDisk):
+    """Fails as a disk does, and for one message as a fault of ours would."""
+
+    fails: ClassVar[dict[str, Exception]] = {}
+
+    def rename(self, old: str, new: str) -> None:
+        if (error := self.fails.get(old.rpartition("/")[2])) is not None and "/hold/" in new:
+            raise error
+        super().rename(old, new)
+
+
+async def test_what_goes_wrong_with_one_leaves_the_results_of_the_others(tmp_path: Path) -> None:
+    disk = FailingRename()
+    relay, ids = await a_relay(tmp_path, 4, disk)
+    disk.fails[ids[1]] = OSError(errno.EIO, "Input/output error")
+
+    results = await relay.operator.act("hold", ids)
+    assert [results[queue_id] == OK for queue_id in ids] == [True, False, True, True]
+    assert "Input/output error" in results[ids[1]]
+
+    disk.fails[ids[1]] = ZeroDivisionError("odd")
+    assert await relay.operator.act("hold", [ids[1]]) == {ids[1]: FAULT}
+    assert "fault in control: ZeroDivisionError: odd" in relay.log.getvalue()
+    await relay.sender.stop()
+
+
+async def test_other_work_goes_on_between_the_batches_of_a_verb(tmp_path: Path) -> None:
+    relay, ids = await a_relay(tmp_path, 4 * AT_ONCE)
+    turns = 0
+
+    async def other_work() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(other_work())
+    assert await relay.operator.act("delete", ids) == dict.fromkeys(ids, OK)
+    other.cancel()
+
+    assert turns > len(ids) // AT_ONCE
+    await relay.sender.stop()
