@@ -46,7 +46,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 
 ENDS: Mapping[str, tuple[int, str]] = {
     "relay.policy.source.PolicyError": (os.EX_CONFIG, "{}"),
-    "relay.policy.secrets.SecretError": (os.EX_CONFIG, "{}"),
+    "relay.policy.named_file.SecretError": (os.EX_CONFIG, "{}"),
     "builtins.ModuleNotFoundError": (os.EX_CONFIG, "{}"),
     "relay.control.operations.Unreachable": (os.EX_TEMPFAIL, "{}"),
     "relay.spool.interface.SpoolBusy": (os.EX_TEMPFAIL, "the spool is in use, and no relay answers: {}"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from relay.cli.output import queue_text
 from relay.clock import SECOND_NS
 from relay.control.operations import CORRUPT_ADVICE
+from relay.control.operator import AT_ONCE
 from relay.mail.envelope import QueueId
 from relay.queue.queued import Queued, origin_of
 from relay.status.filters import Filters
