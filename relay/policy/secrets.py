@@ -29,8 +29,8 @@ from relay.policy.named_file import SecretError as SecretError  # noqa: PLC0414 
 from relay.policy.named_file import read_regular
 from relay.policy.units import Section, written_key
 
-MAX_PASSWORD_BYTES = 16 << 10
-"""Of a refresh token as well."""
+MAX_PASSWORD_BYTES = 4096
+MAX_REFRESH_TOKEN_BYTES = 16 << 10
 MAX_FILE_BYTES = 8 << 20
 """Of any other file: the authorities of Debian have 220 KiB."""
 NO_PSYCOPG = "it needs the package psycopg: install relay-smarthost[postgresql]"
@@ -93,7 +93,7 @@ def _secret_of(section: Auth | OAuth2 | DatabaseLogin | None, *keys: str) -> str
 def read_refresh_token(path: Path) -> str:
     """Return a refresh token.  Raises SecretError, and NotLoggedIn where there is no such file."""
     try:
-        return read_password_file(path)
+        return _password(_read_private(path, MAX_REFRESH_TOKEN_BYTES), path)
     except SecretError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             raise NotLoggedIn("there is no refresh token yet", path) from None

@@ -5,8 +5,7 @@ import pytest
 from relay.listener.quotas import Owner, Quotas
 from relay.policy.model import Listen
 from tests.unit.listener.conversation import codes, listening
-from tests.unit.policy.examples import with_listen
-from tests.unit.policy.reading import parse
+from tests.unit.policy.examples import parse, with_listen
 
 ALICE, BOB, CARLA = Owner("alice", ""), Owner("bob", ""), Owner("carla", "")
 CLIENT = Owner("", "unknown[192.0.2.1]")

@@ -1,11 +1,29 @@
-"""YAML with positions: what scalars mean, and what is refused before it can hurt."""
+"""YAML with positions, and the scalars of a policy: what each means, and what is refused in which words."""
+
+from collections.abc import Callable, Mapping
+from ipaddress import ip_network
+from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
+from relay.clock import LONGEST_DURATION_NS
 from relay.policy.document import MAX_NODES, Document, Fault, Mark
+from relay.policy.units import (
+    HostPort,
+    OwnName,
+    duration_ns,
+    endpoint,
+    https_url,
+    is_loopback_host,
+    network,
+    size_bytes,
+    source_address,
+    upstream_host,
+)
 
 
-def only_fault(content: str | bytes) -> Fault:
+def fault_in(content: str | bytes) -> Fault:
     (fault,) = Document(content if isinstance(content, bytes) else content.encode()).faults
     return fault
 
@@ -39,7 +57,7 @@ def test_marks_are_those_that_an_editor_shows() -> None:
 
 
 def test_a_duplicate_key_names_both_places() -> None:
-    fault = only_fault("a:\n  b: 1\n  c: 2\n  b: 3\n")
+    fault = fault_in("a:\n  b: 1\n  c: 2\n  b: 3\n")
     assert (fault.mark, fault.at) == (Mark(4, 3), ("a", "b"))
     assert "line 2, column 3" in fault.message
 
@@ -69,7 +87,7 @@ def test_a_duplicate_key_names_both_places() -> None:
     ],
 )
 def test_what_has_no_place_in_a_policy_is_one_flaw(content: str | bytes, word: str) -> None:
-    message = only_fault(content).message
+    message = fault_in(content).message
     assert word in message
     assert "hunter2" not in message
 
@@ -77,4 +95,63 @@ def test_what_has_no_place_in_a_policy_is_one_flaw(content: str | bytes, word: s
 def test_a_yaml_bomb_counts_as_what_it_unfolds_to() -> None:
     bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n"
     bomb += "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10))
-    assert f"more than {MAX_NODES} values" in only_fault(bomb).message
+    assert f"more than {MAX_NODES} values" in fault_in(bomb).message
+
+
+HOUR_NS = 3600 * 10**9
+Read = Callable[[Any], object]
+
+
+own_name = TypeAdapter(OwnName).validate_python
+
+
+def web_url(value: object) -> str:
+    return https_url(value, "https://example.net", "addresses")
+
+
+MEANINGS: dict[Read, Mapping[Any, object]] = {
+    duration_ns: {"1ms": 10**6, "30s": 30 * 10**9, "5 d": 120 * HOUR_NS, "1.5h": HOUR_NS * 3 // 2}
+    | {"0.000000001s": 1, "52w": 364 * 24 * HOUR_NS, "366d": LONGEST_DURATION_NS},
+    size_bytes: {1: 1, "1": 1, "50M": 50 << 20, "50 MiB": 50 << 20, "2g": 2 << 30},
+    endpoint: {"127.0.0.1:2525": HostPort("127.0.0.1", 2525), "[::1]:25": HostPort("::1", 25)}
+    | {"0.0.0.0:0": HostPort("0.0.0.0", 0), "[fe80::1%eth0]:25": HostPort("fe80::1%eth0", 25)},
+    network: {"192.0.2.1": ip_network("192.0.2.1/32"), "2001:db8::1": ip_network("2001:db8::1/128")}
+    | {"10.0.0.0/8": ip_network("10.0.0.0/8"), "fc00::/7": ip_network("fc00::/7")},
+    upstream_host: {host: host for host in ("smtp.example.net", "localhost", "192.0.2.1", "::1", "a_b.c")}
+    | {"smtp.example.net.": "smtp.example.net"},
+    own_name: {name: name for name in ("mail.example.net", "[192.0.2.1]", "[IPv6:2001:db8::1]")},
+}
+REFUSED: list[tuple[Read, str, list[object]]] = [
+    (duration_ns, "a duration", [60, True, None, "60", "-1s", "1", "s", "1m30s", "0s", "1e3s", "367d"]),
+    (size_bytes, "expected a size", [0, -1, True, None, "", "M", "1.5M", "1e3", "99999999T"]),
+    (endpoint, "expected ADDRESS:PORT", ["localhost:25", "127.0.0.1", "::1:25", "[127.0.0.1]:25"]),
+    (endpoint, "expected ADDRESS:PORT", ["127.0.0.1:65536", "127.0.0.1:", ":25", 2525, "[::1]"]),
+    (network, "open relay", ["0.0.0.0/0", "::/0", "0.0.0.0/1", "128.0.0.0/1", "2000::/3", "::/1"]),
+    (network, "expected a network", ["localhost", "10.0.0.0/33", "010.0.0.1", "fe80::1%eth0", "", 10, None]),
+    (network, "did you mean 192.168.1.0/24", ["192.168.1.5/24"]),
+    (upstream_host, "expected a host name", ["", "a b", "a..b", "-a.b", "192.0.2.300", "http://x"]),
+    (upstream_host, "expected a host name", ["x" * 254, "é.net"]),
+    (upstream_host, "the port is a key", ["smtp.example.net:587"]),
+    (source_address, "an IP address of this host", ["0.0.0.0", "224.0.0.1", "localhost", "fe80::1%eth0", 5]),
+    (web_url, "expected a URL", ["ftp://a.example", "https://a.example:99999/", "https://a.example/x#y", 5]),
+    # What would break a command or a header.
+    (own_name, "expected a domain name", ["", "a b", "a\r\nb", "[x]", "a>b"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("read", MEANINGS, ids=lambda read: read.__name__)
+def test_a_scalar_means_what_it_says(read: Read) -> None:
+    assert {written: read(written) for written in MEANINGS[read]} == MEANINGS[read]
+
+
+@pytest.mark.parametrize(("read", "words", "wrong"), REFUSED)
+def test_what_it_does_not_take_is_refused_in_words(read: Read, words: str, wrong: list[object]) -> None:
+    for each in wrong:
+        with pytest.raises(ValueError, match=words):
+            read(each)
+
+
+def test_only_the_very_spelling_of_loopback_is_loopback() -> None:
+    assert all(map(is_loopback_host, ("localhost", "127.1.2.3", "::1")))
+    # A name may resolve to anything, whatever it looks like.
+    assert not any(map(is_loopback_host, ("localhost.example.net", "0.0.0.0", "192.0.2.1")))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.policy.reading import only_fault, whole_policy
+from tests.unit.policy.examples import only_fault, whole_policy
 
 TABLES: dict[str, tuple[str, str]] = {
     "listen": (

@@ -18,7 +18,7 @@ from relay.policy.secrets import (
     read_users,
 )
 from relay.policy.source import PolicyError, read_policy
-from tests.unit.policy.reading import whole_policy
+from tests.unit.policy.examples import whole_policy
 
 HASH = "$argon2id$v=19$m=65536,t=3,p=4$jIcci2PiCMikXE4ZYW81bQ$2nkiZwxsrjDshsH1pjZKBus0P+ux3XmRaaaVDsOQACU"
 PEM = {path.name: path.read_text() for path in Path(__file__).with_name("pem").iterdir()}
@@ -109,12 +109,9 @@ def test_files_that_fit_are_taken(write: Write) -> None:
     assert policy.upstreams["isp"].ca_file == policy.spool.with_name("cert.pem")
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [(b"hunter2\r\n", "hunter2"), (b" hunter 2 ", " hunter 2 "), ("pässwörd\n".encode(), "pässwörd")],
-)
-def test_one_newline_at_the_end_is_cut_and_nothing_else(write: Write, content: bytes, expected: str) -> None:
-    assert read_password_file(write("password", content)) == expected
+def test_one_newline_at_the_end_is_cut_and_nothing_else(write: Write) -> None:
+    for content, expected in ("hunter2\r\n", "hunter2"), (" hünter 2 ", " hünter 2 "):
+        assert read_password_file(write("password", content)) == expected
 
 
 @pytest.mark.parametrize(
@@ -181,26 +178,18 @@ def test_a_refresh_token_that_is_not_there_yet_is_no_fault(write: Write) -> None
     assert read_secrets(auth).refresh_token == "1//refresh"
 
 
-def test_users_are_read_by_line(write: Write) -> None:
+def test_users_are_read_by_line_and_one_that_is_none_is_named_and_not_shown(write: Write) -> None:
     path = write("users", f"# who may relay\n\nann:{HASH}\r\nbob@example.net:{HASH}\n  \n")
     assert read_users(path) == {"ann": HASH, "bob@example.net": HASH}
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
+    for line in (
         *("ann", "ann:", "ann:hunter2", f":{HASH}", f" ann:{HASH}", f"ann: {HASH}", f"ann:{HASH}:x"),
-        *(f"a\tb:{HASH}", f"ann:{HASH.replace('argon2id', 'argon2i')}", f"bob:{HASH}"),
+        *(f"a\tb:{HASH}", f"ann:{HASH.replace('argon2id', 'argon2i')}", f"bob:{HASH}", f"ann:{HASH[:-30]}"),
         *(f"ann:{HASH.replace('m=65536', 'm=99999999')}", f"ann:{HASH.replace('t=3', 't=0')}"),
-        *(f"ann:{HASH.replace('p=4', 'p=0')}", f"ann:{HASH[:-30]}"),
-    ],
-)
-def test_a_line_that_is_no_user_is_named_and_not_shown(write: Write, line: str) -> None:
-    path = write("users", f"bob:{HASH}\n{line}\n")
-    with pytest.raises(SecretError, match=f"{path}: line 2") as caught:
-        read_users(path)
-    assert "hunter2" not in str(caught.value)
-    assert "jIcci2" not in str(caught.value)
+    ):
+        path = write("users", f"bob:{HASH}\n{line}\n")
+        with pytest.raises(SecretError, match=f"{path}: line 2") as caught:
+            read_users(path)
+        assert not [secret for secret in ("hunter2", "jIcci2") if secret in str(caught.value)]
 
 
 def test_a_certificate_tells_its_end_and_its_fingerprint() -> None:

@@ -1,16 +1,18 @@
-"""Lanes, routes and limits as an owner writes them: what they come to."""
+"""What an owner writes, and what it comes to: lanes, routes, limits, presets; and how an edit is told."""
 
+import re
+from datetime import date
 from ipaddress import ip_network
 
 import pytest
 
 from relay.mail.envelope import Envelope
-from relay.policy.lane import LimitSettings, lanes_of, sorter_of, with_ceilings
-from relay.policy.model import Policy
+from relay.policy.lane import lanes_of, sorter_of, with_ceilings
+from relay.policy.model import OAuth2, Tls, Upstream
+from relay.policy.shipped import provider_of, providers
+from relay.policy.source import changes_needing_restart, differences, policy_text
 from relay.queue.lanes import Lane
-from relay.throttle.limit import plain_words
-from tests.unit.policy.examples import SMALL
-from tests.unit.policy.reading import parse
+from tests.unit.policy.examples import INTERFACE, SMALL, faults, parse, with_upstream
 
 EVERY_KEY = """\
 lanes:
@@ -70,56 +72,27 @@ def test_a_ceiling_is_a_part_of_each_limit_and_never_nothing() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("keys", "label", "words"),
-    [
-        ({"bytes": "1GB", "per": "24h"}, "1073741824 bytes per 86400s", "1G per 24h"),
-        (
-            {"recipients": 2000, "per": "24h", "for_each": "sender_domain"},
-            "2000 recipients per 86400s for each sender domain",
-            "2000 recipients per 24h for each sender domain",
-        ),
-    ],
-)
-def test_a_limit_is_named_by_all_that_it_says(keys: dict[str, object], label: str, words: str) -> None:
-    limit = LimitSettings.model_validate(keys)
-
-    assert (limit.label, plain_words(limit)) == (label, words)
-
-
 def test_a_limit_that_is_written_twice_is_one() -> None:
     text = SMALL.replace("messages: 8, per: 1m}", "messages: 8, per: 1m}\n      - {messages: 8, per: 60s}")
 
     assert parse(text) == parse(SMALL)
 
 
-def with_routes(*routes: str) -> Policy:
-    lines = "".join(f"  - {route}\n" for route in routes)
-    return parse(f"{SMALL}  ses: {{host: ses.example, limits: []}}\nroutes:\n{lines}")
-
-
 def test_each_recipient_takes_the_first_route_that_matches() -> None:
-    asked = with_routes(
-        "{recipient_domain: ['*.de', example.org], user: 'app-*', upstreams: [ses]}",
-        "{recipients_above: 3, upstreams: [ses, isp]}",
-        "{upstreams: [isp, ses], failover_after: 1m}",
+    routes = (
+        "routes: [{recipient_domain: ['*.de'], user: 'app-*', upstreams: ses}, "
+        "{recipients_above: 3, upstreams: [ses, isp]}, {upstreams: [isp, ses], failover_after: 1m}]\n"
     )
-    sorter = sorter_of(asked.lanes, asked.routes)
+    asked = parse(f"{SMALL}  ses: {{host: ses.example, limits: []}}\n{routes}")
 
-    def routes(*recipients: str, user: str | None = None) -> list[tuple[tuple[str, ...], list[int] | None]]:
+    def parts(*recipients: str, user: str | None = None) -> list[tuple[str, ...]]:
         envelope = Envelope("a@x", recipients, 0, "h[192.0.2.1]", "h", "ESMTPA", user)
-        found = sorter.sort(envelope, lambda: pytest.fail("nothing asks for a header"))
-        return [
-            (part.route.upstreams, None if part.indices is None else sorted(part.indices))
-            for part in found.parts
-            if part.route is not None
-        ]
+        found = sorter_of(asked.lanes, asked.routes).sort(envelope, lambda: pytest.fail("no header is asked"))
+        return [part.route.upstreams for part in found.parts if part.route is not None]
 
-    isp, ses = ("isp", "ses"), ("ses",)
-    assert routes("a@x.de") == [(isp, None)]
-    assert routes("a@x.de", "b@EXAMPLE.org", user="APP-1") == [(ses, None)]
-    assert routes("a@x.de", "b@x.com", "c@y.DE", user="app-1") == [(ses, [0, 2]), (isp, [1])]
-    assert routes("a@a", "b@b", "c@c", "d@d") == [(("ses", "isp"), None)]
+    assert parts("a@x.de") == [("isp", "ses")]
+    assert parts("a@x.de", "b@x.com", user="app-1") == [("ses",), ("isp", "ses")]
+    assert parts("a@a", "b@b", "c@c", "d@d") == [("ses", "isp")]
 
 
 def test_reports_leave_by_upstreams_of_their_own() -> None:
@@ -127,3 +100,153 @@ def test_reports_leave_by_upstreams_of_their_own() -> None:
 
     assert [route.upstreams for route in good.routes] == [("ses",), ("isp",)]
     assert good.upstreams_of_reports == ("ses",)
+
+
+REFRESH = "grant: refresh_token, client_id: c, refresh_token_file: r"
+
+
+@pytest.mark.parametrize("name", providers())
+def test_a_preset_is_a_whole_upstream_with_its_source(name: str) -> None:
+    provider = providers()[name]
+    own = [] if "limits" in provider.preset else ["limits: []"]
+    upstream = parse(with_upstream(f"provider: {name}", *own)).upstreams["isp"]
+
+    assert upstream.host == provider.preset["host"]
+    assert upstream.tls is not Tls.NONE
+    assert set(provider.preset) <= set(Upstream.model_fields)
+    assert provider.source
+    assert date.fromisoformat(provider.checked) >= date(2026, 1, 1)
+    assert upstream.limits or re.search(r"write (?:the )?limits of", provider.note)
+    if provider.hosts:
+        assert provider_of(None, upstream.host) == name
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        *(("smtp.gmail.com", "gmail"), ("SMTP.Gmail.Com.", "gmail")),
+        ("email-smtp.eu-west-1.amazonaws.com", "ses"),
+        *(("contoso-com.mail.protection.outlook.com", "microsoft365"), ("smtp.ionos.co.uk", "gmx")),
+        *(("smtp.gmail.com.evil.example", None), ("notgmail.com", None), ("evilsmtp.gmail.com", None)),
+    ],
+)
+def test_a_provider_is_known_by_its_hosts(host: str, name: str | None) -> None:
+    assert provider_of(None, host) == name
+
+
+def oauth2_of(provider: str, oauth2: str) -> OAuth2:
+    text = with_upstream(f"provider: {provider}", "limits: []", f"auth: {{user: u, oauth2: {{{oauth2}}}}}")
+    auth = parse(text).upstreams["isp"].auth
+    assert auth is not None
+    assert auth.oauth2 is not None
+    return auth.oauth2
+
+
+def test_a_provider_fills_in_all_but_client_and_tenant() -> None:
+    for grant in REFRESH, "grant: service_account, key_file: k":
+        google = oauth2_of("workspace-relay", grant)
+        assert google.token_url == "https://oauth2.googleapis.com/token"
+        assert (google.device_url, google.scope) == (None, "https://mail.google.com/")
+    found = oauth2_of("microsoft365", f"{REFRESH}, tenant: contoso.example")
+
+    assert found.token_url == "https://login.microsoftonline.com/contoso.example/oauth2/v2.0/token"
+    assert found.device_url == "https://login.microsoftonline.com/contoso.example/oauth2/v2.0/devicecode"
+    assert (found.scope, found.mechanism) == (
+        "https://outlook.office.com/SMTP.Send offline_access",
+        "xoauth2",
+    )
+    app = "grant: client_credentials, client_id: c, client_secret_file: s, tenant: contoso.example"
+    assert oauth2_of("microsoft365", app).scope == "https://outlook.office365.com/.default"
+    without_tenant = faults(
+        with_upstream("provider: microsoft365", f"auth: {{user: u, oauth2: {{{REFRESH}}}}}")
+    )
+    assert "microsoft365 needs tenant" in without_tenant[0].message
+
+
+VERDICTS = """\
+    verdicts:
+      - {phase: mail, code: 550, text: "quota", verdict: pause, wait: 90s}
+      - {text: ["a \\"b\\"", "c: #d"], but_not: e, enhanced: x.4.5, verdict: stop, probe: false}
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SMALL + VERDICTS,
+        with_upstream("provider: ses", "limits: [{recipients: 14, per: 1s}]"),
+        INTERFACE,
+        SMALL + "retry: {min: 1500ms, max: 1.5h, warn_after: null}\nhostname: a.example\n",
+    ],
+)
+def test_a_policy_written_out_is_a_policy_that_means_the_same(text: str) -> None:
+    policy = parse(text)
+
+    assert parse(policy_text(policy)) == policy
+
+
+HOST = "host: smtp.example.net"
+
+
+def told(old: str, new: str) -> list[str]:
+    restart = " (restart)"
+    found = differences(parse(old), parse(new))
+    return [f"{each.sign} {each.words}{restart * each.needs_restart}" for each in found]
+
+
+def limits(*each: str) -> str:
+    return with_upstream(HOST, f"limits: [{', '.join(each)}]")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (SMALL, SMALL + "# a comment\nretry: {min: 300s}\n", []),
+        (
+            limits("{messages: 8, per: 1m}", "{recipients: 9, per: 1h}"),
+            limits("{messages: 8, per: 1m}", "{recipients: 9, per: 24h, for_each: sender}"),
+            [
+                "- upstreams.isp.limits: {recipients: 9, per: 1h}",
+                "+ upstreams.isp.limits: {recipients: 9, per: 24h, for_each: sender}",
+            ],
+        ),
+        (
+            SMALL,
+            SMALL + "retry: {min: 1m, warn_after: null}\nreports: {per_hour: 5}\nhostname: a.example\n",
+            [
+                "~ retry.min: 5m → 1m",
+                "~ retry.warn_after: 4h → null",
+                "~ reports.per_hour: 60 → 5",
+                "+ hostname: a.example (restart)",
+            ],
+        ),
+        (
+            SMALL,
+            SMALL.replace("spool: spool", "spool: other/place"),
+            ["~ spool.path: /etc/relay/spool → /etc/relay/other/place (restart)"],
+        ),
+        (
+            SMALL + "notify: [{url: 'https://hooks.example/T0P/SECRET', events: bounced}]\n",
+            SMALL + "notify: [{url: 'https://hooks.example/T0P/SECRET', events: [stopped]}]\n",
+            [
+                "- notify: {url: 'https://hooks.example/…', events: [bounced], timeout: 10s}",
+                "+ notify: {url: 'https://hooks.example/…', events: [stopped], timeout: 10s}",
+            ],
+        ),
+    ],
+)
+def test_an_edit_is_told_in_words(old: str, new: str, words: list[str]) -> None:
+    assert told(old, new) == words
+
+
+def test_the_first_upstream_is_told_and_what_needs_a_restart() -> None:
+    edited = SMALL.replace("upstreams:\n", "upstreams:\n  ses: {host: s.e, limits: []}\n")
+
+    first, second = told(SMALL, edited)
+
+    assert first == "~ first of upstreams: isp → ses"
+    assert second.startswith("+ upstreams.ses: {host: s.e")
+    assert changes_needing_restart(parse(SMALL), parse(edited)) == []
+    assert changes_needing_restart(parse(SMALL), parse(SMALL.replace("127.0.0.0/8", "127.0.0.1"))) == [
+        "listen"
+    ]

@@ -8,8 +8,7 @@ import pytest
 from relay.policy.document import MAX_BYTES
 from relay.policy.model import SpoolEngine, Tls
 from relay.policy.source import PolicyError, read_policy
-from tests.unit.policy.examples import INTERFACE, SMALL, with_upstream
-from tests.unit.policy.reading import only_fault, parse, places
+from tests.unit.policy.examples import INTERFACE, SMALL, only_fault, parse, places, with_upstream
 
 SECOND_NS = 10**9
 

