@@ -95,20 +95,24 @@ def _is_rewrite_rule(value: str) -> bool:
 
 
 Pattern = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_PATTERN)]
-SenderPattern = Annotated[
-    Pattern,
-    checked(
-        lambda value: "@" in value or "*" in value or value == sorting.NULL_SENDER,
-        "an address, @ and a domain, or '<>' for reports",
-    ),
-]
-DomainPattern = Annotated[
-    Pattern,
-    checked(
-        lambda value: "@" not in value and not value.startswith("."),
-        "a domain such as example.net or '*.example.net'",
-    ),
-]
+
+
+def sender_pattern(value: str) -> str:
+    """Raise ValueError for what is no pattern of a reverse-path."""
+    if "@" in value or "*" in value or value == sorting.NULL_SENDER:
+        return value
+    raise ValueError("expected an address, @ and a domain, or '<>' for reports")
+
+
+def domain_pattern(value: str) -> str:
+    """Raise ValueError for what is no pattern of a domain."""
+    if "@" in value or value.startswith("."):
+        raise ValueError("expected a domain such as example.net or '*.example.net'")
+    return value
+
+
+SenderPattern = Annotated[Pattern, AfterValidator(sender_pattern)]
+DomainPattern = Annotated[Pattern, AfterValidator(domain_pattern)]
 FieldName = Annotated[
     str, matching("[A-Za-z0-9_.-]{1,100}", "the name of a header field: letters, digits, -, _ and .")
 ]

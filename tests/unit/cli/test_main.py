@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.cli.main import COMMANDS
-from relay.cli.top import ENDS
+from relay.cli.main import COMMANDS, ENDS
 from tests.unit.cli.conftest import Run
 from tests.unit.cli.control import POLICY, Up, write_policy
 from tests.unit.cli.test_find import ending, keep
