@@ -13,8 +13,7 @@ from pathlib import Path
 
 import click
 
-from relay.cli.locate import Where, asked, where_options
-from relay.cli.options import json_option, policy_option, say
+from relay.cli.options import Where, asked, json_option, policy_option, say, where_options
 from relay.control.operations import NotDone
 from relay.mail.formats import span, utc
 from relay.policy.differences import policy_text

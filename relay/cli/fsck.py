@@ -13,8 +13,16 @@ from typing import Any
 
 import click
 
-from relay.cli.locate import Where, found_policy, where_options
-from relay.cli.options import Failed, json_option, own_spool, printable, say
+from relay.cli.options import (
+    Failed,
+    Where,
+    found_policy,
+    json_option,
+    own_spool,
+    printable,
+    say,
+    where_options,
+)
 from relay.clock import SystemClock
 from relay.control.offline import refuse_strangers
 from relay.mail.formats import rfc3339_or_none

@@ -16,8 +16,18 @@ from typing import Any
 
 import click
 
-from relay.cli.locate import Where, asked, checked_ids, filter_options, ids_argument, where_options
-from relay.cli.options import Failed, duration, json_option, say
+from relay.cli.options import (
+    Failed,
+    Where,
+    asked,
+    checked_ids,
+    duration,
+    filter_options,
+    ids_argument,
+    json_option,
+    say,
+    where_options,
+)
 from relay.cli.output import (
     EMPTY,
     detail_lines,

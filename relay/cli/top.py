@@ -24,8 +24,7 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Static
 
-from relay.cli.locate import Where, located, where_options
-from relay.cli.options import printable
+from relay.cli.options import Where, located, printable, where_options
 from relay.cli.output import drain_words, relay_words, state_words, used_words, wrong_words
 from relay.cli.queue import who_asks
 from relay.clock import SystemClock
