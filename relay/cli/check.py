@@ -13,8 +13,7 @@ from pathlib import Path
 
 import click
 
-from relay.cli.locate import Where, asked, where_options
-from relay.cli.options import duration, json_option, policy_option, say
+from relay.cli.options import Where, asked, json_option, policy_option, say, where_options
 from relay.control.operations import NotDone
 from relay.mail.formats import span, utc
 from relay.policy.model import Listen, Policy, Tls, Upstream
@@ -24,8 +23,8 @@ from relay.policy.source import policy_bytes, policy_text, read_policy
 from relay.status.plan import Plan, plan_to_json
 from relay.throttle.limit import plain_words
 
-LONGER = UNTOLD = 1
-"""The exit code of `plan` where mail would wait longer than `--within`, and where nobody can tell."""
+UNTOLD = 1
+"""The exit code of `plan` where nobody can tell."""
 _UNKNOWN = "nobody can tell"
 
 
@@ -130,15 +129,8 @@ def _is_here(address: str) -> bool:
 @click.command()
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
 @where_options
-@click.option(
-    "--within",
-    "within_ns",
-    callback=duration,
-    metavar="TIME",
-    help="Exit with 1 where mail would wait longer, such as 2h.",
-)
 @json_option
-def plan(where: Where, path: Path, *, within_ns: int | None, as_json: bool) -> int:
+def plan(where: Where, path: Path, *, as_json: bool) -> int:
     """Tell what the policy in FILE would do, before it is in force.
 
     Says what differs from the policy in force, which limits would be over at once, and when the mail that
@@ -155,11 +147,7 @@ def plan(where: Where, path: Path, *, within_ns: int | None, as_json: bool) -> i
         return UNTOLD
     for line in [json.dumps(plan_to_json(planned))] if as_json else _plan_lines(planned, path):
         say(line)
-    if within_ns is None or not planned.waits_longer_than(within_ns):
-        return os.EX_OK
-    if not as_json:
-        click.echo(f"mail would wait longer than {span(within_ns)}")
-    return LONGER
+    return os.EX_OK
 
 
 def _plan_lines(planned: Plan, path: Path) -> Iterator[str]:

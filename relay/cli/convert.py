@@ -4,8 +4,7 @@ import os
 
 import click
 
-from relay.cli.locate import Where, found_policy, where_options
-from relay.cli.options import Failed, own_spool, say
+from relay.cli.options import Failed, Where, found_policy, own_spool, say, where_options
 from relay.clock import SystemClock
 from relay.control.client import ControlClient
 from relay.control.offline import refuse_strangers

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 import click
 
-from relay.cli.locate import Where, found_policy, where_options
-from relay.cli.options import Failed, say
+from relay.cli.options import Failed, Where, found_policy, say, where_options
 from relay.policy.database import DatabaseLogin
 from relay.spool.database.connection import VERSION, Database, database_of
 from relay.spool.database.schema import looked_at, make

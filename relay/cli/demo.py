@@ -21,8 +21,9 @@ from typing import cast
 import aiosmtplib
 import click
 
-from relay.cli.options import Failed, printable
+from relay.cli.options import Failed, duration, printable
 from relay.clock import SECOND_NS, SystemClock
+from relay.mail.formats import period
 from relay.policy.lane import LimitSettings
 from relay.policy.units import HostPort
 from relay.practice.smarthost import PracticeAccount, PracticeSmarthost, Practised
@@ -58,19 +59,18 @@ _NUMBER = click.IntRange(1, 1000)
 @click.command()
 @click.option("--messages", type=_NUMBER, default=60, show_default=True, help="Messages to relay.")
 @click.option("--limit", "count", type=_NUMBER, default=10, show_default=True, help="Most in any window.")
-@click.option("--per", default="5s", show_default=True, help="Window, e.g. 2s, 1m.")
-def demo(messages: int, count: int, per: str) -> int:
+@click.option(
+    "--per", "per_ns", default="5s", show_default=True, callback=duration, help="Window, e.g. 2s, 1m."
+)
+def demo(messages: int, count: int, per_ns: int) -> int:
     """Watch a relay pace mail through an upstream that cuts off whoever is too fast.
 
     Takes half a minute and leaves nothing behind.  The exit code is 0 if the upstream
     got every message and refused none.
     """
+    limit = LimitSettings.model_validate({"messages": count, "per": period(per_ns)})
     try:
-        limit = LimitSettings.model_validate({"messages": count, "per": per})
-    except ValueError as error:
-        raise click.BadParameter("expected a time such as 2s or 1m", param_hint="--per") from error
-    try:
-        return asyncio.run(_show(messages, limit, per))
+        return asyncio.run(_show(messages, limit, period(per_ns)))
     except asyncio.CancelledError:
         click.echo("\ninterrupted; everything was removed", err=True)
         return INTERRUPTED

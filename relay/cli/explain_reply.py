@@ -5,7 +5,6 @@ with nothing refused before.  Sends nothing and needs no relay that runs.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -15,11 +14,10 @@ from relay.mail.envelope import QueueId
 from relay.mail.formats import span
 from relay.policy.model import ShieldSettings
 from relay.policy.shipped import provider_of, provider_rules, rules_of, standard_rules
-from relay.policy.source import place_of, read_policy
+from relay.policy.source import read_policy
 from relay.smtp.reply import MalformedReply, Phase, Reply, ReplyParser
 from relay.verdicts.account import PROBE_NS
 from relay.verdicts.decision import Standing, Terms, decide
-from relay.verdicts.echo import ClientWords
 from relay.verdicts.outcome import Answer, Outcome, gravest
 from relay.verdicts.shield import Shield
 from relay.verdicts.verdict import BEFORE_MAIL, Judge, Layer, Rule, Scope, Verdict
@@ -49,14 +47,6 @@ _OF_SENDER = "mail from this sender waits, untouched; all other mail goes on"
 @click.option(
     "--upstream", metavar="NAME", help="Judge by the rules of this upstream; default: each that gets mail."
 )
-@click.option("--sender", default="", metavar="ADDRESS", help="The reverse-path of the message under way.")
-@click.option(
-    "--recipient",
-    "recipients",
-    multiple=True,
-    metavar="ADDRESS",
-    help="A recipient of the message under way; may be repeated.",
-)
 @click.option("--host", metavar="HOST", help="Judge as for an upstream at this host, without a policy.")
 @policy_option
 def explain_reply(
@@ -64,8 +54,6 @@ def explain_reply(
     phase: str,
     text: str,
     upstream: str | None,
-    sender: str,
-    recipients: tuple[str, ...],
     host: str | None,
     policy_path: Path,
 ) -> None:
@@ -75,13 +63,12 @@ def explain_reply(
     lines of a long reply.  Without any policy the shipped rules alone are asked.
     Example: relay explain-reply rcpt "550 5.1.1 no such user"
     """
-    reply, client = _reply(text), ClientWords(sender, recipients)
-    said: dict[tuple[str, ...], list[str]] = {}
-    for name, rules, shield in _judges(policy_path, upstream, host):
-        lines = tuple(_explained(rules, shield, Phase(phase), reply, client))
-        said.setdefault(lines, []).append(name)
-    for lines, names in said.items():
-        for line in ([f"of {', '.join(names)}:"] if len(said) > 1 else []) + [*lines]:
+    reply = _reply(text)
+    judges = list(_judges(policy_path, upstream, host))
+    for name, rules, shield in judges:
+        if len(judges) > 1:
+            say(f"of {name}:")
+        for line in _explained(rules, shield, Phase(phase), reply):
             say(line)
 
 
@@ -116,25 +103,15 @@ def _judges(
     chosen = policy.listed_upstreams if name is None else {name: named_upstream(policy, name)}
     for each, its in policy.upstreams.items():
         if each in chosen:
-            yield each, tuple(_placed(rule, path) for rule in rules_of(each, its)), its.shield
-
-
-def _placed(rule: Rule, path: Path) -> Rule:
-    """Return a rule of the owner with the line of the policy where it stands."""
-    if rule.layer is not Layer.OPERATOR:
-        return rule
-    _, name, _, index = rule.place.replace("[", ".").rstrip("]").split(".")
-    line = place_of(path, ("upstreams", name, "verdicts", int(index))).line
-    return replace(rule, place=f"{path}:{line}: {rule.place}")
+            yield each, rules_of(each, its), its.shield
 
 
 def _explained(
-    rules: tuple[Rule, ...], shield: ShieldSettings | None, phase: Phase, reply: Reply, client: ClientWords
+    rules: tuple[Rule, ...], shield: ShieldSettings | None, phase: Phase, reply: Reply
 ) -> Iterator[str]:
-    ruling = Judge(rules).ruling(phase, reply, client)
-    in_doubt = "nothing: the deciding words may be the client's own"
+    ruling = Judge(rules).ruling(phase, reply)
     yield f"verdict  {ruling.words}"
-    yield f"by       {in_doubt if ruling.is_in_doubt else _ASKED[ruling.layer]}"
+    yield f"by       {_ASKED[ruling.layer]}"
     if ruling.rule is not None:
         yield f"rule     {ruling.rule.place}"
         yield f"source   {ruling.rule.source}"

@@ -7,17 +7,25 @@ sets aside what is damaged, as a start does.
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import click
 
-from relay.cli.locate import Where, found_policy, where_options
-from relay.cli.options import Failed, json_option, own_spool, printable, say
+from relay.cli.options import (
+    Failed,
+    Where,
+    found_policy,
+    json_option,
+    own_spool,
+    printable,
+    say,
+    where_options,
+)
 from relay.clock import SystemClock
 from relay.control.offline import refuse_strangers
-from relay.mail.formats import rfc3339_or_none, utc
+from relay.mail.formats import rfc3339_or_none
 from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy
 from relay.spool.disk.durable import RealDisk
@@ -63,55 +71,39 @@ def audit(where: Where, *, as_json: bool) -> int:
             continue
         if code == os.EX_OK and any(peak.is_exceeded for peak in found.findings):
             code = EXCEEDED
-        found = _by_wall_clock(found, clock.wall_ns() - clock.boottime_ns())
-        if as_json:
-            for told in _told(found):
+        words = {limit.label: plain_words(limit) for limit in limits}
+        for told in _told(found, clock.wall_ns() - clock.boottime_ns()):
+            if as_json:
                 click.echo(json.dumps({"upstream": name, "history": str(place), **told}))
-        else:
-            words = {limit.label: plain_words(limit) for limit in limits}
-            for line in _lines(f"{name}: {place}", found, words):
-                say(line)
+            else:
+                say(f"{name}: {words[told['limit']]}: {_words(told)}")
     return code
 
 
-def _by_wall_clock(found: Audit, ahead_ns: int) -> Audit:
-    def moved(value: Any, *names: str) -> Any:
-        instants = {name: getattr(value, name) for name in names}
-        return replace(
-            value, **{name: None if at is None else at + ahead_ns for name, at in instants.items()}
-        )
+def _told(found: Audit, ahead_ns: int) -> Iterator[dict[str, Any]]:
+    """Yield what is known of each limit; keys may be added, never renamed."""
 
-    moved_found: Audit = moved(found, "since_ns", "exact_since_ns")
-    return replace(moved_found, findings=tuple(moved(peak, "most_at_ns") for peak in found.findings))
+    def wall(at_ns: int | None) -> int | None:
+        return None if at_ns is None else at_ns + ahead_ns
 
-
-def _lines(place: str, found: Audit, words: dict[str, str]) -> Iterator[str]:
-    """`words` are those for people, by the label of each limit."""
-    known = f"{found.transactions} transactions"
-    if found.in_flight:
-        known += f" ({found.in_flight} without an end so far)"
-    if found.connections:
-        known += f" and {found.connections} connections"
-    yield f"{place}: {known}" + ("" if found.since_ns is None else f", since {utc(found.since_ns)}")
-    held = "never exceeded"
-    if found.exact_since_ns is not None:
-        since = utc(found.exact_since_ns)
-        held = f"not exceeded since {since}"
-        yield f"  {found.merged} older ones are not known one by one and left out; exact since {since}"
-    for peak in found.findings:
-        key = f" (by {peak.key or '<>'})" if peak.key is not None else ""
-        at = f" at {utc(peak.most_at_ns)}" if peak.most_at_ns is not None else ""
-        over = f"EXCEEDED, {peak.most - peak.count} more than it allows today"
-        verdict = over if peak.is_exceeded else held
-        yield f"  {words[peak.label]}: at most {peak.most} at once{key}{at}: {verdict}"
-
-
-def _told(found: Audit) -> Iterator[dict[str, Any]]:
-    """Keys may be added, never renamed."""
     known = {key: getattr(found, key) for key in ("transactions", "connections", "in_flight", "merged")}
-    known |= {"since": rfc3339_or_none(found.since_ns), "exact_since": rfc3339_or_none(found.exact_since_ns)}
+    known["since"] = rfc3339_or_none(wall(found.since_ns))
+    known["exact_since"] = rfc3339_or_none(wall(found.exact_since_ns))
     for peak in found.findings:
-        yield {"limit": peak.label, **plain(peak), "exceeded": peak.is_exceeded, **known}
+        its = plain(replace(peak, most_at_ns=wall(peak.most_at_ns)))
+        yield {"limit": peak.label, **its, "exceeded": peak.is_exceeded, **known}
+
+
+def _words(told: Mapping[str, Any]) -> str:
+    """Leave out what was merged, and is not known one by one."""
+    of = f" of {told['key'] or '<>'}" if told["key"] is not None else ""
+    at = f" at {told['most_at']}" if told["most_at"] else ""
+    verdict = f"not exceeded since {told['exact_since']}" if told["exact_since"] else "never exceeded"
+    if told["exceeded"]:
+        verdict = f"EXCEEDED, {told['most'] - told['count']} more than it allows today"
+    known = f"{told['transactions']} transactions and {told['connections']} connections"
+    since = f" since {told['since']}" if told["since"] else ""
+    return f"at most {told['most']} at once{of}{at}: {verdict}; by {known}{since}"
 
 
 @click.command()

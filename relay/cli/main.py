@@ -24,7 +24,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "status": ("status", "Show upstreams, limits and the queue by state."),
     "top": ("top", "Watch limits, lanes, upstreams and senders, live."),
     "queue": ("queue", "List the queue, or act on messages in it."),
-    "find": ("find", "Find a message, in the queue and among what ended."),
+    "find": ("status", "Find a message, in the queue and among what ended."),
     "pause": ("queue", "Send nothing more through an upstream, for a time."),
     "resume": ("queue", "Use a paused or stopped upstream again."),
     "login": ("probe", "Consent to mail through an upstream by OAuth2."),

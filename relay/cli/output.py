@@ -161,13 +161,13 @@ def _why(message: MessageView, at_ns: int, *, has_routes: bool) -> str:
     return f"({'; '.join(parts)})" if parts else ""
 
 
-def detail_lines(message: MessageView, limits: Sequence[LimitStatus] = ()) -> Iterator[str]:
-    """Yield all that is known of a message, by the keys of `--json`; limits as people write them."""
+def detail_lines(message: MessageView) -> Iterator[str]:
+    """Yield all that is known of a message, by the keys of `--json`."""
     told = detail_to_json(message)
     recipients, header = told.pop("recipient_statuses"), told.pop("header")
     for key, value in told.items():
         if value and not isinstance(value, list):
-            yield printable(f"{key:<18} {in_plain_words(str(value), limits)}")
+            yield printable(f"{key:<18} {value}")
     for recipient in recipients:
         about = "; ".join(f"{key} {value}" for key, value in recipient.items() if value)
         yield printable(f"recipient          {about.removeprefix('address ')}")

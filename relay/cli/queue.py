@@ -9,19 +9,28 @@ import getpass
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import click
 
-from relay.cli.locate import Where, asked, checked_ids, filter_options, ids_argument, where_options
-from relay.cli.options import Failed, duration, json_option, say
+from relay.cli.options import (
+    Failed,
+    Where,
+    asked,
+    checked_ids,
+    duration,
+    filter_options,
+    ids_argument,
+    json_option,
+    say,
+    where_options,
+)
 from relay.cli.output import (
     EMPTY,
     detail_lines,
-    limits_of,
     queue_text,
     table,
     unread_words,
@@ -36,7 +45,6 @@ from relay.control.operations import (
     UNCHANGED,
     UNREAD,
     VERBS,
-    Deed,
     NotDone,
     Session,
     Verb,
@@ -53,8 +61,6 @@ MOST_PREVIEWED = 20
 """Messages that a verb lists before it is confirmed."""
 SOME_NOT_DONE = 1
 NOTHING_MATCHES = "no message in the queue matches"
-FILE_MODE = 0o600
-"""Of what is exported: it is other people's mail."""
 _NOT_DONE = {ABSENT: "there is no such message in the queue", BUSY: "it is in a transaction, try again later"}
 _NO_UPSTREAM = {ABSENT: "there is no such upstream"}
 
@@ -98,22 +104,18 @@ def queue(
 
 def _listing(session: Session, snapshot: Snapshot, wanted: Wanted, *, as_json: bool) -> Iterator[str]:
     """Yield messages as they are found, many lines at a time; say at the end whether there are more."""
-    found = 0
-
-    def pages() -> Iterator[list[MessageView]]:
-        nonlocal found
+    pages: Iterable[list[MessageView]] = session.rows(wanted)
+    is_cut = False
+    if wanted.limit is not None:
         # With one more it is known whether the list was cut.
-        further = wanted if wanted.limit is None else replace(wanted, limit=wanted.limit + 1)
-        for some in session.rows(further):
-            yield some if wanted.limit is None else some[: wanted.limit - found]
-            found += len(some)
-
+        found = session.queue(replace(wanted, limit=wanted.limit + 1))
+        pages, is_cut = [found[: wanted.limit]], len(found) > wanted.limit
     if as_json:
-        yield from ("\n".join(json.dumps(message_to_json(each)) for each in some) for some in pages() if some)
+        yield from ("\n".join(json.dumps(message_to_json(each)) for each in some) for some in pages if some)
     else:
         nothing = EMPTY if wanted.filters.is_any else NOTHING_MATCHES
-        yield from queue_text(pages(), SystemClock().wall_ns(), snapshot, nothing=nothing)
-    if wanted.limit is not None and found > wanted.limit:
+        yield from queue_text(pages, SystemClock().wall_ns(), snapshot, nothing=nothing)
+    if is_cut:
         click.echo(f"only the first {wanted.limit} are listed; there are more", err=True)
 
 
@@ -156,12 +158,10 @@ def _each(ids: Sequence[QueueId], do: Callable[[QueueId], str | None]) -> int:
 def show(where: Where, ids: Sequence[QueueId], *, as_json: bool) -> int:
     """Show messages with all that is known of their recipients."""
     with asked(where) as session:
-        # Of a relay that is down no message names a limit.
-        limits = () if as_json or session.is_down else limits_of(session.snapshot())
 
         def show_one(queue_id: QueueId) -> None:
             shown = session.show(queue_id)
-            for line in (json.dumps(detail_to_json(shown)),) if as_json else detail_lines(shown, limits):
+            for line in [json.dumps(detail_to_json(shown))] if as_json else detail_lines(shown):
                 click.echo(line)
 
         return _each(ids, show_one)
@@ -218,6 +218,7 @@ def export(where: Where, ids: Sequence[QueueId], *, output: Path | None) -> int:
         output.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise Failed(f"{output}: {error.strerror}", os.EX_CANTCREAT) from error
+    os.umask(0o077)  # it is other people's mail
     with asked(where) as session:
         return _each(ids, lambda queue_id: _to_files(session, queue_id, output))
 
@@ -228,7 +229,7 @@ def _to_files(session: Session, queue_id: QueueId, folder: Path) -> str:
     try:
         with contextlib.ExitStack() as undo:
             for name, chunks in ((path, session.content(queue_id)), (path.with_suffix(".json"), [envelope])):
-                with _new_file(name) as file:
+                with name.open("xb") as file:
                     # Half of a message must not be taken for all of it.
                     undo.callback(name.unlink, missing_ok=True)
                     file.writelines(chunks)
@@ -237,11 +238,6 @@ def _to_files(session: Session, queue_id: QueueId, folder: Path) -> str:
         return f"{error.filename or folder}: {error.strerror}"
     say(path)
     return OK
-
-
-def _new_file(path: Path) -> BinaryIO:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    return os.fdopen(os.open(path, flags, FILE_MODE), "wb")
 
 
 def _verb(verb: Verb) -> None:
@@ -298,15 +294,8 @@ def _preview(row: VerbRow, found: Sequence[MessageView], snapshot: Snapshot) -> 
         click.echo(text)
     if len(found) > MOST_PREVIEWED:
         click.echo(f"and {len(found) - MOST_PREVIEWED} more: `relay queue` with these filters lists them")
-    would: dict[str, list[int]] = {}
-    for message in found:
-        deed = row.deed_of(message)
-        done = row.already if deed is Deed.NOTHING else row.done
-        what = _NOT_DONE.get(deed, deed) if isinstance(deed, str) else done
-        would.setdefault(what, []).append(message.recipients_left)
-    click.echo("Nothing was done.  With --yes:")
-    for what, recipients in would.items():
-        click.echo(f"  {len(recipients)} messages, {sum(recipients)} recipients: {what}")
+    recipients = sum(message.recipients_left for message in found)
+    click.echo(f"Nothing was done.  With --yes: {len(found)} messages, {recipients} recipients: {row.done}")
 
 
 def told(

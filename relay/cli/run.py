@@ -55,9 +55,7 @@ def _greet(policy: Policy) -> None:
     if (practice := policy.practice) is None:
         return
     address = policy.listen[0].address
-    page = f"  curl http://{policy.http}/metrics        and the status page: http://{policy.http}/"
-    click.echo(
-        f"""
+    click.echo(f"""
 relay takes mail on {address} and passes it to the practice smarthost on {practice.address},
 which cuts off whoever sends more than {plain_words(practice.limit)}.  In another terminal:
 
@@ -65,8 +63,6 @@ which cuts off whoever sends more than {plain_words(practice.limit)}.  In anothe
       'me@example.org', ['you@example.com'], 'Subject: hello\\n\\nhello\\n')"
   .venv/bin/relay status
   .venv/bin/relay queue
-{page if policy.http is not None else ""}
 
 Edit policy.yaml while it runs; stop with Ctrl-C.
-"""
-    )
+""")

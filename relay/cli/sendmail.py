@@ -19,8 +19,17 @@ from typing import BinaryIO
 
 import click
 
-from relay.cli.locate import Where, asked, found_policy, where_options
-from relay.cli.options import POLICY_VARIABLE, SYSTEM_POLICY, default_policy, printable, say
+from relay.cli.options import (
+    POLICY_VARIABLE,
+    SYSTEM_POLICY,
+    Where,
+    asked,
+    default_policy,
+    found_policy,
+    printable,
+    say,
+    where_options,
+)
 from relay.cli.output import EMPTY, MARKS, sum_words
 from relay.clock import SECOND_NS, SystemClock
 from relay.control.operations import NotDone, Session

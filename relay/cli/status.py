@@ -1,28 +1,40 @@
-"""`relay status`: what a relay does now; while it is down, what its spool, histories and pauses say."""
+"""`relay status` and `relay find`: what a relay does now, and where a message is or what became of it.
+
+While a relay is down, its spool, histories and pauses say it.  The recent past is read from its database, the
+newest first, and shown as it is found: a relay that runs takes no part in that.  What reads a database is
+imported only where one is asked for.
+"""
 
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay.cli.locate import Where, asked, found_policy, where_options
-from relay.cli.options import json_option, printable
+from relay.cli.options import Where, asked, duration, found_policy, json_option, printable, where_options
 from relay.cli.output import (
     drain_words,
     in_plain_words,
     limits_of,
+    queue_text,
     relay_words,
     state_words,
     table,
     used_words,
     wrong_words,
 )
-from relay.mail.formats import rfc3339_or_none, span
-from relay.status.filters import USAGE_KEYS
-from relay.status.snapshot import Condition, QueueState, Snapshot, to_json
+from relay.clock import SystemClock
+from relay.control.client import ControlClient
+from relay.mail.formats import rfc3339, rfc3339_or_none, span, utc
+from relay.mail.sought import Sought, sought
+from relay.status.filters import USAGE_KEYS, Filters, Wanted
+from relay.status.snapshot import Condition, QueueState, Snapshot, message_to_json, to_json
+
+if TYPE_CHECKING:
+    from relay.telemetry.outcomes import PastOutcome
 
 Columns = Mapping[str, Callable[[Any, int], object]]
 """Of a table: what each has of a value, at this instant."""
@@ -73,6 +85,8 @@ USAGE: Columns = {
     "recipients": lambda each, _: each["recipients"],
     "bytes": lambda each, _: each["size_bytes"],
 }
+NOTHING_FOUND = 1
+_ENDED = "{:<20}  {:<8}  {:<17}  {}"
 NUMBERS = {"messages", "recipients", "bytes", "oldest", "share", "ceiling", "used"}
 """Columns that stand to the right."""
 
@@ -105,8 +119,7 @@ def status(where: Where, *, as_json: bool, by: str | None) -> int:
 
 def _usage(where: Where, snapshot: Snapshot, by: str) -> dict[str, Any]:
     """Return what was relayed within the length of each limit; keys may be added, never renamed."""
-    # Imported only here: only who asks for it loads a database.
-    from relay.telemetry.outcomes import oldest_ns, past_outcomes, usage  # noqa: PLC0415 - see above
+    from relay.telemetry.outcomes import oldest_ns, past_outcomes, usage  # noqa: PLC0415 - see the beginning
 
     with past_outcomes(str(found_policy(where).spool)) as past:
         return {
@@ -152,3 +165,74 @@ def _section(columns: Columns, values: Sequence[object], at_ns: int) -> Iterator
         rows = [[of_value(each, at_ns) for of_value in columns.values()] for each in values]
         yield from table([*columns], rows, NUMBERS)
         yield ""
+
+
+def _sought(_context: click.Context, _argument: click.Parameter, words: Sequence[str]) -> Sought:
+    text = " ".join(words)
+    try:
+        text.encode()  # it is asked of the relay as JSON
+        return sought(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+@click.command()
+@click.argument("wanted", nargs=-1, required=True, callback=_sought, metavar="TEXT...")
+@where_options
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N.")
+@click.option("--since", metavar="AGE", callback=duration, help="Leave out what ended earlier: 2h.")
+@json_option
+def find(where: Where, wanted: Sought, *, limit: int | None, since: int | None, as_json: bool) -> int:
+    """Find messages by parts of an address, a Message-ID, a Subject or a queue id.
+
+    The queue id is ours or the client's.  Of several words all must be there.  First those
+    in the queue, then what became of others, the newest first: when, by which upstream, and its
+    reply.  Works with the relay up or down.  Exit code 1: nothing found.
+    """
+    import asyncio  # noqa: PLC0415 - see the beginning
+
+    from relay.telemetry.outcomes import GATHER_SECONDS, found, oldest_ns, past_outcomes  # noqa: PLC0415 - see above
+
+    policy = found_policy(where)
+    with asked(Where(where.policy_path, policy.spool)) as session:
+        messages = session.queue(Wanted(Filters(text=wanted.text), limit=limit))
+        snapshot = session.snapshot() if messages else None
+    now_ns = SystemClock().wall_ns()
+    if as_json:
+        for message in messages:
+            click.echo(json.dumps({"found": "queue", **message_to_json(message)}))
+    elif messages:
+        click.echo("\n".join(queue_text([messages], now_ns, snapshot)))
+    if policy.recent is None:
+        click.echo("what ended is not kept: `recent: null` in the policy", err=True)
+        return os.EX_OK if messages else NOTHING_FOUND
+    if ControlClient(policy.spool).is_up():
+        # What left the queue just now is written by then.
+        asyncio.run(asyncio.sleep(2 * GATHER_SECONDS))
+    left, count = None if limit is None else limit - len(messages), 0
+    with past_outcomes(str(policy.spool)) as past:
+        since_ns = oldest_ns(past)
+        outcomes = found(past, wanted, 0 if since is None else now_ns - since)
+        for count, outcome in enumerate(islice(outcomes, left), 1):
+            if count == 1 and not as_json:
+                click.echo(_ENDED.format("ended", "became", "queue id", "message: reply"))
+            click.echo(_json_line(outcome) if as_json else _line(outcome))
+    if messages or count:
+        return os.EX_OK
+    reaches = "" if since_ns is None else f" since {utc(since_ns)}"
+    click.echo(f"not in the queue, and not among what ended{reaches}", err=True)
+    return NOTHING_FOUND
+
+
+def _json_line(outcome: "PastOutcome") -> str:
+    """Keys may be added, never renamed."""
+    told = outcome._asdict()
+    return json.dumps({"found": "recent", "at": rfc3339(told.pop("at_ns")), **told})
+
+
+def _line(outcome: "PastOutcome") -> str:
+    who = f"{outcome.reverse_path or 'MAILER-DAEMON'} -> {outcome.recipient}"
+    via = ", ".join(filter(None, (outcome.upstream, outcome.relay if outcome.upstream else "")))
+    said = ": ".join(filter(None, (via, outcome.reply)))
+    about = " ".join(filter(None, (who, outcome.message_id, outcome.subject, said)))
+    return printable(_ENDED.format(utc(outcome.at_ns), outcome.became, outcome.queue_id, about))

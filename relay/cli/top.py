@@ -12,7 +12,7 @@ import signal
 import sys
 from asyncio import to_thread
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from functools import partial
 from typing import ClassVar, NamedTuple
@@ -22,12 +22,9 @@ from rich.text import Text
 from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Static
 
-from relay.cli.locate import Where, located, where_options
-from relay.cli.options import printable
+from relay.cli.options import Where, located, printable, where_options
 from relay.cli.output import drain_words, relay_words, state_words, used_words, wrong_words
 from relay.cli.queue import who_asks
 from relay.clock import SystemClock
@@ -45,11 +42,14 @@ OFTEN = 20
 MOST_SENDERS = 20
 BAR_CELLS = 20
 ENDS = (signal.SIGTERM, signal.SIGHUP)
-_OF_UPSTREAMS = ("pause", "resume")
-"""The verbs that act on an upstream; the others act on messages."""
+_QUESTIONS = {
+    "pause": "Pause upstream {}: what is in flight finishes, and mail waits until it is used again",
+    "resume": "Use upstream {} again: one message first; what its shield doubts is tried again",
+}
+"""Of the verbs that act on an upstream; the others act on messages."""
 _FILTERED_BY = {"upstream": "upstreams", "lane": "lanes", "sender": "senders"}
 """By the kind of a row the filter that finds its messages."""
-_SAID = {ABSENT: "gone by now", BUSY: "in a transaction", UNCHANGED: "nothing to change"}
+_SAID = {ABSENT: "gone by now", BUSY: "in a transaction"}
 
 
 @click.command()
@@ -114,24 +114,6 @@ def _limit(limit: LimitStatus, now_ns: int) -> str:
     return f"[{'#' * filled:-<{BAR_CELLS}}] {used_words(limit)}{opens}"
 
 
-class Question(ModalScreen[bool]):
-    """Says what would be done; `y` is the consent."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,n", "dismiss(False)", "No"),
-        Binding("y", "dismiss(True)", "Yes"),
-    ]
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self._text = text
-
-    def compose(self) -> ComposeResult:
-        with Vertical():
-            yield Static(Text(printable(self._text)))
-            yield Static("y: do it   n, Esc: leave it")
-
-
 class Top(App[None]):
     ENABLE_COMMAND_PALETTE = False
     CSS = """
@@ -144,16 +126,14 @@ class Top(App[None]):
     DataTable > .datatable--cursor, DataTable:focus > .datatable--cursor {
         background: ansi_default; color: ansi_default; text-style: reverse;
     }
-    Question { align: center middle; }
-    Question > Vertical {
-        width: 100%; max-width: 78; height: auto; border: ascii ansi_default; padding: 0 1;
-    }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("p", "act('pause')", "Pause"),
         Binding("u", "act('resume')", "Use again"),
         Binding("h", "act('hold')", "Hold"),
         Binding("r", "act('retry')", "Retry"),
+        Binding("y", "answer(True)", "Yes"),
+        Binding("n,escape", "answer(False)", "No"),
         Binding("q", "quit", "Quit"),
         Binding("ctrl+c", "quit", show=False, priority=True),
     ]
@@ -168,6 +148,8 @@ class Top(App[None]):
         self._seen_ns = self._counts_at_ns = 0
         """Boottime."""
         self._rows: list[Row] = []
+        self._asked: Callable[[], str] | None = None
+        """Done by `y`; it tells what came of it."""
 
     def compose(self) -> ComposeResult:
         yield Static(f"asking the relay on {self._relay.spool}", id="head", markup=False)
@@ -239,40 +221,51 @@ class Top(App[None]):
 
     @work(exclusive=True, group="asking")
     async def action_act(self, verb: Verb) -> None:
-        row, kinds = self._chosen, ["upstream"] if verb in _OF_UPSTREAMS else [*_FILTERED_BY]
-        said = f"choose one of these first: {', '.join(kinds)}"
+        """Say what a verb would do to the chosen row, and ask."""
+        row, kinds = self._chosen, ["upstream"] if verb in _QUESTIONS else [*_FILTERED_BY]
+        if row is None or row.kind not in kinds:
+            self._update("#said", f"choose one of these first: {', '.join(kinds)}")
+            return
+        question, states = _QUESTIONS.get(verb, "").format(row.name), TABLE[verb].changes
+        if verb == "pause":
+            asked = PauseAsked(who_asks())
+            self._asked = lambda: _told(verb, [(row.name, self._relay.pause(row.name, asked))])
+        elif verb == "resume":
+            self._asked = lambda: _told(verb, [(row.name, self._relay.resume(row.name))])
+        else:
+            filters = Filters(**{_FILTERED_BY[row.kind]: (row.name,)}, states=states)  # type: ignore[arg-type]  # of names
+            try:
+                listed = await to_thread(self._relay.queue, Wanted(filters))
+            except (Unreachable, OSError) as error:
+                self._update("#said", printable(f"{verb}: {self._why(error)}"))
+                return
+            queue_ids = [each.queue_id for each in listed]
+            what = f"{len(queue_ids)} messages of {row.kind} {row.name} ({' or '.join(states)} now)"
+            question = f"{verb} {what}: {TABLE[verb].done}"
+            # What is in another state by then is left alone.
+            self._asked = lambda: _told(
+                verb,
+                [
+                    (f"{count} messages", why)
+                    for why, count in Counter(self._relay.act(verb, queue_ids, states).values()).items()
+                ],
+            )
+        self._update("#said", printable(f"{question}?  y: do it   n, Esc: leave it"))
+
+    @work(exclusive=True, group="asking")
+    async def action_answer(self, is_yes: bool) -> None:  # noqa: FBT001 - of a binding
+        do, self._asked = self._asked, None
+        said = "nothing was done"
         try:
-            if row is not None and row.kind in kinds:
-                act = self._rest if verb in _OF_UPSTREAMS else self._move
-                said = await act(verb, row) or "nothing was done"
+            if is_yes and do is not None:
+                said = await to_thread(do)
         except (Unreachable, OSError) as error:
-            said = f"{verb}: not all was answered: {self._why(error)}"
+            said = f"not all was answered: {self._why(error)}"
         self._update("#said", printable(said))
         await self._look()
 
-    async def _rest(self, verb: Verb, row: Row) -> str:
-        """Pause an upstream, or use it again; return what came of it, nothing where the operator says no."""
-        name, again = row.name, "one message first; what was refused, or its shield doubts, is tried again"
-        waits = "what is in flight finishes, nothing new begins, and mail waits, until it is used again"
-        question = f"Use upstream {name} again: {again}." if verb == "resume" else f"Pause {name}: {waits}."
-        if not await self.push_screen_wait(Question(question)):
-            return ""
-        if verb == "pause":
-            result = await to_thread(self._relay.pause, name, PauseAsked(who_asks()))
-        else:
-            result = await to_thread(self._relay.resume, name)
-        said = {OK: TABLE[verb].done, UNCHANGED: TABLE[verb].already, ABSENT: "there is no such upstream"}
-        return f"{name}: {said.get(result, result)}"
 
-    async def _move(self, verb: Verb, row: Row) -> str:
-        """As `_rest`, on the messages of an upstream, a lane or a sender."""
-        done, states = TABLE[verb].done, TABLE[verb].changes
-        filters = Filters(**{_FILTERED_BY[row.kind]: (row.name,)}, states=states)  # type: ignore[arg-type]  # of names
-        queue_ids = [each.queue_id for each in await to_thread(self._relay.queue, Wanted(filters))]
-        what = f"{len(queue_ids)} messages of {row.kind} {row.name} ({' or '.join(states)} now)"
-        if not await self.push_screen_wait(Question(f"{verb} {what}: {done}")):
-            return ""
-        # What is in another state by then is left alone.
-        results = Counter((await to_thread(self._relay.act, verb, queue_ids, states)).values())
-        said = [f"{results.pop(OK, 0)} messages: {done}"]
-        return "; ".join(said + [f"{count}: {_SAID.get(why, why)}" for why, count in results.items()])
+def _told(verb: Verb, results: Iterable[tuple[str, str]]) -> str:
+    row = TABLE[verb]
+    said = {**_SAID, OK: row.done, UNCHANGED: row.already or "nothing to change"}
+    return "; ".join(f"{what}: {said.get(why, why)}" for what, why in results)

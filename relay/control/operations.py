@@ -81,10 +81,6 @@ class VerbRow:
         deeds = self.deeds.items()
         return tuple(QueueState(state) for state, deed in deeds if deed in set(Deed) - {Deed.NOTHING})
 
-    def deed_of(self, message: MessageView) -> Deed | str:
-        """Raise ValueError for a state that is of no queued message."""
-        return self.deeds[State(message.state.value)]
-
 
 def _deeds(
     otherwise: Deed, *, held: Deed | str | None = None, reporting: Deed | str = ONLY_REPORT_LEFT

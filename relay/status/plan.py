@@ -47,11 +47,6 @@ class Plan:
     upstreams: tuple[PlannedUpstream, ...]
     """Those for which mail waits."""
 
-    def waits_longer_than(self, span_ns: int) -> bool:
-        """Return whether some mail would wait longer by the edit, or nobody can tell."""
-        ends = (each.edited_drained_at_ns for each in self.upstreams)
-        return any(end_ns is None or end_ns - self.at_ns > span_ns for end_ns in ends)
-
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
     told: dict[str, Any] = as_json(plan)

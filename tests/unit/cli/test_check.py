@@ -1,17 +1,33 @@
-"""`relay check`: every fault and 78, or a summary and 0."""
+"""`relay check`, `relay plan`, `relay hash-password`: a policy and its users, before they are in force."""
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from argon2 import PasswordHasher
 
+from relay.clock import SystemClock
+from relay.policy.secrets import read_users
 from relay.policy.source import PolicyError, parse_policy
+from relay.spool.disk.durable import RealDisk
+from relay.status.plan import plan_to_json
+from relay.throttle.admission import Request
+from relay.throttle.file_history import FileHistory
+from relay.throttle.throttle import Throttle
+from tests.engines.spool.engine import accept
+from tests.engines.spool.maildir_engine import on_the_kernel
 from tests.unit.cli.conftest import Run
+from tests.unit.cli.control import POLICY, relay_up, write_policy
 from tests.unit.cli.terminal import forked
 from tests.unit.policy.examples import INTERFACE, SMALL, with_upstream
 
 CREDENTIAL = ("host: smtp.example.net", "auth: {user: mjd, password_credential: hunter2}")
+LIMITED = POLICY.replace("limits: []", "limits: [{messages: 3, per: 1h}]").replace(
+    "    auth: {user: mjd, password_file: not-there}\n", ""
+)
 
 
 @pytest.fixture
@@ -26,6 +42,7 @@ def test_every_fault_is_a_line_and_the_code_is_78(path: Path, run: Run) -> None:
     places = [line.removeprefix(f"{path}:").split(": ")[:2] for line in err.splitlines()]
     assert places == [["1:1", "?"], ["1:1", "spool"], ["9:20", "upstreams.isp.limits[0].messages"]]
     assert "did you mean spool?" in err
+    assert run("plan", str(path)) == (78, "", err), "as of an edited file, of which no relay is asked"
 
 
 def test_a_secret_that_others_can_read_is_a_fault(path: Path, run: Run) -> None:
@@ -90,33 +107,35 @@ def test_who_names_no_database_needs_no_package_for_it() -> None:
     ]
 
 
-def test_a_good_policy_is_summed_up(path: Path, run: Run) -> None:
+def test_a_good_policy_is_summed_up_and_what_may_surprise_is_noted(path: Path, run: Run) -> None:
     more = "  two: {host: '::1', tls: none, port: 25, history: /h, limits: []}\n"
-    more += "http: 127.0.0.1:9725\nhostname: a.example\n"
-    path.write_text(SMALL + more)
-    summary = f"""\
-{path} is good
-spool     {path.parent}/spool (maildir)
-listen    127.0.0.1:2525: clients 127.0.0.0/8
-http      127.0.0.1:9725
-upstream  isp: smtp.example.net port 587, TLS starttls, no auth, 4 connections
-          at most 8 messages per 1m
-          history {path.parent}/history/smtp.example.net
-upstream  two: ::1 port 25, no TLS, no auth, 4 connections
-          history /h
-          note: no limits, so mail goes as fast as it is taken
-          note: gets no mail; all of it goes to the first, isp
-reports   through isp, from MAILER-DAEMON@a.example
-"""
-    assert run("check") == (0, summary, "")
+    more += "  three: {host: Smtp.Example.net., limits: []}\nhostname: inside\n"
+    more += "reports: {upstreams: [isp, two], from: p@x.example}\n"
+    path.write_text(SMALL.replace("    limits", "    provider: microsoft365\n    limits") + more)
+    code, out, err = run("check")
+    assert (code, err, out.splitlines()[0]) == (0, "", f"{path} is good")
+    for words in (
+        f"spool     {path.parent}/spool (maildir)",
+        "listen    127.0.0.1:2525: clients 127.0.0.0/8",
+        "upstream  isp: smtp.example.net port 587, TLS starttls, no auth, 3 connections",
+        "          at most 8 messages per 1m",
+        f"          history {path.parent}/history/smtp.example.net",
+        "upstream  two: ::1 port 25, no TLS, no auth, 4 connections",
+        "          note: no limits, so mail goes as fast as it is taken",
+        "          note: gets no mail; no route names it",
+        "          note: the same account as isp: both count in one history, each by its own limits",
+        "reports   through isp, two, from p@x.example",
+        "          note: microsoft365 refuses reports: name another upstream in reports.upstreams",
+        "          note: this host is called inside, without a domain: write hostname",
+    ):
+        assert words in out.splitlines()
 
 
 def test_show_hides_what_may_be_secret_in_the_url_of_a_hook(path: Path, run: Run) -> None:
     path.write_text(f"{SMALL}notify: [{{url: 'https://a.example:8443/T0P?key=SECRET'}}]\n")
     shown = run("check", "--show").out
 
-    assert "T0P" not in shown
-    assert "SECRET" not in shown
+    assert ("T0P" in shown, "SECRET" in shown) == (False, False)
     assert "url: https://a.example:8443/…" in shown
     # Whoever takes it for a policy is told, rather than that another URL is told of the mail.
     with pytest.raises(PolicyError, match="expected a URL"):
@@ -136,32 +155,98 @@ def test_the_policy_is_of_the_environment_then_of_the_folder(
     assert run("check", "policy.yaml").code == run("check", "--policy", "policy.yaml").code == 0
 
 
-@pytest.mark.parametrize(
-    ("more", "shown", "notes"),
-    [
-        ("", "through isp, from MAILER-DAEMON@inside", 1),
-        ("routes: [{sender: '<>', upstreams: two}, {upstreams: isp}]", "through two, from MAILER", 0),
-        ("reports: {upstreams: [two, isp], from: p@x.example}", "through two, isp, from p@x.example", 1),
-    ],
-)
-def test_reports_that_would_not_arrive_are_noted(
-    more: str, shown: str, notes: int, path: Path, run: Run
+@pytest.fixture
+def edited(path: Path) -> Path:
+    """Return an edit that allows fewer, beside the policy in force."""
+    write_policy(path.parent, LIMITED)
+    (path.parent / "edited.yaml").write_text(LIMITED.replace("messages: 3", "messages: 1"))
+    return path.parent / "edited.yaml"
+
+
+def test_a_plan_is_that_of_the_relay_that_runs(edited: Path, run: Run) -> None:
+    with relay_up(edited.parent, LIMITED.replace("messages: 3", "messages: 6")) as up:
+        for _ in range(4):
+            up.accept()
+        code, out, _ = run("plan", str(edited))
+        found = json.loads(run("plan", str(edited), "--json").out)
+        assert found == json.loads(json.dumps(plan_to_json(up.client.plan(edited.read_text(), edited))))
+
+    assert (code, found["is_running"]) == (0, True)
+    for words in (
+        "upstreams.isp.limits",
+        "isp: 4 messages, 4 recipients wait",
+        "edited:   all have gone in 3h",
+    ):
+        assert words in out
+
+
+def test_a_plan_of_a_relay_that_is_down_tells_what_a_start_would_do_and_changes_no_history(
+    edited: Path, run: Run
 ) -> None:
-    small = SMALL.replace("smtp.example.net", "smtp.office365.com")
-    two = "  two: {host: smtp.gmail.com, limits: []}\n"
-    path.write_text(f"{small}{two}hostname: inside\n{more}\n")
-    code, out, _ = run("check")
-    assert code == 0
-    assert f"reports   {shown}" in out
-    assert out.count(" refuses reports: ") == out.count("note: microsoft365 refuses reports") == notes
-    assert "note: this host is called inside, without a domain: write hostname" in out
+    engine, disk, clock = on_the_kernel(edited.parent), RealDisk(), SystemClock()
+    engine.start().close()
+    intake = engine.intake()
+    accept(intake)
+    intake.close()
+    policy = parse_policy(LIMITED.encode(), edited)
+    history = policy.history_path("isp")
+    account = Throttle(FileHistory(history, disk, clock), policy.upstreams["isp"].limits, None, clock)
+    for answer in account.reserve([Request(1)] * 2):
+        account.settle(answer, clock.boottime_ns())  # type: ignore[arg-type]  # both have room
+    account.flush()
+    account.close()
+    before = history.read_bytes(), history.stat().st_mtime_ns
+    held = disk.lock(f"{history}.lock", wait=False)
+    assert held is not None
+
+    found = json.loads(run("plan", "--json", str(edited)).out)
+    out = run("plan", str(edited)).out
+
+    disk.close(held)
+    assert (history.read_bytes(), history.stat().st_mtime_ns) == before
+    (over,) = found["over"]
+    assert (found["is_running"], over["limit"], over["used"]) == (False, "1 messages per 3600s", 2)
+    assert "over at once: isp: 1 messages per 3600s: 2 of 1 used, and nothing goes until 20" in out
+    assert "in force: all have gone in 0s" in out
 
 
-def test_two_spellings_of_one_host_are_one_account_and_are_told(path: Path, run: Run) -> None:
-    other = "  two: {host: smtp.example.net, limits: []}\n"
-    path.write_text(with_upstream("host: Smtp.Example.net.") + other)
-    code, out, _ = run("check")
-    assert code == 0
-    assert out.count(f"history {path.parent}/history/smtp.example.net\n") == 2
-    for name in ("isp", "two"):
-        assert f"note: the same account as {name}: both count in one history, each by its own limits" in out
+def test_the_line_is_a_user_of_a_users_file(tmp_path: Path) -> None:
+    ran = forked("hash-password", "ann@example.net", given="pässwörd\n".encode())
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    (users := tmp_path / "users").touch(0o600)
+    users.write_bytes(ran.stdout)
+    ((name, hashed),) = read_users(users).items()
+    assert name == "ann@example.net"
+    assert PasswordHasher().verify(hashed, "pässwörd")
+
+
+@pytest.mark.parametrize(
+    ("name", "password"),
+    [*(("ann", each) for each in (b"\n", b"hunter2\nx\n", b"hun\0ter2", b"x" * 7000)), ("a:b", b"hunter2\n")],
+)
+def test_what_sasl_or_a_users_file_cannot_carry_exits_64(name: str, password: bytes) -> None:
+    ran = forked("hash-password", name, given=password)
+    assert (ran.returncode, ran.stdout, b"hunter2" in ran.stderr) == (os.EX_USAGE, b"", False)
+
+
+def test_a_terminal_is_asked_twice_and_shows_nothing() -> None:
+    ours, theirs = os.openpty()
+    # A session of its own: getpass must find this terminal, and not the one of whoever runs the test.
+    with subprocess.Popen(
+        [sys.executable, "-m", "relay", "hash-password", "ann"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    ) as ran:
+        os.close(theirs)
+        seen = b""
+        for prompt in (b"Password: ", b"confirmation: "):
+            # Answered only once it is asked: echo is off by then.
+            while not seen.endswith(prompt):
+                seen += os.read(ours, 1024)
+            os.write(ours, b"hunter2\n")
+        while b"\nann:$argon2id$" not in seen:
+            seen += os.read(ours, 1024)
+    os.close(ours)
+    assert (ran.returncode, b"hunter2" in seen) == (0, False)

@@ -60,20 +60,20 @@ def test_an_owners_rule_is_told_with_file_and_line(run: Run) -> None:
     Path("policy.yaml").write_text(f"{SMALL}{owners}  two: {{host: smtp.gmail.com, limits: []}}\n")
 
     out = run("explain-reply", "mail", "550 quota").out
-    assert "verdict  stop\nby       your rule\nrule     policy.yaml:12: upstreams.isp.verdicts[1]\n" in out
+    assert "verdict  stop\nby       your rule\nrule     upstreams.isp.verdicts[1]\n" in out
     for which in (["--upstream", "two"], ["--host", "smtp.gmail.com"]):
         out = run("explain-reply", "eod", "450 4.2.1 Peak SMTP relay limit exceeded", *which).out
         assert "rule     providers.yaml:" in out
         assert "wait     10m at least, as the rule says" in out
 
 
-def test_upstreams_of_which_the_same_is_said_stand_together(run: Run) -> None:
+def test_each_upstream_that_gets_mail_is_asked(run: Run) -> None:
     others = "  two: {host: smtp.gmail.com, limits: []}\n  three: {host: b.example, limits: []}\n"
-    routes = "routes: [{sender: a@b.example, upstreams: [two, three]}, {upstreams: isp}]\n"
-    Path("policy.yaml").write_text(SMALL + others + routes)
+    Path("policy.yaml").write_text(
+        f"{SMALL}{others}routes: [{{sender: a@b.c, upstreams: two}}, {{upstreams: isp}}]\n"
+    )
     out = run("explain-reply", "mail", "550 daily sending quota exceeded").out
-    heads = [line for line in out.splitlines() if line.startswith("of ")]
-    assert heads == ["of isp, three:", "of two:"]
+    assert [line for line in out.splitlines() if line.startswith("of ")] == ["of isp:", "of two:"]
 
 
 @pytest.mark.parametrize(

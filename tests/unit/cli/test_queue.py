@@ -19,7 +19,7 @@ from relay.spool.interface import INLINE_BYTES
 from relay.status.snapshot import detail_to_json, message_to_json
 from tests.engines.spool.engine import CONTENT, accept
 from tests.engines.spool.maildir_engine import on_the_kernel
-from tests.fakes.snapshots import AT_NS, FIRST, SECOND, a_detail, a_limit, a_message, a_snapshot
+from tests.fakes.snapshots import AT_NS, FIRST, SECOND, a_detail, a_limit, a_message, a_snapshot, an_upstream
 from tests.unit.cli.conftest import Run
 from tests.unit.cli.control import Up, answering, code_of
 from tests.unit.cli.terminal import on_a_terminal
@@ -68,11 +68,11 @@ def test_people_read_limits_as_the_policy_writes_them_and_nothing_foreign_steers
     limit = replace(a_limit(), words="8 messages per 1m")
     evil = "a\x1b[2J\nMail queue is empty\u202e"
     message = replace(a_message(reverse_path=evil, reason=evil), eta_at_ns=10**24)
-    for text in (queue_text([[message]], AT_NS, a_snapshot()), detail_lines(a_detail(message), (limit,))):
+    for text in (queue_text([[message]], AT_NS, a_snapshot()), detail_lines(a_detail(message))):
         lines = "\n".join(text).splitlines()
         assert all(line.isprintable() and not line.startswith("Mail queue") for line in lines)
-    (line,) = [line for line in detail_lines(a_detail(a_message()), (limit,)) if line.startswith("reason ")]
-    assert line.split(maxsplit=1)[1] == "limit 8 messages per 1m"
+    snapshot = a_snapshot(upstream=an_upstream(limits=(limit,)))
+    assert "(limit 8 messages per 1m; " in next(queue_text([[a_message()]], AT_NS, snapshot))
 
 
 @pytest.mark.usefixtures("ids")
@@ -148,13 +148,9 @@ def test_filters_list_count_and_act_only_with_yes(ids: list[QueueId], run: Run) 
     assert (most["key"], most["messages_by_age"]["below_5m"]) == ("x.example", 3)
 
     some = ("--recipient", "ann@*", "--state", "waiting", "--state", "active")
-    _, first, second, _, *would = run("queue", "delete", *some).out.splitlines()
+    _, first, second, _, would = run("queue", "delete", *some).out.splitlines()
     assert (first.split()[0], second.split()[0]) == (ids[0], f"{ids[1]}*")
-    assert would == [
-        "Nothing was done.  With --yes:",
-        "  1 messages, 2 recipients: deleted",
-        "  1 messages, 2 recipients: it is in a transaction, try again later",
-    ]
+    assert would == "Nothing was done.  With --yes: 2 messages, 4 recipients: deleted"
     # No message came with a login.
     assert run("queue", "delete", "--user", "*", "--yes") == (0, "", "")
     assert len(run("queue", "--json").out.splitlines()) == 3

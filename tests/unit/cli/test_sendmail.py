@@ -1,7 +1,9 @@
-"""`relay sendmail` where the spool is the caller's own, and no relay runs."""
+"""`relay sendmail` and `relay drain` where the spool is the caller's own, and no relay runs."""
 
+import fcntl
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import open_spool
 from relay.spool.interface import Message
 from tests.engines.spool.engine import claimed
+from tests.unit.cli.conftest import Ran, Run
 from tests.unit.cli.terminal import forked
 
 POLICY = """
@@ -21,6 +24,7 @@ listen:
 hostname: relay.test
 upstreams: {{isp: {{host: 127.0.0.1, port: 9, tls: none, limits: []}}}}
 """
+"""On whose port of loopback nobody listens."""
 TEXT = b"From: a@b.test\nDate: x\nMessage-ID: <y>\nTo: c@d.test\n\nhello\n.\nbye\n"
 CONTENT = TEXT.replace(b"\n", b"\r\n")
 
@@ -28,13 +32,8 @@ CONTENT = TEXT.replace(b"\n", b"\r\n")
 @pytest.fixture
 def policy(tmp_path: Path) -> Path:
     (tmp_path / "spool").mkdir()
-    return written(tmp_path, "./spool")
-
-
-def written(folder: Path, spool: str) -> Path:
-    """Write a policy on whose port of loopback nobody listens."""
-    path = folder / "policy.yaml"
-    path.write_text(POLICY.format(spool=spool))
+    path = tmp_path / "policy.yaml"
+    path.write_text(POLICY.format(spool="./spool"))
     return path
 
 
@@ -74,18 +73,12 @@ def test_what_exits_0_is_in_the_spool(policy: Path) -> None:
     assert content_of(message) == CONTENT
 
 
-def test_a_lone_dot_ends_the_message_without_i(policy: Path) -> None:
-    assert call(policy, "-t").returncode == os.EX_OK
+def test_a_lone_dot_ends_the_message_without_i_and_eight_bits_are_known(policy: Path) -> None:
+    assert call(policy, "-t", text=TEXT.replace(b"hello", "ö".encode())).returncode == os.EX_OK
     (message,) = queued(policy)
     assert message.envelope.recipients == ("c@d.test",)
-    assert content_of(message) == CONTENT.partition(b".\r\nbye")[0]
-
-
-def test_eight_bit_content_is_known_as_such(policy: Path) -> None:
-    assert call(policy, "ö@d.test", text="Subject: ö\n\nü\n".encode()).returncode == os.EX_OK
-    (message,) = queued(policy)
-    assert (message.shape.eight_bit, message.shape.smtputf8) == (True, True)
-    assert message.envelope.protocol == "UTF8SMTP"
+    assert content_of(message).endswith("\r\n\r\nö\r\n".encode())
+    assert (message.shape.eight_bit, message.shape.smtputf8) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -93,10 +86,10 @@ def test_eight_bit_content_is_known_as_such(policy: Path) -> None:
     [
         (["-t"], b"Subject: x\n\n", os.EX_DATAERR),
         ([], TEXT, os.EX_USAGE),
-        (["-bd"], TEXT, os.EX_USAGE),
         (["a b@c.test"], TEXT, os.EX_DATAERR),
         (["-f", "a b", "c@d.test"], TEXT, os.EX_DATAERR),
-        (["c@d.test"], b"x" * 2000, os.EX_DATAERR),
+        # Not read to its end.
+        (["c@d.test"], b"x\n" * (1 << 20), os.EX_DATAERR),
         (["c@d.test"], b"Received: x\n" * 3 + b"\n", os.EX_DATAERR),
         (["a@b.test", "b@b.test", "c@b.test", "d@b.test"], TEXT, os.EX_DATAERR),
     ],
@@ -105,21 +98,15 @@ def test_what_is_refused_is_not_queued_and_told_of(
     policy: Path, words: list[str], text: bytes, exit_code: int
 ) -> None:
     done = call(policy, *words, text=text)
-    assert done.returncode == exit_code
-    assert done.stderr.startswith(b"sendmail: ")
+    assert (done.returncode, done.stderr[:10]) == (exit_code, b"sendmail: ")
     assert queued(policy) == []
-
-
-def test_what_no_listener_takes_is_not_read_to_its_end(policy: Path) -> None:
-    done = call(policy, "c@d.test", text=b"x\n" * (1 << 20))
-    assert (done.returncode, done.stderr) == (os.EX_DATAERR, b"sendmail: the message is too long\n")
 
 
 def test_where_nobody_may_take_it_the_caller_is_told(policy: Path) -> None:
     (policy.parent / "spool" / "format").write_text("relay spool 9 other\n")
     assert call(policy, "c@d.test").returncode == os.EX_CONFIG
     assert [path.name for path in (policy.parent / "spool").iterdir()] == ["format"]
-    written(policy.parent, "./none")
+    policy.write_text(POLICY.format(spool="./none"))
     assert call(policy, "c@d.test").returncode == os.EX_TEMPFAIL
     assert call(policy, "-bs").stdout.startswith(b"421 4.3.0 ")
     assert not (policy.parent / "none").exists()
@@ -129,11 +116,7 @@ def test_where_nobody_may_take_it_the_caller_is_told(policy: Path) -> None:
 
 def test_bs_speaks_as_the_listener_does(policy: Path) -> None:
     lines = ["EHLO me", "MAIL FROM:<a@b.test>", "RCPT TO:<c@d.test>", "DATA", "x: y", "", "..z", ".", "QUIT"]
-    text = "".join(f"{line}\r\n" for line in lines).encode()
-    assert call(policy, "-bs", text=text.partition(b"\r\n.\r\n")[0]).returncode == os.EX_OK
-    assert queued(policy) == [], "without its final dot"
-
-    done = call(policy, "-bs", text=text)
+    done = call(policy, "-bs", text="".join(f"{line}\r\n" for line in lines).encode())
     (message,) = queued(policy)
     codes = [line[:3] for line in done.stdout.split(b"\r\n") if line[3:4] == b" "]
     assert codes == [b"220", b"250", b"250", b"250", b"354", b"250", b"221"]
@@ -146,3 +129,131 @@ def test_links_act_by_their_names(policy: Path) -> None:
     assert call(policy, "-t", called="sendmail").returncode == os.EX_OK
     listed = call(policy, called="mailq").stdout.decode().splitlines()
     assert listed[2:] == [" " * 47 + "c@d.test", "", "-- 1 Kbytes in 1 Request."]
+
+
+ON_TOP = b"Return-Path: <a@b.test>\nDelivered-To: list-c@d.test\n"
+OTHER = b"Delivered-To: other@e.test\nTo: t@u.test\nBcc: hidden@v.test\nSubject: x\n\n.hello\n"
+SENT = OTHER.replace(b"Bcc: hidden@v.test\n", b"").replace(b"\n", b"\r\n")
+
+
+class Maildir:
+    def __init__(self, folder: Path, policy: Path, run: Run) -> None:
+        self.path, self.policy, self._run = folder, policy, run
+        for name in ("new", "cur", "tmp"):
+            (self.path / name).mkdir(parents=True)
+
+    def put(self, name: str, content: bytes = ON_TOP + OTHER) -> Path:
+        (path := self.path / name).write_bytes(content)
+        return path
+
+    def drain(self, *words: str) -> Ran:
+        return self._run("drain", str(self.path), *words, "--policy", str(self.policy))
+
+    @property
+    def left(self) -> set[str]:
+        return {f"{path.parent.name}/{path.name}" for path in self.path.glob("*/*")}
+
+
+@pytest.fixture
+def maildir(tmp_path: Path, policy: Path, run: Run) -> Iterator[Maildir]:
+    before = os.umask(0o077)
+    yield Maildir(tmp_path / "maildir", policy, run)
+    os.umask(before)
+
+
+def test_the_lines_on_top_are_the_envelope_and_all_else_stays(maildir: Maildir) -> None:
+    maildir.put("new/2.x")
+    maildir.put("cur/1.y:2,S", ON_TOP.replace(b"a@b.test", b"") + b"Subject: first\r\rlone\r\n\xff")
+    maildir.put("tmp/0.z")
+    bad = maildir.put("new/3.x", OTHER)
+
+    code, out, err = maildir.drain("--prefix", "list-")
+    assert (code, out) == (os.EX_DATAERR, "2 taken, 1 left\n")
+    assert err.startswith("drain: new/3.x: left, it does not begin with a Return-Path")
+    first, second = queued(maildir.policy)
+    assert (first.envelope.reverse_path, second.envelope.reverse_path) == ("", "a@b.test")
+    assert first.envelope.recipients == second.envelope.recipients == ("c@d.test",)
+    assert content_of(first) == b"Subject: first\r\n\r\nlone\r\n\xff\r\n"
+    assert content_of(second) == SENT
+    assert (maildir.left, bad.read_bytes()) == ({"tmp/0.z", "new/3.x"}, OTHER)
+
+
+@pytest.mark.parametrize(
+    ("words", "reverse_path", "recipients"),
+    [
+        (["--to", "x@y.test", "--to", "root"], "a@b.test", ("x@y.test", "root@relay.test")),
+        (["--to", "x@y.test", "--sender", "<>"], "", ("x@y.test",)),
+        (["-t", "--to", "x@y.test"], "a@b.test", ("x@y.test", "t@u.test", "hidden@v.test")),
+    ],
+)
+def test_the_caller_may_say_whose_it_is_and_for_whom(
+    maildir: Maildir, words: list[str], reverse_path: str, recipients: tuple[str, ...]
+) -> None:
+    maildir.put("new/1.x")
+
+    assert maildir.drain(*words).code == os.EX_OK
+    (message,) = queued(maildir.policy)
+    assert (message.envelope.reverse_path, message.envelope.recipients) == (reverse_path, recipients)
+    # Only what a program wrote itself is completed.
+    assert content_of(message).endswith(SENT)
+    assert (content_of(message) == SENT) == ("-t" not in words)
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "why"),
+    [
+        (ON_TOP + OTHER, ["--prefix", "x-"], "begins with 'x-'"),
+        (b"Return-Path: <a@b.test>\n" + OTHER.partition(b"\n")[2], [], "no Delivered-To on top"),
+        (ON_TOP + b"Subject: x\n\n", ["-t"], "names no recipient"),
+        (ON_TOP + OTHER + b"x" * 2000, [], "552"),
+        (ON_TOP + OTHER + b"x" * (2 << 20), [], "longer than"),
+        (ON_TOP + b"Received: x\n" * 3 + b"\n", [], "554"),
+    ],
+)
+def test_what_is_refused_stays_and_is_told(
+    maildir: Maildir, content: bytes, words: list[str], why: str
+) -> None:
+    bad = maildir.put("new/2.x", content)
+    code, out, err = maildir.drain(*words)
+    assert (code, out, why in err) == (os.EX_DATAERR, "0 taken, 1 left\n", True)
+    assert (queued(maildir.policy), bad.read_bytes()) == ([], content)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a maildir away")
+def test_root_takes_only_what_is_the_maildirs_owners(maildir: Maildir, tmp_path: Path) -> None:
+    """Its owner may link to any file of root's."""
+    (tmp_path / "elsewhere").mkdir()
+    for owner, name in ((0, "of-root"), (23456, "of-another"), (12345, "of-the-owner")):
+        (file := tmp_path / "elsewhere" / name).write_bytes(ON_TOP + OTHER)
+        os.chown(file, owner, owner)
+        os.link(file, maildir.path / "new" / name)
+    os.chown(maildir.path, 12345, 12345)
+
+    assert maildir.drain().code == os.EX_DATAERR
+    assert maildir.left == {"new/of-root", "new/of-another"}
+    assert len(queued(maildir.policy)) == 1
+
+
+def test_one_drain_at_a_time_takes_from_a_maildir_and_no_wrong_call_does(maildir: Maildir) -> None:
+    maildir.put("new/1.x")
+    assert maildir.drain("--prefix", "x", "-t").code == os.EX_USAGE
+    with (maildir.path / "relay-drain.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        code, _, err = maildir.drain()
+    assert (code, "another drain is at work" in err, maildir.left) == (os.EX_TEMPFAIL, True, {"new/1.x"})
+
+
+@pytest.mark.parametrize("name", [".", "new"])
+def test_a_symbolic_link_in_place_of_the_maildir_is_refused(
+    maildir: Maildir, tmp_path: Path, name: str, run: Run
+) -> None:
+    """Who may make one there may make it lead to another user's mail."""
+    other = Maildir(tmp_path / "other", maildir.policy, run)
+    other.put("new/1.x")
+    link = Path(os.path.normpath(maildir.path / name))
+    link.rename(tmp_path / "aside")
+    link.symlink_to(other.path / name)
+
+    code, _, err = maildir.drain()
+    assert (code, f"{link} is a symbolic link" in err) == (os.EX_NOINPUT, True)
+    assert (queued(maildir.policy), other.left) == ([], {"new/1.x"})
