@@ -190,7 +190,7 @@ def located(where: Where) -> "tuple[ControlClient, Policy | None]":
     spool = where.spool or _spool_in(where.policy_path)
     if spool is not None and (client := ControlClient(spool)).is_up():
         return client, None
-    from relay.policy.source import PolicyError
+    from relay.policy.source import PolicyError  # noqa: PLC0415 - see the beginning
 
     try:
         policy = _policy_in(where.policy_path)
@@ -207,10 +207,7 @@ def located(where: Where) -> "tuple[ControlClient, Policy | None]":
 
 def found_policy(where: Where) -> "Policy":
     """Return the policy; where that is broken or another spool was named, the one by which the relay runs."""
-    from relay.policy.source import (
-        PolicyError,
-        parse_policy,  # noqa: PLC0415 - see the beginning
-    )
+    from relay.policy.source import PolicyError, parse_policy  # noqa: PLC0415 - see the beginning
 
     if where.spool is None:
         with contextlib.suppress(PolicyError):
