@@ -89,26 +89,26 @@ LONGEST_PATTERN = 300
 ALL_PERCENT = 100
 
 
+def sender_pattern(value: str) -> str:
+    if "@" in value or "*" in value or value == sorting.NULL_SENDER:
+        return value
+    raise ValueError("expected an address, @ and a domain, or '<>' for reports")
+
+
+def domain_pattern(value: str) -> str:
+    if "@" not in value and not value.startswith("."):
+        return value
+    raise ValueError("expected a domain such as example.net or '*.example.net'")
+
+
 def _is_rewrite_rule(value: str) -> bool:
     tried = f"x{value}" if value.startswith("@") else value
     return "@" in value and "*" not in value and is_valid_address(tried, smtputf8=False)
 
 
 Pattern = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_PATTERN)]
-SenderPattern = Annotated[
-    Pattern,
-    checked(
-        lambda value: "@" in value or "*" in value or value == sorting.NULL_SENDER,
-        "an address, @ and a domain, or '<>' for reports",
-    ),
-]
-DomainPattern = Annotated[
-    Pattern,
-    checked(
-        lambda value: "@" not in value and not value.startswith("."),
-        "a domain such as example.net or '*.example.net'",
-    ),
-]
+SenderPattern = Annotated[Pattern, AfterValidator(sender_pattern)]
+DomainPattern = Annotated[Pattern, AfterValidator(domain_pattern)]
 FieldName = Annotated[
     str, matching("[A-Za-z0-9_.-]{1,100}", "the name of a header field: letters, digits, -, _ and .")
 ]
