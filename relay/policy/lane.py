@@ -53,8 +53,7 @@ class LimitSettings(Section):
         if not given:
             yield Fault("expected a number of messages, of recipients, of bytes or of connections")
         if self.connections is not None and self.for_each is not None:
-            words = "a limit on connections cannot have for_each: one connection carries mail of many"
-            yield Fault(words, ("for_each",))
+            yield Fault("one connection carries mail of many", ("for_each",))
 
     @property
     def unit(self) -> Unit:
@@ -89,28 +88,24 @@ LONGEST_PATTERN = 300
 ALL_PERCENT = 100
 
 
-def _is_rewrite_rule(value: str) -> bool:
-    tried = f"x{value}" if value.startswith("@") else value
-    return "@" in value and "*" not in value and is_valid_address(tried, smtputf8=False)
-
-
-Pattern = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_PATTERN)]
-
-
 def sender_pattern(value: str) -> str:
-    """Raise ValueError for what is no pattern of a reverse-path."""
     if "@" in value or "*" in value or value == sorting.NULL_SENDER:
         return value
     raise ValueError("expected an address, @ and a domain, or '<>' for reports")
 
 
 def domain_pattern(value: str) -> str:
-    """Raise ValueError for what is no pattern of a domain."""
-    if "@" in value or value.startswith("."):
-        raise ValueError("expected a domain such as example.net or '*.example.net'")
-    return value
+    if "@" not in value and not value.startswith("."):
+        return value
+    raise ValueError("expected a domain such as example.net or '*.example.net'")
 
 
+def _is_rewrite_rule(value: str) -> bool:
+    tried = f"x{value}" if value.startswith("@") else value
+    return "@" in value and "*" not in value and is_valid_address(tried, smtputf8=False)
+
+
+Pattern = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_PATTERN)]
 SenderPattern = Annotated[Pattern, AfterValidator(sender_pattern)]
 DomainPattern = Annotated[Pattern, AfterValidator(domain_pattern)]
 FieldName = Annotated[
@@ -176,16 +171,13 @@ def faults_of_lanes(of_policy: Lanes) -> Iterator[Fault]:
             words = "default takes what no other lane takes, so it has no conditions"
             yield from (Fault(words, ("lanes", name, key)) for key in lane.asked())
         elif not lane.asked():
-            words = f"a lane without a condition takes all mail: write one of {_MATCHING}"
-            yield Fault(words, ("lanes", name))
+            yield Fault(f"it takes all mail: write one of {_MATCHING}", ("lanes", name))
     with_share = [name for name, lane in of_policy.items() if lane.share]
     total = sum(of_policy[name].share or 0 for name in with_share)
     if total > ALL_PERCENT:
-        words = f"the shares add up to {total} percent, more than 100"
-        yield Fault(words, ("lanes", with_share[-1], "share"))
+        yield Fault(f"the shares add up to {total} percent", ("lanes", with_share[-1], "share"))
     if total == ALL_PERCENT and len(with_share) < len(_with_default(of_policy)):
-        words = "the shares add up to 100 and leave nothing for the lanes without one, or for default"
-        yield Fault(words, ("lanes", with_share[-1], "share"))
+        yield Fault("the shares leave nothing for the other lanes", ("lanes", with_share[-1], "share"))
 
 
 def faults_of_routes(routes: Routes) -> Iterator[Fault]:
@@ -197,8 +189,7 @@ def faults_of_routes(routes: Routes) -> Iterator[Fault]:
         if not route.asked() and not is_last:
             yield Fault("a route without a condition takes all mail, so the routes behind it take none", at)
         if route.asked() and is_last:
-            words = "the last route must take all mail that no other takes: write one without"
-            yield Fault(f"{words} {_MATCHING}", at)
+            yield Fault(f"the last route must take all mail: write one without {_MATCHING}", at)
 
 
 def faults_of_names(lists: Mapping[Steps, Sequence[str]], histories: Mapping[str, Path]) -> Iterator[Fault]:
@@ -214,8 +205,7 @@ def faults_of_names(lists: Mapping[Steps, Sequence[str]], histories: Mapping[str
             elif name not in histories:
                 yield Fault("the policy has no upstream of this name", (*at, number))
             elif user_of.setdefault(histories[name], name) != name:
-                words = "it shares its history, and the pauses beside that, with another upstream of the"
-                yield Fault(f"{words} routes: give it a history of its own", (*at, number))
+                yield Fault("it shares its history with another upstream of the routes", (*at, number))
 
 
 def _with_default(of_policy: Lanes) -> Lanes:

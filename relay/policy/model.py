@@ -528,8 +528,9 @@ class Policy(Section):
         # Without routes the first upstream gets all other mail, which no list says.
         first = (self.default_upstream,) if of_reports and not self.written_routes else ()
         lists: dict[Steps, tuple[str, ...]] = {("upstreams",): first, ("reports", "upstreams"): of_reports}
-        for index, route in enumerate(self.written_routes):
-            lists["routes", index, "upstreams"] = route.upstreams
+        lists |= {
+            ("routes", index, "upstreams"): its.upstreams for index, its in enumerate(self.written_routes)
+        }
         yield from faults_of_names(lists, {name: self.history_path(name) for name in self.upstreams})
 
     @property

@@ -70,8 +70,7 @@ class VerdictRule(Section):
         except ValueError as error:
             yield Fault(str(error), ("verdict",))
         if not (self.code or self.enhanced or self.text or self.names_sender):
-            words = "a rule without a condition matches every refusal"
-            yield Fault(f"{words}: write a code, an enhanced code or a text", ("verdict",))
+            yield Fault("a rule without a condition matches every refusal", ("verdict",))
         if WORDS[self.verdict][0] not in ABOUT_US:
             words = f"{self.verdict} has no rest: wait and probe belong to pause, pause sender and stop"
             given = {"wait": self.wait_ns is not None, "probe": not self.probe}

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import yaml
 from pydantic import ValidationError
@@ -59,8 +59,7 @@ _WORDS = {
 """By pydantic's types of errors; another one `does not fit here`."""
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyFault:
+class PolicyFault(NamedTuple):
     path: Path
     line: int
     column: int

@@ -7,11 +7,10 @@ Does not: know YAML, or where a value stands (see `faults`); look at any file (s
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from decimal import Decimal
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_interface
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, NamedTuple, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -151,8 +150,7 @@ def absolute_path(value: object, info: ValidationInfo) -> object:
     return folder / value
 
 
-@dataclass(frozen=True, slots=True)
-class HostPort:
+class HostPort(NamedTuple):
     host: str
     port: int
 

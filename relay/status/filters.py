@@ -211,41 +211,34 @@ def group_to_json(group: GroupRow) -> dict[str, Any]:
     return {**as_json(group), "messages_by_age": dict(zip(columns, group.messages_by_age, strict=True))}
 
 
-class _Sum:
-    def __init__(self) -> None:
-        self.messages = self.recipients = self.size_bytes = 0
-        self.by_age = [0] * (len(AGES) + 1)
-
-    def add(self, listed: Listed, recipients: int) -> None:
-        self.messages += 1
-        self.recipients += recipients
-        self.size_bytes += listed.view.size_bytes
-        self.by_age[bisect_right(AGES, listed.age_ns // _MINUTE_NS)] += 1
-
-    def group(self, key: str | None) -> GroupRow:
-        return GroupRow(key, self.messages, self.recipients, self.size_bytes, tuple(self.by_age))
-
-
 class Summary:
     def __init__(self, by: By) -> None:
         self._by = by
-        self._everything, self._groups = _Sum(), defaultdict[str, _Sum](_Sum)
+        self._sums = defaultdict[str | None, list[int]](lambda: [0] * (4 + len(AGES)))
+        """By key, and of all by None: messages, recipients, bytes, and messages by age."""
 
     def add(self, listed: Iterable[Listed]) -> None:
         """Add messages; by domain each has to know all its recipients."""
         for each in listed:
-            self._everything.add(each, each.view.recipients_left)
-            for key, recipients in _shares(each, self._by).items():
-                self._groups[key].add(each, recipients)
+            for key, recipients in (None, each.view.recipients_left), *_shares(each, self._by).items():
+                sums = self._sums[key]
+                sums[0] += 1
+                sums[1] += recipients
+                sums[2] += each.view.size_bytes
+                sums[3 + bisect_right(AGES, each.age_ns // _MINUTE_NS)] += 1
 
     def rows(self, limit: int | None = None) -> list[GroupRow]:
         """Return first the row of all, then those with most messages.
 
         By domain a message is in each row that has a recipient of it, once.
         """
-        rows = [of_key.group(key) for key, of_key in self._groups.items()]
-        rows.sort(key=lambda row: (-row.messages, row.key))
-        return [self._everything.group(None), *rows[:limit]]
+        self._sums[None]  # also where there is no message
+        rows = [
+            GroupRow(key, messages, recipients, size_bytes, tuple(by_age))
+            for key, (messages, recipients, size_bytes, *by_age) in self._sums.items()
+        ]
+        rows.sort(key=lambda row: (row.key is not None, -row.messages, row.key))
+        return rows if limit is None else rows[: 1 + limit]
 
 
 def _shares(listed: Listed, by: By) -> Mapping[str, int]:

@@ -102,7 +102,7 @@ async def test_half_of_a_renewal_changes_nothing(world: World, made: Certificate
     await world.look()
 
     assert await world.send() == der(made.wrong_name)
-    assert world.told("its private key is not that of the certificate") == 1
+    assert world.told("it holds no private key of the certificate") == 1
     world.put(made.right)
     await world.look()
     await world.look()

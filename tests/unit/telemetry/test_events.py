@@ -1,11 +1,13 @@
-"""The log: every event in both styles, nothing foreign in its shape, and never an exception."""
+"""The log: every event in both styles, nothing foreign in its shape, never an exception, and no wait."""
 
 import ast
+import contextlib
 import io
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO, cast
 
 import pytest
 from hypothesis import example, given
@@ -18,6 +20,7 @@ from relay.mail.header import Names
 from relay.smtp.reply import Phase, Reply
 from relay.spool.interface import Message
 from relay.telemetry.events import KINDS, Delays, Events, Level, LogStyle, Subject, Via
+from relay.telemetry.stderr import LogStream
 from relay.verdicts.decision import Fate
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
@@ -189,3 +192,37 @@ def test_under_the_journal_a_line_begins_with_its_priority(
     assert second.startswith("<3>")
     if style == "text":
         assert first == f"<6>{ID}: removed event=removed"
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    reading, writing = os.pipe()
+    yield reading, writing
+    for fd in (reading, writing):
+        with contextlib.suppress(OSError):  # a test closed it
+            os.close(fd)
+
+
+def test_what_nobody_reads_is_dropped_and_counted(pipe: tuple[int, int]) -> None:
+    stream = LogStream(pipe[1], most_held_bytes=100_000)
+    events = Events(cast("TextIO", stream), "text", FakeClock())
+    for number in range(3000):
+        stream.write(f"{number:099}\n")
+    lost = stream.lines_lost
+
+    with open(pipe[0], closefd=False) as reader:
+        kept = [int(reader.readline()) for _ in range(3000 - lost)]
+        assert stream.drain()
+
+    assert kept == sorted(set(kept))
+    assert lost > 1000
+    assert events.take_lines_lost() == lost
+
+
+def test_a_reader_that_is_gone_costs_lines_and_nothing_else(pipe: tuple[int, int]) -> None:
+    os.close(pipe[0])
+    stream = LogStream(pipe[1])
+    stream.write("one\ntwo\n")
+
+    assert stream.drain()
+    assert stream.lines_lost == 2
