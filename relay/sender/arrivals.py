@@ -20,7 +20,7 @@ from relay.queue.routes import Because, Choice, Part, Route
 from relay.queue.sorting import Sorted, Sorter
 from relay.sender.attempt import which_of
 from relay.sender.host import seconds, woken
-from relay.sender.report_limit import REASON, OwedReports
+from relay.sender.reports import REASON, OwedReports
 from relay.sender.settling import Backlog
 from relay.sender.spool_thread import UNREADABLE_RETRY_NS
 from relay.spool.interface import Full, Message, Unavailable
@@ -203,7 +203,7 @@ class Arrivals:
             ending.add_done_callback(self._ending.discard)
         if owes:
             # A crash or `reports.per_hour` came first.
-            self._owed.ask_soon(message.queue_id)
+            self._owed.ask(message.queue_id)
 
     def _parts(self, message: Message, place: _Place) -> list[Queued]:
         """Return a message as the queue has it: whole, or in parts."""

@@ -16,8 +16,7 @@ from relay.queue.queues import Queues
 from relay.sender.arrivals import Arrivals
 from relay.sender.attempt import keys_of
 from relay.sender.host import Host
-from relay.sender.report_limit import OwedReports
-from relay.sender.reports import Reporter
+from relay.sender.reports import OwedReports, Reporter
 from relay.sender.settling import Backlog, Settling
 from relay.sender.spool_thread import SpoolThread
 from relay.sender.upstreams import Upstreams

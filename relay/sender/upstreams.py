@@ -12,7 +12,6 @@ from relay.policy.model import Policy
 from relay.sender.account import Account
 from relay.sender.host import Host
 from relay.sender.logins import Logins
-from relay.sender.pausing import Pausing
 from relay.sender.settling import Backlog
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.throttle import View
@@ -121,9 +120,6 @@ class Upstreams:
                 await self._add(name, replaced.get(name))
         for name in self.in_use:
             self._backlog.queue.line(name).ask_anew()
-
-    def pausing(self, name: str) -> Pausing | None:
-        return None if (each := self.in_use.get(name)) is None else each.pausing
 
     def wake(self) -> None:
         """Have every upstream look what may go."""

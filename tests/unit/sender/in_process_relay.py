@@ -21,7 +21,7 @@ from relay.queue.queued import Queued
 from relay.queue.upstream_queue import UpstreamQueue
 from relay.sender.account import Account
 from relay.sender.host import THREADS, Host, Workers
-from relay.sender.late_mail import LateMail
+from relay.sender.reports import LateMail
 from relay.sender.sender import Sender
 from relay.spool.disk.durable import Disk
 from relay.spool.maildir.engine import MaildirSpool
@@ -130,9 +130,7 @@ class Relay:
             on_fault=self.faults.append,
         )
         self.watch = Watch(self.sender, policy, "relay.test", self.clock, PolicyStatus("", 0))
-        self.late = LateMail(
-            self.sender.queue, self.sender.settling, self.clock, self.sender.upstreams.pausing
-        )
+        self.late = LateMail(self.sender.queue, self.sender.settling, self.clock)
         self.operator = Operator(self.sender, self.watch, self.events)
 
     @property
