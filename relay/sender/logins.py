@@ -1,9 +1,12 @@
 """What connections of one upstream log in with and show: read while the relay runs, no restart needed.
 
 Secrets are read for each connection, so that a new password counts from the next one on; with OAuth2 what
-logs in is a token that was got with them.  Only a digest of the last ones is kept, to see that a refused
-account has a new password: then it is worth another try at once.  A changed password has to rest first:
-half of one that is being written would have the account refused.
+logs in is a token that was got with them, shared by all connections.  Only digests of the last ones are kept,
+to see that a refused account has a new password: then it is worth another try at once.  A changed password
+has to rest first: half of one that is being written would have the account refused.
+
+A new refresh token is written down before the access token that it came with is used; one that cannot be is
+told of, and tried again.  When a token is fetched says `relay.upstream.oauth.tokens`.
 
 The client's certificate is the last pair that was whole and fit for use; files that are replaced count once
 they rest (`WatchedFiles`).  What is loaded and refused is told.  Connections that showed the pair of before
@@ -12,11 +15,14 @@ go on.
 
 import asyncio
 import functools
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
+from relay.clock import SECOND_NS
 from relay.mail.text import clean
 from relay.policy.model import Auth, Mechanism, Upstream
 from relay.policy.named_file import FileChange, WatchedFiles
-from relay.policy.oauth2 import OAuth2, TokenMechanism
+from relay.policy.oauth2 import GrantType, OAuth2, TokenMechanism
 from relay.policy.secrets import (
     AccountSecrets,
     KeyPair,
@@ -25,20 +31,22 @@ from relay.policy.secrets import (
     read_key_pair,
     read_secrets,
 )
-from relay.sender.held_token import Ask, HeldToken
+from relay.sender.refresh_token_file import RefreshTokenFile
 from relay.smtp.reply import Phase
 from relay.smtp.sasl import BearerToken
 from relay.spool.disk.durable import Disk
 from relay.telemetry.telemetry import Telemetry
 from relay.upstream.connection import UpstreamServer, UpstreamUnavailable
+from relay.upstream.oauth.answers import Denied
+from relay.upstream.oauth.token_server import TokenRequest
 from relay.upstream.oauth.token_server import ask as ask_server
+from relay.upstream.oauth.tokens import Asked, Tokens, TokenUnavailable
 from relay.verdicts.outcome import Answer
-from relay.verdicts.verdict import Judge, Verdict
+from relay.verdicts.verdict import Judge, Ruling, Scope, Verdict
 
 REST_SECONDS = 1.0
 """How long a changed password must stay as it is."""
-MOST_LOOKS = 10
-"""At one that changes at each: then no connection is opened for now."""
+Ask = Callable[[TokenRequest], Awaitable[tuple[int, bytes, str]]]
 
 
 class Logins:
@@ -58,32 +66,32 @@ class Logins:
         self._name, self._hostname = name, hostname
         self._disk, self._telemetry, self._ask = disk, telemetry, ask
         self._last: bytes | None = None
-        """Digest of the secrets that were used last."""
+        """Digest of the secrets that were used last; of none where none were there."""
         self._seen: bytes | None = None
         """Digest of the secrets as of the last look."""
         self._held: HeldToken | None = None
-        self._closing: set[asyncio.Task[None]] = set()
-        """Former tokens with a request under way, which may rotate the refresh token."""
+        self._token_turn = asyncio.Lock()
         self._pair: WatchedFiles[KeyPair] | None = None
         self._pair_turn = asyncio.Lock()
 
     async def account(self, judge: Judge) -> UpstreamServer:
         """Return what a connection is opened with now.  Raises UpstreamUnavailable."""
         upstream, auth = self.upstream, self.upstream.auth
-        oauth2 = None if auth is None else auth.oauth2
+        mechanism: Mechanism | TokenMechanism = Mechanism.AUTO if auth is None else auth.mechanism
         password, token = None, None
         try:
-            async with self._pair_turn:
-                watched = await self._watched(upstream)
-            if auth is not None and oauth2 is not None:
-                token = await self._token(upstream, auth, oauth2)
+            watched = await self._watched(upstream)
+            if auth is not None and auth.oauth2 is not None:
+                mechanism = auth.oauth2.mechanism
+                token = await (await self._held_token(auth, auth.oauth2)).token(upstream)
             elif auth is not None:
                 # Empty where a certificate logs in.
                 password = (await self._rested_secrets(auth)).password
         except NotLoggedIn as error:
             # A look each second finds the file that `relay login` makes, as it finds a new password.
             self._last = b""
-            self._forget_token()
+            async with self._token_turn:
+                await self._forget_token()
             text = f"{error}: run `relay login {self._name}`"
             raise UpstreamUnavailable(Answer(Verdict.STOP, Phase.AUTH, None, clean(text))) from None
         except SecretError as error:
@@ -98,7 +106,7 @@ class Logins:
             user=None if auth is None else auth.user,
             password=password,
             token=token,
-            mechanism=_mechanism(auth),
+            mechanism=mechanism,
             pipelining=upstream.pipelining,
             judge=judge,
             pair=None if watched is None else watched.in_force,
@@ -128,17 +136,19 @@ class Logins:
 
     async def look(self) -> None:
         """See whether the certificate was replaced; call it each second."""
+        try:
+            watched = await self._watched(self.upstream)
+        except SecretError:
+            return  # a connection tells why
+        if watched is None:
+            return
         async with self._pair_turn:
-            try:
-                watched = await self._watched(self.upstream)
-            except SecretError:
-                return  # a connection tells why
-            change = FileChange.NOTHING if watched is None else await asyncio.to_thread(watched.look)
-        if watched is not None and change is FileChange.REFUSED:
+            change = await asyncio.to_thread(watched.look)
+        if change is FileChange.REFUSED:
             self._telemetry.events.tell(
                 "client_certificate_refused", upstream=self._name, error=watched.error
             )
-        elif watched is not None and change is FileChange.CHANGED:
+        elif change is FileChange.CHANGED:
             self._tell_loaded(watched.in_force)
 
     @property
@@ -147,33 +157,26 @@ class Logins:
         return None if self._pair is None else self._pair.in_force.ends_at_ns
 
     async def close(self) -> None:
-        self._forget_token()
-        await asyncio.gather(*self._closing)
+        async with self._token_turn:
+            await self._forget_token()
 
-    def _forget_token(self) -> None:
-        """Forget what was got with secrets that are gone, or with another account's."""
+    async def _held_token(self, auth: Auth, oauth2: OAuth2) -> "HeldToken":
+        async with self._token_turn:
+            if self._held is None or self._held.auth != auth:
+                await self._forget_token()
+                read = functools.partial(self._rested_secrets, auth)
+                about = self._name, auth, oauth2, read
+                self._held = HeldToken(*about, disk=self._disk, telemetry=self._telemetry, ask=self._ask)
+            return self._held
+
+    async def _forget_token(self) -> None:
+        """Forget what was got with secrets that are gone, or with another account's.
+
+        A request under way ends first: it may rotate the refresh token that the next one sends.
+        """
         if (held := self._held) is not None:
             self._held = None
-            closing = asyncio.create_task(held.tokens.close())
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
-
-    async def _token(self, upstream: Upstream, auth: Auth, oauth2: OAuth2) -> BearerToken:
-        if (held := self._held) is None or held.auth != auth:
-            self._forget_token()
-            held = self._held = HeldToken(
-                self._name,
-                auth,
-                oauth2,
-                functools.partial(self._rested_secrets, auth),
-                disk=self._disk,
-                telemetry=self._telemetry,
-                ask=self._ask,
-            )
-        while self._closing:
-            # A former one may be about to rotate the refresh token that this one would send.
-            await asyncio.wait(self._closing)
-        return await held.token(upstream)
+            await held.tokens.close()
 
     def _is_known(self, secrets: AccountSecrets) -> bool:
         """Whether secrets are the last ones, or what the relay itself made of them."""
@@ -182,16 +185,10 @@ class Logins:
 
     async def _rested_secrets(self, auth: Auth) -> AccountSecrets:
         """Return the secrets; changed ones, once they rest.  Raises SecretError."""
-        secrets = await asyncio.to_thread(read_secrets, auth)
-        looks = 0
-        while self._last is not None and not self._is_known(secrets):
-            if (looks := looks + 1) > MOST_LOOKS:
-                raise SecretError(f"the secrets of {self._name} do not rest")
-            before = secrets
+        secrets, before = await asyncio.to_thread(read_secrets, auth), None
+        while self._last is not None and not self._is_known(secrets) and secrets != before:
             await asyncio.sleep(REST_SECONDS)
-            secrets = await asyncio.to_thread(read_secrets, auth)
-            if secrets == before:
-                break
+            secrets, before = await asyncio.to_thread(read_secrets, auth), secrets
         self._last = secrets.digest()
         return secrets
 
@@ -199,14 +196,15 @@ class Logins:
         """Return the files of the certificate that is shown; None without one.  Raises SecretError."""
         certificate, key = upstream.tls_certificate, upstream.tls_key
         paths = tuple(path for path in (certificate, key) if path is not None)
-        if certificate is None or (self._pair is not None and self._pair.paths != paths):
-            self._pair = None
-        if certificate is not None and self._pair is None:
-            read = functools.partial(read_key_pair, certificate, key)
-            begun: WatchedFiles[KeyPair] = await asyncio.to_thread(WatchedFiles, paths, read)
-            self._pair = begun
-            self._tell_loaded(begun.in_force)
-        return self._pair
+        async with self._pair_turn:
+            if certificate is None or (self._pair is not None and self._pair.paths != paths):
+                self._pair = None
+            if certificate is not None and self._pair is None:
+                read = functools.partial(read_key_pair, certificate, key)
+                begun: WatchedFiles[KeyPair] = await asyncio.to_thread(WatchedFiles, paths, read)
+                self._pair = begun
+                self._tell_loaded(begun.in_force)
+            return self._pair
 
     def _tell_loaded(self, pair: KeyPair) -> None:
         self._telemetry.events.tell(
@@ -214,7 +212,72 @@ class Logins:
         )
 
 
-def _mechanism(auth: Auth | None) -> Mechanism | TokenMechanism:
-    if auth is None:
-        return Mechanism.AUTO
-    return auth.mechanism if auth.oauth2 is None else auth.oauth2.mechanism
+class HeldToken:
+    """The access token of one `auth`, and what it is got with; the owner (`TokenOwner`) of its `tokens`."""
+
+    def __init__(
+        self,
+        name: str,
+        auth: Auth,
+        oauth2: OAuth2,
+        read: Callable[[], Awaitable[AccountSecrets]],
+        *,
+        disk: Disk,
+        telemetry: Telemetry,
+        ask: Ask,
+    ) -> None:
+        self.auth = auth
+        self.got_with: frozenset[bytes] = frozenset()
+        """Digests of the secrets of the last request, and of those with the refresh token that it brought."""
+        self._name, self._oauth2, self._read = name, oauth2, read
+        path = oauth2.refresh_token_file
+        self._file = None if path is None else RefreshTokenFile(path, disk)
+        self._events, self._metrics, self._clock = telemetry
+        self._sent = AccountSecrets()
+        self.tokens = Tokens(Asked(oauth2, auth.user, ask), self, self._clock)
+
+    async def token(self, upstream: Upstream) -> BearerToken:
+        """Return a token for a login now.  Raises UpstreamUnavailable and SecretError."""
+        if self.got_with and (await self._read()).digest() not in self.got_with:
+            self.tokens.forget()
+        try:
+            text = await self.tokens.token()
+        except TokenUnavailable as unavailable:
+            raise self._unavailable(unavailable.denied) from None
+        return BearerToken(self.auth.user, text, upstream.host, upstream.port)
+
+    def token_granted(self, life_seconds: int, *, is_rotated: bool) -> None:
+        self._metrics.token_granted(self._name, self._clock.wall_ns() + life_seconds * SECOND_NS)
+        self._events.tell(
+            "token_granted", upstream=self._name, life_seconds=life_seconds, is_rotated=is_rotated
+        )
+
+    def token_denied(self) -> None:
+        self._metrics.count("relay_token_requests_total", self._name, "denied")
+
+    def refresh_token_unrecorded(self, error: str) -> None:
+        self._events.tell("refresh_token_unrecorded", upstream=self._name, error=error)
+
+    async def secrets(self) -> AccountSecrets:
+        self._sent = secrets = await self._read()
+        self.got_with = frozenset({secrets.digest()})
+        return secrets
+
+    async def keep(self, old: str, new: str) -> str:
+        if self._file is None:
+            return "there is no refresh_token_file"
+        self.got_with |= {replace(self._sent, refresh_token=new).digest()}
+        try:
+            await asyncio.to_thread(self._file.rotate, old, new)
+        except (OSError, ValueError) as error:
+            return clean(str(error))
+        return ""
+
+    def _unavailable(self, denied: Denied) -> UpstreamUnavailable:
+        """Tell what a person has to do, with the upstream's name."""
+        verdict = Verdict.STOP if denied.is_final else Verdict.PAUSE
+        asked_ns = denied.retry_after_seconds * SECOND_NS
+        ruling = Ruling(verdict, Scope.UPSTREAM, retry_after_ns=asked_ns) if asked_ns else None
+        is_service_account = self._oauth2.grant is GrantType.SERVICE_ACCOUNT
+        text = f"no access token: {denied.advised(self._name, is_service_account=is_service_account)}"
+        return UpstreamUnavailable(Answer(verdict, Phase.AUTH, None, clean(text), ruling=ruling))

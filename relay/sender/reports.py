@@ -159,7 +159,7 @@ class OwedReports:
         return self._first() is None and await self._take_slot()
 
     async def use(self, policy: Policy) -> None:
-        await self._gate.replan(_limits(policy), 0)
+        await self._gate.call(lambda gate: gate.replan(_limits(policy), 0))
         self._opens_at_ns = 0
         self._wake.set()
 

@@ -18,8 +18,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
 from relay.clock import SECOND_NS
-from relay.sender.group_commit import CallThread, Worker
-from relay.sender.host import Threads
+from relay.sender.host import CallThread, Threads, Worker
 from tests.fakes.clock import FakeClock
 
 GRAIN_NS = 1_000

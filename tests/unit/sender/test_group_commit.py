@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from relay.sender.group_commit import Batch, CallThread
+from relay.sender.host import Batch, CallThread
 
 
 async def test_each_call_has_its_own_result_or_error() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.sender.known_offers import APART_NS
+from relay.sender.attempt import APART_NS
 from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import Script, Smarthost, Turn, turns
 from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of, virtual_clock

@@ -9,12 +9,11 @@ import pytest
 from relay.clock import SystemClock
 from relay.policy.model import Auth, Upstream
 from relay.policy.shipped import standard_judge
-from relay.sender.logins import MOST_LOOKS, REST_SECONDS, Logins
+from relay.sender.logins import REST_SECONDS, Logins
 from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.telemetry import Telemetry
-from relay.upstream.connection import UpstreamUnavailable
 
 OLD, PIECES = "correct horse", ["bat", "battery ", "battery staple"]
 
@@ -63,14 +62,3 @@ async def test_a_refused_account_is_tried_with_a_password_at_rest(written: Writt
         written.path.write_text(piece)
         assert not await written.logins.has_new_password()
     assert [await written.logins.has_new_password() for _ in range(2)] == [True, True]
-
-
-async def test_a_password_that_changes_at_each_look_opens_no_connection_and_is_told(written: Written) -> None:
-    await written.password()
-    loop = asyncio.get_running_loop()
-    for number in range(2 * MOST_LOOKS):
-        loop.call_later((number + 0.5) * REST_SECONDS, written.path.write_text, str(number))
-    written.path.write_text("x")
-
-    with pytest.raises(UpstreamUnavailable, match="the secrets of isp do not rest"):
-        await written.password()

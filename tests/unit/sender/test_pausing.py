@@ -14,6 +14,7 @@ from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.telemetry import Telemetry
+from relay.verdicts.health import Happening
 from relay.verdicts.operator_pause import FOREVER_NS, OperatorPause
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import Verdict
@@ -49,13 +50,14 @@ class World:
                 self.clock.advance(7200 * SECOND_NS)
                 pausing.until_ns(self.clock.boottime_ns())
             case "word":
-                pausing.keep_back(OperatorPause(FOREVER_NS, "anna", 0))
+                pausing.apply(Happening.KEEP, pause=OperatorPause(FOREVER_NS, "anna", 0))
             case "resume":
                 pausing.end()
             case "edit":
-                pausing.edited()
+                pausing.end(Happening.EDIT)
             case "fault":
-                pausing.stop("damaged", 60 * SECOND_NS)
+                until_ns = self.clock.boottime_ns() + 60 * SECOND_NS
+                pausing.apply(Happening.FAULT, text="damaged", until_ns=until_ns)
             case "sound":
                 pausing.trust_history()
 
