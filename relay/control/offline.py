@@ -10,7 +10,7 @@ import errno
 import os
 import socket
 import sys
-from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,8 +34,6 @@ from relay.telemetry.outcomes import OutcomeStore
 from relay.telemetry.telemetry import Telemetry
 from relay.verdicts.operator_pause import PauseAsked
 
-MOST_NAMED = 32
-"""Messages that are read alone; for more of them all are claimed, a page at a time."""
 _END = object()
 _Kind = TypeVar("_Kind")
 
@@ -94,7 +92,7 @@ class OfflineOperator(Operator):
         watch = Watch(sender, policy, hostname, clock, PolicyStatus("", clock.wall_ns()))
         watch.condition, watch.refusing_because = Condition.DOWN, "the relay is down"
         super().__init__(sender, watch, events)
-        self._is_begun = self._is_whole = False
+        self._is_begun = False
 
     async def close(self) -> None:
         await self._outcomes.close()
@@ -125,16 +123,11 @@ class OfflineOperator(Operator):
             return "the relay is down; which refusals it doubts is known while it runs"
         return OK if record(self._policy, upstream, None, self._disk, self._clock) else UNCHANGED
 
-    async def _know(self, queue_ids: Collection[QueueId] | None = None) -> None:
+    async def _know(self) -> None:
         if not self._is_begun:
-            self._outcomes.start()
             self._is_begun = True
-        if self._is_whole:
-            return
-        is_of_few = queue_ids is not None and len(queue_ids) <= MOST_NAMED
-        if queue_ids is None or not is_of_few or not await self._sender.read_only(queue_ids):
+            self._outcomes.start()
             await self._sender.read()
-            self._is_whole = True
 
 
 def refuse_strangers(spool: Path) -> None:

@@ -111,8 +111,8 @@ class Operator:
         self._watch = watch
         self._events = events
 
-    async def _know(self, queue_ids: Collection[QueueId] | None = None) -> None:
-        """Have the queue, or these messages of it, in memory: of a relay that runs they are."""
+    async def _know(self) -> None:
+        """Have the queue in memory: of a relay that runs it is."""
 
     async def snapshot(self) -> Snapshot:
         await self._know()
@@ -211,7 +211,7 @@ class Operator:
                     yield row._replace(view=view)
 
     async def show(self, queue_id: AskedId) -> MessageView:
-        await self._know((queue_id,))
+        await self._know()
         message = await self._load(queue_id)
         envelope = message.envelope
         left = tuple(envelope.recipients[index] for index in message.left)
@@ -264,7 +264,7 @@ class Operator:
             )
 
     async def content(self, queue_id: AskedId) -> AsyncGenerator[bytes, None]:
-        await self._know((queue_id,))
+        await self._know()
         message = await self._load(queue_id)
         if message.content is not None:
             yield message.content
@@ -278,7 +278,7 @@ class Operator:
     async def act(
         self, verb: Verb, queue_ids: Sequence[AskedId], states: Sequence[QueueState] = ()
     ) -> Results:
-        await self._know(queue_ids)
+        await self._know()
         results = await self._each(verb, queue_ids, {}, states)
         if ABSENT in results.values():
             corrupt = await self._corrupt()

@@ -32,7 +32,6 @@ from relay.sender.state_file import account_file, account_row
 from relay.sender.throttle_thread import ThrottleThread
 from relay.sender.transactions import Transactions
 from relay.smtp.reply import Phase
-from relay.spool.disk.os_errors import is_lack_of_means
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.admission import Admission, Request, TooLarge, Wait, request_for
 from relay.throttle.history import HistoryError
@@ -51,8 +50,6 @@ MOST_AT_ONCE = 64
 UNSETTLED = 2
 """Messages begun and not settled, for each connection: it need not wait for the disk."""
 HISTORY_RETRY_NS = 60 * SECOND_NS
-MEANS_RETRY_NS = SECOND_NS
-"""How long to wait where this host lacks descriptors or memory."""
 ENOUGH_NS = 30 * SECOND_NS
 """After a refused connection, while others work: open no more for at least this long."""
 SHORT_WAIT_NS = SECOND_NS
@@ -292,21 +289,14 @@ class Account:
     def _fail_history(self, error: HistoryError) -> int:
         """Send nothing until the history can be trusted again; return when to look."""
         self._has_history = False
-        if self._tell_history(error):
-            # It says nothing about the history; it is read anew, and until then nothing is sent.
-            return self._clock.boottime_ns() + MEANS_RETRY_NS
+        self._tell_history(error)
         until_ns = self._clock.boottime_ns() + HISTORY_RETRY_NS
         self.pausing.apply(Happening.FAULT, text=str(error), until_ns=until_ns)
         return until_ns
 
-    def _tell_history(self, error: HistoryError) -> bool:
-        """Tell that the history failed; return whether only descriptors or memory are lacking."""
-        if is_lack_of_means(error.__cause__):
-            self._events.shortage(where=f"upstream {self.name}", error=str(error))
-            return True
+    def _tell_history(self, error: HistoryError) -> None:
         self._metrics.history_failed(self.name)
         self._tell_error("history_failed", str(error))
-        return False
 
     async def audit(self) -> None:
         """Count what each limit held at most."""
@@ -343,10 +333,6 @@ class Account:
                     first.why = _no_room(wait)
                     self._tell_waiting(Waits(first, wait.until_ns, None, first.why))
                 return wait.until_ns - self._clock.boottime_ns()
-            case UpstreamUnavailable() if is_lack_of_means(error.__cause__):
-                # The upstream had no part in it.
-                self._events.shortage(where=f"upstream {self.name}", error=str(error))
-                return MEANS_RETRY_NS
             case UpstreamUnavailable():
                 answer = error.answer
             case _:

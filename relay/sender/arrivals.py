@@ -7,7 +7,7 @@ When the state of an upstream, an edit or time alone has mail stand in another l
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 from relay.clock import SECOND_NS
@@ -22,7 +22,6 @@ from relay.sender.attempt import which_of
 from relay.sender.host import seconds, woken
 from relay.sender.reports import REASON, OwedReports
 from relay.sender.settling import Backlog
-from relay.sender.spool_thread import UNREADABLE_RETRY_NS
 from relay.spool.interface import Full, Message, Unavailable
 from relay.spool.root.trigger import TriggerPort
 from relay.telemetry.telemetry import Telemetry
@@ -32,8 +31,8 @@ SWEEP_NS = 3 * SECOND_NS
 CLAIMED_AT_ONCE = 500
 SORTED_AT_ONCE = 100
 """Messages read between two other calls of the spool, when an edit sorts the queue anew."""
-SORTED_AGAIN_NS = SECOND_NS
-"""After so long a message is sorted that was active when its turn came."""
+SORTED_AGAIN_NS = 5 * SECOND_NS
+"""After so long what was active, or could not be read, is tried again."""
 
 Guard = Callable[[Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]]
 """Runs a chore, whose end by an error ends the sender."""
@@ -69,6 +68,10 @@ class Arrivals:
         """Whether the start goes on: some of the queue is not known yet."""
         self._to_sort: deque[QueueId] = deque()
         """Messages that came in before an edit, to be sorted by it."""
+        self._not_sorted: list[QueueId] = []
+        """Of these, those that were active, or could not be read."""
+        self._sorts_at_ns = 0
+        """When the first of `_to_sort` is due."""
         self._ending: set[asyncio.Task[None]] = set()
         """Of messages that only lack their ends."""
         self._new_mail = asyncio.Event()
@@ -108,28 +111,12 @@ class Arrivals:
         while await self._claim():
             pass
 
-    async def take_only(self, queue_ids: Collection[QueueId]) -> bool:
-        """Take in these messages without claiming any; return whether that is all there is to know of them.
-
-        It is not where one is absent (it may be accepted and not claimed yet), or where a report is owed: a
-        crash may have come between its publication and its mark, which only the claim of all finds.
-        """
-        await self._spool_thread.claim(0, lambda _: None)
-        absent = [queue_id for queue_id in queue_ids if queue_id not in self._queue]
-        found = [message for message in await self._spool_thread.read(absent) if isinstance(message, Message)]
-        if len(found) < len(absent) or any(not each.left or each.owed_report is not None for each in found):
-            return False
-        for message in found:
-            self._admit(message, _place(message, self._sorter))
-        return True
-
     async def _claim(self) -> bool:
         """Queue a page; return whether there was any.  Raises Full, Unavailable."""
         sorter = self._sorter
         page = await self._spool_thread.claim(CLAIMED_AT_ONCE, lambda message: _place(message, sorter))
         for message, place in page:
-            if message.queue_id not in self._queue:  # else `take_only` came first
-                self._admit(message, place)
+            self._admit(message, place)
         if sorter is not self._sorter:
             # An edit came while they were read, by the rules before it.
             self._sort_all()
@@ -146,11 +133,14 @@ class Arrivals:
         """
         while True:
             self._may_stand_elsewhere.clear()
-            self._queue.move_on(self._clock.boottime_ns())
-            if self._to_sort:
+            now_ns = self._clock.boottime_ns()
+            self._queue.move_on(now_ns)
+            if self._to_sort and now_ns >= self._sorts_at_ns:
                 await self._sort()
             else:
-                await woken(self._may_stand_elsewhere, self._queue.next_look_ns(), self._clock)
+                dues = [self._queue.next_look_ns(), self._sorts_at_ns if self._to_sort else None]
+                due_ns = min((each for each in dues if each is not None), default=None)
+                await woken(self._may_stand_elsewhere, due_ns, self._clock)
 
     def reroute(self) -> None:
         """Have `route_forever` look at once."""
@@ -237,7 +227,7 @@ class Arrivals:
 
     def _sort_all(self) -> None:
         """Have lane and routes found anew of every message that is queued."""
-        self._to_sort = deque(self._queue.ids())
+        self._to_sort, self._not_sorted, self._sorts_at_ns = deque(self._queue.ids()), [], 0
         self.reroute()
 
     async def _sort(self) -> None:
@@ -247,22 +237,18 @@ class Arrivals:
         found = await self._settling.load(ids)
         if sorter is not self._sorter:
             return  # the edit that came has them all sorted
+        now_ns = self._clock.boottime_ns()
         for queue_id, message in zip(ids, found, strict=True):
             if isinstance(message, Unavailable):
                 # Where its upstream left the policy, no turn of a message comes before it is sorted.
                 self._spool_thread.tell(message)
-                self._sort_later(queue_id, UNREADABLE_RETRY_NS)
+                self._not_sorted.append(queue_id)
             elif message is not None and message.left:
                 parts = self._parts(message, _place(message, sorter))
-                if not self._queue.sort_anew(parts, self._clock.boottime_ns()):
-                    self._sort_later(queue_id, SORTED_AGAIN_NS)
-
-    def _sort_later(self, queue_id: QueueId, after_ns: int) -> None:
-        def sort_now() -> None:
-            self._to_sort.append(queue_id)
-            self.reroute()
-
-        asyncio.get_running_loop().call_later(seconds(after_ns), sort_now)
+                self._not_sorted += [] if self._queue.sort_anew(parts, now_ns) else [queue_id]
+        if not self._to_sort:
+            self._to_sort, self._not_sorted = deque(self._not_sorted), []
+            self._sorts_at_ns = now_ns + SORTED_AGAIN_NS
 
     def _tell_route(self, route: Route, choice: Choice, before: Because) -> None:
         routes, upstream = list(self._numbers.get(route, ())), choice.upstream
@@ -271,13 +257,9 @@ class Arrivals:
         elif choice.because is Because.ALL_DOWN:
             self._events.tell("route_down", routes=routes, upstream=upstream)
         else:
-            self._events.tell(
-                "route_diverted",
-                routes=routes,
-                upstream=upstream,
-                instead_of=choice.instead_of,
-                because=choice.because,
-            )
+            instead_of, because = choice.instead_of, choice.because
+            about = {"instead_of": instead_of, "because": because}
+            self._events.tell("route_diverted", routes=routes, upstream=upstream, **about)
 
 
 def _place(message: Message, sorter: Sorter) -> _Place:

@@ -10,12 +10,10 @@ drawn time and run in the loop's own thread, in turn.
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from queue import SimpleQueue
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from relay.clock import SECOND_NS, Clock
 from relay.spool.disk.durable import Disk
@@ -55,51 +53,16 @@ class Workers(Protocol):
 
 
 class CallThread:
-    """One thread, which runs from the start (`relay.spool.disk.threads` says why).
-
-    In place of an executor: a call costs the loop a future and an entry of a queue, and its end one call.
-    """
+    """One thread, which runs from the start (`relay.spool.disk.threads` says why)."""
 
     def __init__(self, name: str) -> None:
-        self._calls: SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self._is_closed = False
-        # A process that ends without `close` does not wait for the disk.
-        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
-        self._thread.start()
+        self._thread = started(1, name)
 
     def call(self, function: Callable[[], Result]) -> "asyncio.Future[Result]":
-        if self._is_closed:
-            raise RuntimeError("the thread is closed")
-        returned: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._calls.put((returned, function))
-        return returned
+        return asyncio.get_running_loop().run_in_executor(self._thread, function)
 
     def close(self) -> None:
-        self._is_closed = True
-        self._calls.put(None)
-        self._thread.join()
-
-    def _serve(self) -> None:
-        while (asked := self._calls.get()) is not None:
-            returned, function = asked
-            if returned.cancelled():
-                continue
-            value, error = None, None
-            try:
-                value = function()
-            except BaseException as raised:  # noqa: BLE001 - it is its caller's
-                error = raised
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-                returned.get_loop().call_soon_threadsafe(_end, returned, value, error)
-
-
-def _end(returned: "asyncio.Future[Any]", value: object, error: BaseException | None) -> None:
-    if returned.done():
-        return  # its caller was cancelled; what was stored stays stored
-    if error is None:
-        returned.set_result(value)
-    else:
-        returned.set_exception(error)
+        self._thread.shutdown()
 
 
 class Batch(Generic[Value, Result]):
@@ -134,7 +97,12 @@ class Batch(Generic[Value, Result]):
                 batch, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
                 results = await self._results([value for value, _ in batch])
                 for (_, done), result in zip(batch, results, strict=True):
-                    _end(done, result, result if isinstance(result, BaseException) else None)
+                    if done.done():
+                        continue  # its caller was cancelled; what was stored stays stored
+                    if isinstance(result, BaseException):
+                        done.set_exception(result)
+                    else:
+                        done.set_result(result)
                 if self._gathers_s and len(batch) > 1:
                     await asyncio.sleep(self._gathers_s)
         finally:

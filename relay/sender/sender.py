@@ -5,10 +5,9 @@ pull was lost.  Stopping is finishing the transactions in flight, then dying.
 """
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from relay.clock import SECOND_NS, StepWatch
-from relay.mail.envelope import QueueId
 from relay.policy.lane import lanes_of, price_of
 from relay.policy.model import Policy
 from relay.queue.lanes import Arrangement
@@ -81,10 +80,6 @@ class Sender:
         await self._arrivals.begin()
         await self._arrivals.take()
         await self.look()
-
-    async def read_only(self, queue_ids: Collection[QueueId]) -> bool:
-        """Have these messages in the queue, without claiming the others; False where that needs all of it."""
-        return await self._arrivals.take_only(queue_ids)
 
     async def start(self) -> None:
         """Relay as soon as the first messages are known.  Raises Full, Unavailable."""

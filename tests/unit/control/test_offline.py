@@ -1,4 +1,4 @@
-"""Verbs on the spool of a relay that is down: as when it runs, and a named message is read alone."""
+"""Verbs on the spool of a relay that is down: as when it runs."""
 
 import asyncio
 from pathlib import Path
@@ -11,7 +11,6 @@ from relay.control.operations import ABSENT, IS_DOWN, OK, UNCHANGED, NotDone
 from relay.mail.envelope import Envelope, QueueId
 from relay.policy.model import Policy
 from relay.spool.interface import Settlement
-from relay.status.snapshot import QueueState
 from tests.unit.sender.in_process_relay import Relay, policy_of
 
 NOBODY = QueueId("0" * 16)
@@ -25,27 +24,7 @@ async def a_spool(policy: Policy, count: int) -> list[QueueId]:
     return ids
 
 
-def test_a_verb_on_one_message_reads_no_other(tmp_path: Path) -> None:
-    policy = policy_of(tmp_path, 1)
-    first, second, third = asyncio.run(a_spool(policy, 3))
-    (damaged,) = policy.spool.glob(f"cur/*/{third}")
-    damaged.write_bytes(b"not a message")
-
-    with offline(policy) as session:
-        assert session.act("hold", [first]) == {first: OK}
-        assert session.show(second).state is QueueState.WAITING
-        assert damaged.exists()
-
-        # What is asked about all reads all, and has each message once.
-        listed = {view.queue_id: view.state for view in session.queue()}
-        assert listed == {first: QueueState.HELD, second: QueueState.WAITING} | {
-            name: state for name, state in listed.items() if state is QueueState.CORRUPT
-        }
-        assert len(listed) == 3
-        assert not damaged.exists()
-
-
-def test_a_back_off_is_known_of_a_message_that_is_read_alone(tmp_path: Path) -> None:
+def test_a_back_off_is_known(tmp_path: Path) -> None:
     policy = policy_of(tmp_path, 1, rest="retry: {min: 1h, max: 2h, lifetime: 1d}")
 
     async def a_deferred_message() -> QueueId:

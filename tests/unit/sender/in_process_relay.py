@@ -34,7 +34,7 @@ from relay.telemetry.metrics import Metrics
 from relay.telemetry.telemetry import Telemetry
 from tests.fakes.clock import FakeClock
 from tests.fakes.unsynced import Unsynced
-from tests.fakes.virtual_time import CountedThreads, VirtualTimeLoop, WorkersInTurn
+from tests.fakes.virtual_time import VirtualTimeLoop, WorkersInTurn
 
 PATIENCE_SECONDS = 120.0
 """How long something may take before it counts as hung; nothing is decided by how long it took."""
@@ -82,7 +82,7 @@ def _clock_of_the_loop() -> Clock:
 def _workers(*, is_threaded: bool) -> Workers:
     with contextlib.suppress(RuntimeError):
         if isinstance(asyncio.get_running_loop(), VirtualTimeLoop):
-            return CountedThreads() if is_threaded else WorkersInTurn()
+            return THREADS if is_threaded else WorkersInTurn()
     return THREADS
 
 
