@@ -7,19 +7,14 @@ from pathlib import Path
 import pytest
 from flufl.bounce import all_failures, scan_message
 
-from relay.control.operations import OK
 from relay.mail.dsn import DsnRequest, Notify, RecipientRequest, Ret
-from relay.status.snapshot import MessageView
 from tests.fakes.smarthost import Script, Smarthost
 from tests.fakes.smarthost_dialogue import Recorded
 from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of
 from tests.unit.sender.test_late_mail import fields
 from tests.unit.sender.test_reports import (
     SHIELD_OFF,
-    fussy,
-    is_deferred,
     nobody,
-    patient,
     reports,
 )
 
@@ -78,29 +73,6 @@ async def test_a_returned_message_is_found_by_a_parser(tmp_path: Path, content: 
         assert original["Subject"] == "hello"
     else:
         assert part.get_content_type() == "text/rfc822-headers"
-
-
-async def test_successes_of_a_message_that_goes_on_are_told_at_once(tmp_path: Path) -> None:
-    async with Smarthost(Script(rcpt=fussy)) as host:
-        policy = patient(tmp_path, host.port)
-        async with Relay(policy) as relay:
-            queue_id = relay.accept(HERE, SLOW, dsn=asked(Notify.SUCCESS, Notify.SUCCESS))
-            await relay.until(lambda: reports(host))
-            await relay.until(lambda: is_deferred(relay, queue_id))
-            view = await relay.operator.show(queue_id)
-            assert isinstance(view, MessageView)
-            one, other = view.recipient_statuses
-            assert (one.status, one.reported, one.notify) == ("relayed", True, "SUCCESS")
-            assert one.text == "250 2.0.0 taken"
-            assert (other.status, other.reported) == ("to do", False)
-            host.script.rcpt = lambda _: "250 ok"
-        async with Relay(policy) as relay:
-            assert await relay.operator.act("retry", [queue_id]) == {queue_id: OK}
-            await relay.until_empty()
-            totals = relay.sender.totals
-            assert totals.relayed == 2
-
-        assert [actions(report) for report in reports(host)] == [[(HERE, "relayed")], [(SLOW, "relayed")]]
 
 
 async def test_a_false_offer_of_dsn_costs_a_slot_and_bounces_nobody(tmp_path: Path) -> None:

@@ -164,25 +164,3 @@ async def test_new_mail_leaves_room_for_reports(small: SmallDisk) -> None:
     assert (RealDisk().names(f"{root}/new"), RealDisk().names(f"{root}/tmp")) == ([draft.queue_id], [])
     assert not errors
     intake.close()
-
-
-async def test_what_can_be_seen_says_that_no_mail_is_taken_for_lack_of_room(
-    small: SmallDisk, host: Smarthost
-) -> None:
-    async with Relay(policy_of(small.path, host.port)) as relay:
-        relay.watch.refusing_because = ""
-        # The account makes it at its first look, and an inode is counted here.
-        await relay.until(Path(f"{relay.policy.history_path('isp')}.lock").exists)
-        assert await _refusing_at(relay, small, Level()) == ""
-        why = await _refusing_at(relay, small, Level(free_bytes=0))
-        assert why.startswith("no room on the disk: 0 bytes free")
-        why = await _refusing_at(relay, small, Level(free_inodes=5))
-        assert why.startswith("no room on the disk: 5 inodes free")
-        assert await _refusing_at(relay, small, Level()) == ""
-
-
-async def _refusing_at(relay: Relay, small: SmallDisk, level: Level) -> str:
-    small.empty()
-    level.fill(small)
-    await relay.sender.look()
-    return relay.watch.snapshot().refusing_because

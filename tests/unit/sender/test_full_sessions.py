@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from relay.queue.queued import State
 from tests.fakes.smarthost import CLOSE, Script, Smarthost, Turn
 from tests.unit.sender.in_process_relay import Relay, policy_of
 
@@ -69,19 +68,3 @@ async def test_a_refusal_of_us_is_no_full_session(tmp_path: Path, refusal: str, 
             await relay.until(lambda: relay.account.pausing.state.why)
             assert len(host.relayed) == each
             assert len(host.sessions) == 1
-
-
-async def test_a_message_that_each_session_refuses_shows_nothing_of_their_length(tmp_path: Path) -> None:
-    async with Smarthost() as host:
-        host.script = Script(mail=lambda said: "452 4.3.1 no room" if "bad@" in said else "250 ok")
-        rest = "retry: {min: 1h, max: 4h, lifetime: 5d}"
-        async with Relay(policy_of(tmp_path, host.port, rest=rest, connections=1)) as relay:
-            relay.accept()
-            bad = relay.accept(sender="bad@here.example")
-            await relay.until(lambda: (q := relay.queued(bad)) and q.state is State.DEFERRED)
-            for _ in range(10):
-                relay.accept()
-            await relay.until(lambda: len(host.relayed) == 11)
-
-        # The second session proves that the first was not full.
-        assert len(host.sessions) == 2

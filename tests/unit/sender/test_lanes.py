@@ -5,14 +5,12 @@ from pathlib import Path
 from relay.clock import SystemClock
 from relay.control.operations import HELD_ALREADY, OK
 from relay.mail.envelope import Envelope
-from relay.policy.lane import price_of, with_ceilings
+from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy
-from relay.queue.lanes import Price
 from relay.spool.disk.durable import RealDisk
 from relay.status.snapshot import message_to_json, to_json
 from relay.throttle.audit import audit
 from relay.throttle.history_check import book_in_file
-from relay.verdicts.operator_pause import PauseAsked
 from tests.fakes.smarthost import Recorded, Smarthost
 from tests.unit.sender.in_process_relay import CONTENT, Relay, hurry, policy_of
 
@@ -69,29 +67,6 @@ async def test_a_message_that_the_operator_puts_first_has_the_next_slot_before_e
         assert await relay.operator.act("first", [held]) == {held: HELD_ALREADY}
 
 
-async def test_senders_take_turns_within_a_lane_and_in_its_own_lane_a_large_message_keeps_back_nobody(
-    tmp_path: Path,
-) -> None:
-    upstream = ", max_recipients: 2, guard: 1ms, limits: [{messages: 1, per: 1h}]"
-    rest = f"{RETRY}\nlanes: {{default: {{}}}}"
-    async with Smarthost() as host:
-        async with Relay(policy_of(tmp_path, host.port, upstream, rest, 1)) as relay:
-            relay.accept("first@x.example", "too@x.example", sender="filler@here.example")
-            # It is queued until it is settled, and must not be counted as one of the next.
-            await relay.until(lambda: host.relayed and not len(relay.sender.queue))
-            relay.accept(*[f"r{number}@x.example" for number in range(8)], sender="large@here.example")
-            relay.accept(sender="large@here.example")
-            relay.accept(sender="small@here.example")
-            relay.accept(sender="small@here.example")
-            await relay.until(lambda: len(relay.sender.queue) == 4)
-            await _edit(relay, policy_of(tmp_path, host.port, upstream.replace("1h", "20ms"), rest, 1))
-            await relay.until_empty()
-
-        assert _senders(host.relayed[1:]) == "lslslll"
-        # A turn is a transaction; and the sender's own next one goes before the rest of the large one.
-        assert [len(each.recipients) for each in host.relayed[1:]] == [2, 1, 1, 1, 2, 2, 2]
-
-
 CEILED = f"""{RETRY}
 lanes:
   list: {{sender: list@here.example, ceiling: 50}}
@@ -140,25 +115,6 @@ async def test_a_lane_never_holds_more_of_a_limit_than_its_ceiling_and_all_else_
         (7, 9, True),
         (4, 4, True),
     ]
-
-
-async def test_a_lane_pays_for_its_recipients_where_the_upstream_counts_those(tmp_path: Path) -> None:
-    upstream = ", limits: [{messages: 36000, per: 1h}, {recipients: 3600, per: 1h}]"
-    rest = f"{RETRY}\nlanes: {{list: {{sender: list@here.example, share: 50}}}}"
-    async with Smarthost() as host:
-        policy = policy_of(tmp_path, host.port, upstream, rest, 1)
-        async with Relay(policy) as relay:
-            assert await relay.operator.pause("isp", PauseAsked("anna")) == OK
-            for number in range(16):
-                relay.accept(f"r{number}@x.example")
-            for _ in range(4):
-                relay.accept(*[f"r{number}@x.example" for number in range(4)], sender="list@here.example")
-            await relay.until(lambda: len(relay.sender.queue) == 20)
-            assert await relay.operator.resume("isp") == OK
-            await relay.until_empty()
-
-    assert _senders(host.relayed).count("l", 0, 10) == 2
-    assert price_of(policy.upstreams["isp"].limits) == Price(10**8, 10**9)
 
 
 async def _edit(relay: Relay, policy: Policy) -> None:

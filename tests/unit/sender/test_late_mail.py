@@ -8,7 +8,6 @@ from pathlib import Path
 from flufl.bounce import all_failures, scan_message
 
 from relay.clock import SECOND_NS
-from relay.control.operations import OK
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.verdicts.operator_pause import PauseAsked
@@ -78,49 +77,6 @@ async def test_what_waits_for_a_window_is_told_of_once_it_is_late(tmp_path: Path
         found = email.message_from_bytes(warning.content)
         assert all_failures(found)[1] == set()
         assert scan_message(found) == set()
-
-
-async def test_a_restart_remembers_who_was_told(tmp_path: Path) -> None:
-    clock = virtual_clock()
-    async with Smarthost(Script()) as host:
-        policy = limited(tmp_path, host.port)
-        async with Relay(policy) as relay:
-            await full_window(relay, host)
-            clock.advance(5 * HOUR_NS)
-            assert await relay.late.look() == 1
-        async with Relay(policy) as relay:
-            await relay.until(lambda: len(relay.sender.queue) == 2)
-            assert await relay.late.look() == 0
-
-
-async def test_mail_for_a_stopped_upstream_is_told_of_since_nobody_can_tell(tmp_path: Path) -> None:
-    clock = virtual_clock()
-    # No probes: one that the leap of the clock calls for would be on its way, and so not late.
-    rule = ", verdicts: [{phase: mail, code: 535, verdict: stop, probe: false}]"
-    async with (
-        Smarthost(Script(mail="535 5.7.8 account suspended")) as host,
-        Relay(policy_of(tmp_path, host.port, rule, RETRY)) as relay,
-    ):
-        relay.accept()
-        pausing = relay.account.pausing
-        await relay.until(lambda: pausing.state.is_refused and relay.account.in_flight == 0)
-        assert await relay.late.look() == 0
-        clock.advance(4 * HOUR_NS)
-
-        assert await relay.late.look() == 1
-
-
-async def test_neither_held_mail_nor_mail_from_nobody_is_told_of(tmp_path: Path) -> None:
-    clock = virtual_clock()
-    async with Smarthost(Script()) as host, Relay(limited(tmp_path, host.port)) as relay:
-        relay.accept("first@there.example")
-        await relay.until(lambda: host.relayed)
-        held, _ = relay.accept("held@there.example"), relay.accept("x@there.example", sender="")
-        await relay.until(lambda: len(relay.sender.queue) == 2 and relay.account.in_flight == 0)
-        assert await relay.operator.act("hold", [held]) == {held: OK}
-        clock.advance(10 * HOUR_NS)
-
-        assert await relay.late.look() == 0
 
 
 class Unreadable(Unsynced):

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from relay.clock import SystemClock
 from relay.spool.disk.durable import RealDisk
-from relay.status.filters import EVERYTHING, By
 from relay.throttle.audit import audit
 from relay.throttle.history_check import book_in_file
 from tests.fakes.smarthost import Script, Smarthost
@@ -59,39 +58,3 @@ NO_ROOM = "limit 1 messages per 3600s for each sender"
 
 def _reasons(relay: Relay) -> set[str]:
     return {message.reason for message in relay.watch.listing().messages()}
-
-
-async def test_messages_that_wait_for_one_limit_have_one_reason_whether_or_not_they_were_asked_for(
-    tmp_path: Path,
-) -> None:
-    async with Smarthost() as host:
-        policy = policy_of(tmp_path, host.port, ", limits: [{messages: 1, per: 1h}]")
-        async with Relay(policy) as relay:
-            for number in range(4):
-                relay.accept(f"r{number}@x.example")
-            await relay.until(lambda: len(host.relayed) == 1 and len(_reasons(relay)) == 2)
-
-            _, *rows = await relay.operator.summary(EVERYTHING, By.REASON)
-
-            assert [(row.key, row.messages) for row in rows] == [("limit 1 messages per 3600s", 3)]
-
-
-async def test_what_holds_the_next_message_is_told_also_where_it_is_for_each_key(
-    tmp_path: Path,
-) -> None:
-    upstream = ", limits: [{messages: 1, per: 1h, for_each: sender}, {messages: 3, per: 2h}]"
-    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, upstream)) as relay:
-        for number in range(3):
-            relay.accept(f"list{number}@x.example", sender="list@here.example")
-        await relay.until(lambda: len(host.relayed) == 1 and relay.account.in_flight == 0)
-        await relay.until(lambda: NO_ROOM in _reasons(relay))
-
-        (isp,) = relay.watch.snapshot().upstreams
-        assert isp.held_by == NO_ROOM
-
-        # Where nobody at all may go, that is what holds the next.
-        relay.accept("a@x.example", sender="a@here.example")
-        relay.accept("b@x.example", sender="b@here.example")
-        await relay.until(lambda: len(host.relayed) == 3 and relay.account.in_flight == 0)
-        (isp,) = relay.watch.snapshot().upstreams
-        assert isp.held_by == "limit 3 messages per 7200s"

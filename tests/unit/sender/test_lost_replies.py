@@ -1,10 +1,9 @@
 """A transaction whose end nobody saw: the upstream may count it yet, so its slot stays until the deadline."""
 
-import asyncio
 from pathlib import Path
 
 from relay.clock import SECOND_NS
-from tests.fakes.smarthost import SILENCE, Script, Smarthost, Until, turns
+from tests.fakes.smarthost import SILENCE, Script, Smarthost, turns
 from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock
 
 LIMIT = ", limits: [{messages: 1, per: 1m}], guard: 1ms, max_transaction: 10m"
@@ -15,20 +14,6 @@ async def _settled(relay: Relay) -> None:
     """Wait until the first transaction is at its end, as far as anybody will know."""
     await relay.until(lambda: (found := next(iter(relay.sender.queue), None)) and found.reason)
     await relay.until(lambda: relay.account.in_flight == 0)
-
-
-async def test_what_a_stop_cut_off_is_occupied_until_its_deadline(tmp_path: Path) -> None:
-    clock, asked = virtual_clock(), asyncio.Event()
-    script = Script(eod=turns([Until(asked), "250 ok"]))
-    async with Smarthost(script) as host:
-        policy = policy_of(tmp_path, host.port, LIMIT)
-        async with Relay(policy, clock=clock) as relay:
-            relay.accept()
-            await host.until(lambda: host.transactions)
-        clock.advance(2 * MINUTE_NS)
-        async with Relay(policy, clock=clock) as relay:
-            await relay.until(lambda: relay.free_slots == 0)
-            assert not host.relayed
 
 
 async def test_a_lost_reply_of_which_a_busy_host_hears_late_costs_one_slot(tmp_path: Path) -> None:

@@ -1,16 +1,14 @@
 """An operator's pause of an upstream: what it keeps back, and what it outlives."""
 
-import asyncio
 from pathlib import Path
 
 from relay.clock import SECOND_NS
-from relay.control.operations import ABSENT, OK, UNCHANGED
-from relay.queue.queued import State
+from relay.control.operations import OK
 from relay.sender.state_file import parse, pause_path
 from relay.status.snapshot import UpstreamState
 from relay.verdicts.operator_pause import PauseAsked
-from tests.fakes.smarthost import Script, Smarthost, Until, turns
-from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock
+from tests.fakes.smarthost import Smarthost
+from tests.unit.sender.in_process_relay import Relay, policy_of
 from tests.unit.sender.test_races import turns_of_the_loop
 
 DAY_NS = 86400 * SECOND_NS
@@ -24,26 +22,6 @@ async def kept_back(relay: Relay) -> None:
         relay.account.wake()
         await turns_of_the_loop()
     assert relay.account.in_flight == 0
-
-
-async def test_what_is_in_flight_finishes_and_nothing_new_begins(tmp_path: Path) -> None:
-    may_end = asyncio.Event()
-    script = Script(eod=turns([Until(may_end), "250 ok"]))
-    async with Smarthost(script) as host, Relay(policy_of(tmp_path, host.port, connections=1)) as relay:
-        relay.accept("first@there.example")
-        await relay.until(lambda: relay.account.in_flight)
-        second = relay.accept("second@there.example")
-        await relay.until(lambda: relay.queued(second))
-
-        assert await relay.operator.pause("isp", LASTING) == OK
-        may_end.set()
-        await kept_back(relay)
-        assert [mail.recipients for mail in host.relayed] == [["first@there.example"]]
-        assert await relay.operator.resume("isp") == OK
-        await relay.until_empty()
-        assert len(host.relayed) == 2
-        assert await relay.operator.resume("isp") == UNCHANGED
-        assert await relay.operator.pause("nobody", LASTING) == ABSENT
 
 
 async def test_it_outlives_a_restart_and_says_who_paused_and_when(tmp_path: Path) -> None:
@@ -69,31 +47,6 @@ async def test_it_outlives_a_restart_and_says_who_paused_and_when(tmp_path: Path
             assert host.relayed == []
             assert await relay.operator.resume("isp") == OK
             await relay.until_empty()
-
-
-async def test_its_time_is_no_age_and_mail_goes_at_its_end(tmp_path: Path) -> None:
-    clock = virtual_clock()
-    script = Script(rcpt=turns("451 4.7.1 later"))
-    async with Smarthost(script) as host:
-        async with Relay(policy_of(tmp_path, host.port)) as relay:
-            queue_id = relay.accept("b@there.example")
-            await relay.operator.pause("isp", PauseAsked("anna", 30 * DAY_NS))
-            await relay.until(lambda: relay.queued(queue_id))
-            (shown,) = (await relay.operator.snapshot()).upstreams
-            assert shown.paused_until_ns is not None
-            assert shown.drained_at_ns is not None
-            assert shown.drained_at_ns > shown.paused_until_ns - SECOND_NS
-            clock.advance(30 * DAY_NS)
-            relay.account.wake()
-
-            # The lifetime of a message is a day: it would have been returned.
-            await relay.until(lambda: (q := relay.queued(queue_id)) and q.state is State.DEFERRED)
-            assert relay.account.pausing.state.operator is None
-            relay.events.flush()
-            assert "the operator's pause has ended: the time of" in relay.log.getvalue()
-            await relay.until_empty()
-        # Beside it its sender hears that it is late, which counts from its acceptance.
-        assert ["b@there.example"] in [mail.recipients for mail in host.relayed]
 
 
 async def test_an_edit_of_the_account_carries_the_pause_over(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Orders of events in which mail could stand still, go twice, or go where it must not."""
 
 import asyncio
-import functools
 from pathlib import Path
 
 from relay.clock import SECOND_NS
@@ -50,23 +49,6 @@ async def turns_of_the_loop(count: int = 50) -> None:
     """Give everything that is ready to run its turn, threads included."""
     for _ in range(count):
         await asyncio.to_thread(lambda: None)
-
-
-async def test_what_a_former_upstream_gives_back_goes_through_the_new_one(tmp_path: Path) -> None:
-    held = asyncio.Event()
-    async with (
-        Smarthost(Script(mail=[Until(held), "421 4.3.2 going down"])) as old,
-        Smarthost() as new,
-        Relay(policy_through(tmp_path, "old", old.port)) as relay,
-    ):
-        relay.accept()
-        await relay.until(lambda: any(command.startswith("MAIL") for command in old.commands))
-        await relay.sender.apply(policy_through(tmp_path, "new", new.port))
-        await turns_of_the_loop()  # the new account has looked, and sleeps
-        held.set()
-        await relay.until(lambda: new.relayed)
-
-        assert old.relayed == []
 
 
 async def test_an_account_that_left_the_policy_and_came_back_keeps_its_operators_pause(
@@ -148,28 +130,3 @@ async def test_no_mail_is_sent_after_a_suspend_past_the_deadline(tmp_path: Path)
             await relay.until(lambda: len(host.relayed) == 2)
 
         assert len([command for command in host.commands if command.startswith("MAIL")]) == 2
-
-
-async def test_a_failed_history_is_told_of_once_and_looked_into_in_its_time(tmp_path: Path) -> None:
-    history = tmp_path / "history" / "127.0.0.1"
-    history.parent.mkdir()
-    history.write_bytes(b"not a history at all\n" * 10)
-    clock = virtual_clock()
-    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, LIMIT)) as relay:
-        for number in range(10):
-            queue_id = relay.accept(f"r{number}@x.example")
-            await relay.until(functools.partial(relay.queued, queue_id))
-        await relay.until(lambda: relay.account.pausing.state.fault)
-        await turns_of_the_loop()
-        relay.events.flush()
-        log = relay.log.getvalue()
-        assert log.count("upstream isp stopped") == log.count("history of isp failed") == 1
-        assert relay.account.pausing.state.fault
-
-        history.unlink()
-        clock.advance(3600 * SECOND_NS)
-        relay.account.wake()
-        await relay.until_empty()
-        relay.events.flush()
-        assert relay.log.getvalue().count("upstream isp resumed") == 1
-        assert not relay.account.pausing.state.why

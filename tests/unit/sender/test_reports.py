@@ -117,24 +117,6 @@ async def test_an_operator_may_only_delete_what_waits_for_its_report(tmp_path: P
         assert len(reports(host)) == 2
 
 
-async def test_failures_of_one_transaction_are_in_one_report_at_once(tmp_path: Path) -> None:
-    async with Smarthost(Script(rcpt=fussy)) as host:
-        policy = patient(tmp_path, host.port)
-        async with Relay(policy) as relay:
-            queue_id = relay.accept("gone1@there.example", "slow@there.example", "gone2@there.example")
-            await relay.until(lambda: reports(host) and is_deferred(relay, queue_id))
-            host.script.rcpt = lambda argument: "550 5.1.1 no" if "slow" in argument else "250 ok"
-        async with Relay(policy) as relay:
-            assert await relay.operator.act("retry", [queue_id]) == {queue_id: OK}
-            await relay.until_empty()
-
-        first, last = reports(host)
-        assert failed(first) == ["gone1@there.example", "gone2@there.example"]
-        assert failed(last) == ["slow@there.example"]
-        ids = {line for each in (first, last) for line in each.content.splitlines() if b"Message-ID" in line}
-        assert len(ids) == 2
-
-
 async def test_a_capped_report_goes_in_its_turn_while_others_are_deferred(tmp_path: Path) -> None:
     async with Smarthost(Script(rcpt=fussy)) as host:
         policy = patient(tmp_path, host.port, "1")

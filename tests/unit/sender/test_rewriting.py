@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.cli.render import detail_lines
 from relay.policy.model import Policy
-from relay.status.snapshot import message_to_json, public_view
-from tests.fakes.smarthost import DEFAULT, Script, Smarthost, turns
+from tests.fakes.smarthost import DEFAULT, Script, Smarthost
 from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of
 
 REWRITTEN = (
@@ -66,33 +64,6 @@ async def test_each_part_goes_by_its_own_route(tmp_path: Path) -> None:
         "b@inside.example": "a@here.example",
         "c@outside.example": "a@example.com",
     }
-
-
-async def test_a_report_reaches_who_wrote_the_message(tmp_path: Path) -> None:
-    script = Script(rcpt=turns("550 5.1.1 who?"))
-    async with Smarthost(script) as host, Relay(policy(tmp_path, host.port, FIXED)) as relay:
-        relay.accept()
-        await relay.until_empty()
-
-    (report,) = host.relayed
-    assert (report.reverse_path, report.recipients) == ("", ["a@here.example"])
-    assert b"From: <news@example.com>" not in report.content.partition(b"\r\n\r\n")[2]
-    # The report goes by a route as well, and is from nobody else than that says.
-    assert b"news@example.com" in report.content.partition(b"\r\n\r\n")[0]
-
-
-async def test_what_is_queued_shows_whom_it_is_sent_by(tmp_path: Path) -> None:
-    script = Script(mail=lambda _: "450 4.7.1 not now")
-    async with Smarthost(script) as host, Relay(policy(tmp_path, host.port, FIXED)) as relay:
-        queue_id = relay.accept()
-        await relay.until(lambda: (queued := relay.queued(queue_id)) and queued.reason)
-        view = relay.watch.listing().message(queue_id, ("b@there.example",))
-
-    assert view is not None
-    assert (view.reverse_path, view.rewritten_as) == ("a@here.example", "news@example.com")
-    assert "rewritten_as       news@example.com" in detail_lines(view)
-    assert message_to_json(view)["rewritten_as"] == "news@example.com"
-    assert "@" not in str(public_view(view))
 
 
 async def test_a_limit_for_each_sender_is_for_the_one_sent(tmp_path: Path) -> None:

@@ -7,15 +7,10 @@ from pathlib import Path
 from relay.clock import SECOND_NS
 from relay.control.operations import OK
 from relay.mail.envelope import QueueId
-from relay.policy.database import HistorySettings
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
-from relay.queue.queued import State
 from relay.sender.pausing import Pausing
-from relay.smtp.reply import Phase
 from relay.verdicts.operator_pause import PauseAsked
-from relay.verdicts.outcome import Answer
-from relay.verdicts.verdict import Verdict
 from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import CLOSE, Script, Smarthost, turns
 from tests.fakes.unsynced import Unsynced
@@ -61,48 +56,7 @@ async def leap(relay: Relay, clock: FakeClock, span_ns: int) -> None:
     await turns_of_the_loop()
 
 
-BY_DOMAIN = "  - {recipient_domain: '*.two', upstreams: [two]}\n  - {upstreams: [one]}"
 BOTH = "  - {upstreams: [one, two]}"
-
-
-async def test_recipients_of_one_message_go_in_parts_by_their_routes(tmp_path: Path) -> None:
-    async with Smarthost() as one, Smarthost() as two:
-        policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, BY_DOMAIN)
-        async with Relay(policy) as relay:
-            relay.accept("a@x.one", "b@x.two", "c@y.one", "d@y.two")
-            await relay.until_empty()
-            await relay.sender.look()
-            assert relay.sender.totals.relayed == 4
-
-        assert [mail.recipients for mail in one.relayed] == [["a@x.one", "c@y.one"]]
-        assert [mail.recipients for mail in two.relayed] == [["b@x.two", "d@y.two"]]
-
-
-async def test_mail_fails_over_at_its_instant_and_returns_behind_a_probe(tmp_path: Path) -> None:
-    clock = virtual_clock()
-    async with Smarthost() as one, Smarthost() as two:
-        policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, BOTH)
-        async with Relay(policy) as relay:
-            await relay.operator.pause("one", LASTING)
-            for number in range(10):
-                relay.accept(f"r{number}@x.example")
-            await relay.until(lambda: len(relay.sender.queue) == 10)
-            await leap(relay, clock, 14 * MINUTE_NS)
-            assert two.relayed == []
-            (first, *_) = await relay.operator.queue()
-            assert first.upstream == "one"
-            await leap(relay, clock, 1 * MINUTE_NS)
-            await relay.until_empty()
-            assert len(two.relayed) == 10
-
-            await relay.operator.pause("two", LASTING)
-            for number in range(5):
-                relay.accept(f"s{number}@x.example")
-            await relay.until(lambda: len(relay.sender.queue) == 5)
-            assert await relay.operator.resume("one") == OK
-            await relay.until_empty()
-            assert pausing(relay, "one").state.is_used
-            assert len(one.relayed) == 5
 
 
 async def test_an_unknown_outcome_stays_with_its_upstream_to_the_deadline(tmp_path: Path) -> None:
@@ -127,26 +81,6 @@ async def test_an_unknown_outcome_stays_with_its_upstream_to_the_deadline(tmp_pa
     # Perhaps twice: that is the window between the final dot and its reply.
     assert recipients(two) == ["a@x.example", "b@x.example"]
     assert len(one.transactions) == 1
-
-
-async def test_failover_ends_with_an_edit_that_gives_the_upstream_another_account(tmp_path: Path) -> None:
-    clock = virtual_clock()
-    async with Smarthost() as one, Smarthost() as two:
-        routes = "  - {upstreams: [one, two], failover_after: 1m}"
-        policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, routes)
-        async with Relay(policy) as relay:
-            pausing(relay, "one").rest(Answer(Verdict.STOP, Phase.AUTH, None, "535 account closed"))
-            await leap(relay, clock, 2 * MINUTE_NS)
-            relay.accept("before@x.example")
-            await relay.until_empty()
-            history = HistorySettings(path=tmp_path / "another")
-            another = policy.upstreams["one"].model_copy(update={"history": history})
-            edited = policy.model_copy(update={"upstreams": {**policy.upstreams, "one": another}})
-            await relay.sender.apply(edited)
-            relay.accept("after@x.example")
-            await relay.until_empty()
-
-    assert (recipients(one), recipients(two)) == (["after@x.example"], ["before@x.example"])
 
 
 TO_ONE, TO_TWO = "  - {upstreams: [one]}", "  - {upstreams: [two]}"
@@ -216,24 +150,6 @@ async def test_what_is_sorted_late_goes_by_an_edit_that_came_meanwhile(tmp_path:
         assert {part.upstream for part in relay.sender.queue} == {"two"}
 
 
-async def test_an_edit_that_divides_a_message_leaves_it_held_or_deferred(tmp_path: Path) -> None:
-    later = "retry: {min: 1h, max: 1h, lifetime: 1d}"
-    async with Smarthost(Script(rcpt="450 4.2.0 come again")) as one, Smarthost() as two:
-        ports = {"one": one.port, "two": two.port}
-        async with Relay(policy_of(tmp_path, ports, TO_ONE, later)) as relay:
-            held, deferred = (relay.accept("a@x.one", "b@x.two") for _ in range(2))
-            states = relay.sender.queue.state_of
-            await relay.until(lambda: {states(held), states(deferred)} == {State.DEFERRED})
-            assert await relay.operator.act("hold", [held]) == {held: OK}
-            await relay.sender.apply(policy_of(tmp_path, ports, BY_DOMAIN, later))
-            parts = relay.sender.queue.parts
-            await relay.until(lambda: len(parts(held)) == len(parts(deferred)) == 2)
-            assert {part.state for part in parts(held)} == {State.HELD}
-            assert {part.state for part in parts(deferred)} == {State.DEFERRED}
-            assert {part.reason for part in parts(deferred)} == {"450 4.2.0 come again"}
-        assert two.commands == []
-
-
 async def test_mail_that_has_waited_too_long_goes_to_the_next_upstream_that_is_usable(tmp_path: Path) -> None:
     clock = virtual_clock()
     async with Smarthost() as one, Smarthost() as two:
@@ -259,26 +175,27 @@ async def test_mail_that_has_waited_too_long_goes_to_the_next_upstream_that_is_u
         assert "late@x.example" in recipients(one)
 
 
-async def test_an_upstream_proves_itself_by_the_one_message_that_may_go_there_behind_all_others(
+async def test_a_message_that_spills_wakes_the_line_that_it_goes_to_and_the_one_that_it_left(
     tmp_path: Path,
 ) -> None:
-    clock = virtual_clock()
+    """Both were asleep for an hour: one at its limit, the other without mail."""
+    routes = (
+        "  - {sender: 'owner@here.example', upstreams: [one]}\n  - {upstreams: [one, two], spill_after: 1m}"
+    )
     async with Smarthost() as one, Smarthost() as two:
-        routes = (
-            "  - {recipient_domain: x.one, upstreams: [one, two], failover_after: 1m}\n  - {upstreams: [two]}"
-        )
         policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, routes)
-        async with Relay(policy_with_limit(policy, "two", "{messages: 1, per: 30d}")) as relay:
-            relay.accept("first@x.two")
-            await relay.until(lambda: two.relayed)
-            assert await relay.operator.pause("one", PauseAsked("anna", 30 * MINUTE_NS)) == OK
-            for number in range(1100):
-                relay.accept(f"r{number}@x.two")
-            relay.accept("only@x.one")
-            await relay.until(lambda: len(relay.sender.queue) == 1101)
-            await leap(relay, clock, 31 * MINUTE_NS)
+        async with Relay(
+            policy_with_limit(policy, "one", "{messages: 1, per: 1h, for_each: sender}")
+        ) as relay:
+            relay.accept("first@x.example")
             await relay.until(lambda: one.relayed)
-        assert recipients(one) == ["only@x.one"]
+            began_ns = relay.clock.boottime_ns()
+            relay.accept("second@x.example")
+            await relay.until(lambda: two.relayed)
+            assert relay.clock.boottime_ns() - began_ns <= 61 * SECOND_NS
+            relay.accept("third@x.example", sender="owner@here.example")
+            await relay.until(lambda: len(one.relayed) == 2)
+            assert relay.clock.boottime_ns() - began_ns <= 62 * SECOND_NS
 
 
 def policy_with_limit(policy: Policy, name: str, limit: str, **others: int) -> Policy:
@@ -290,33 +207,3 @@ upstreams: {{x: {{host: h, limits: [{limit}]}}}}
     limits = parse_policy(text.encode(), policy.spool / "x.yaml").upstreams["x"].limits
     changed = policy.upstreams[name].model_copy(update={"limits": limits, **others})
     return policy.model_copy(update={"upstreams": {**policy.upstreams, name: changed}})
-
-
-async def test_a_message_in_parts_is_listed_once_with_each_upstream(tmp_path: Path) -> None:
-    clock = virtual_clock()
-    routes = (
-        "  - {recipient_domain: '*.two', upstreams: [two]}\n  - {upstreams: [one, two], failover_after: 1m}"
-    )
-    async with Smarthost() as one, Smarthost() as two:
-        policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, routes)
-        async with Relay(policy) as relay:
-            for name in ("one", "two"):
-                assert await relay.operator.pause(name, PauseAsked("anna", 30 * MINUTE_NS)) == OK
-            relay.accept("a@x.one", "b@x.two", "c@x.two")
-            await relay.until(lambda: len(relay.sender.queue) == 1)
-
-            (shown,) = await relay.operator.queue()
-            assert (shown.recipients_left, len(shown.recipients)) == (3, 3)
-            assert {shown.upstream, *shown.further_upstreams} == {"one", "two"}
-            assert shown.eta_at_ns is not None
-            assert shown.eta_at_ns - clock.wall_ns() > 29 * MINUTE_NS
-            snapshot = await relay.operator.snapshot()
-            assert [each.waiting_messages for each in snapshot.upstreams] == [1, 1]
-            assert sum(each.messages for each in snapshot.queue.values()) == 1
-
-            # Both parts in one line: they go one behind the other, and the message ends once.
-            assert await relay.operator.resume("two") == OK
-            await relay.until(lambda: two.relayed)
-            await leap(relay, clock, 2 * MINUTE_NS)
-            await relay.until_empty()
-        assert [mail.recipients for mail in two.relayed] == [["b@x.two", "c@x.two"], ["a@x.one"]]

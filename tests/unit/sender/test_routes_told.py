@@ -93,28 +93,3 @@ async def test_a_route_of_which_every_upstream_is_down_is_told(tmp_path: Path) -
             assert told(relay) == ["error: route 1, 2: every upstream is down, and mail waits for one"]
             assert gauges(relay)[()] == 2
             assert shown_routes(relay)[0]["takes"] == ["sender", "all other mail"]
-
-
-async def test_a_message_shows_the_route_of_each_recipient(tmp_path: Path) -> None:
-    async with Smarthost() as one, Smarthost() as two:
-        routes = (
-            "  - {header: {List-Id: '*'}, recipient_domain: x.three, upstreams: [two]}\n"
-            "  - {recipient_domain: '*.two', upstreams: [two]}\n"
-            "  - {user: ann, upstreams: [one]}\n"
-            "  - {upstreams: [one, two]}"
-        )
-        policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, routes)
-        async with Relay(policy) as relay:
-            await relay.operator.pause("one", LASTING)
-            await relay.operator.pause("two", LASTING)
-            content = b"List-Id: <l.example>\r\n\r\nhello\r\n"
-            queue_id = relay.accept("a@x.one", "b@x.two", "c@x.three", "d@x.one", content=content)
-            await relay.until(lambda: len(relay.sender.queue) == 1)
-
-            shown = await relay.operator.show(queue_id)
-            assert [(each.route, each.upstream) for each in shown.recipient_statuses] == [
-                (4, "one"),
-                (2, "two"),
-                (1, "two"),
-                (4, "one"),
-            ]

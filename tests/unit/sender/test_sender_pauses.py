@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from relay.clock import SECOND_NS
-from tests.fakes.smarthost import DEFAULT, Script, Smarthost, Turn, Until, turns
+from tests.fakes.smarthost import DEFAULT, Script, Smarthost, Until, turns
 from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock
 from tests.unit.sender.test_verdicts import with_password
 
@@ -88,27 +88,3 @@ async def test_an_edit_of_something_else_ends_no_pause(tmp_path: Path) -> None:
 
         assert relay.account.pausing.state.why
         assert relay.account.pausing.state.until_ns == until_ns
-
-
-async def test_a_sender_is_not_asked_for_again_before_the_time_that_is_said(
-    tmp_path: Path,
-) -> None:
-    def mail(argument: str) -> Turn:
-        if "told@" in argument:
-            return "450 4.7.1 not from told@here.example, try again in 6 hours"
-        return "450 4.7.1 not from ruled@here.example" if "ruled@" in argument else "250 ok"
-
-    clock = virtual_clock()
-    rules = ", verdicts: [{text: 'not from', verdict: pause sender, wait: 2h}]"
-    async with Smarthost(Script(mail=mail)) as host, Relay(policy_of(tmp_path, host.port, rules)) as relay:
-        told, ruled = (relay.accept(sender=f"{name}@here.example") for name in ("told", "ruled"))
-        sender_pauses = relay.line.sender_pauses
-        await relay.until(lambda: len(sender_pauses.senders()) == 2)
-        await relay.until(lambda: relay.account.in_flight == 0)
-        now_ns = clock.boottime_ns()
-        until_ns = sender_pauses.senders()
-
-        assert 5 * HOUR_NS < until_ns["told@here.example"] - now_ns <= 6 * HOUR_NS
-        assert HOUR_NS < until_ns["ruled@here.example"] - now_ns <= 2 * HOUR_NS
-        assert relay.queued(told) is not None
-        assert relay.queued(ruled) is not None

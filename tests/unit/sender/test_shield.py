@@ -8,7 +8,6 @@ from relay.clock import SECOND_NS
 from relay.control.operations import OK
 from relay.queue.queued import Queued, State
 from relay.verdicts.health import Health
-from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import Recorded, Script, Smarthost
 from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock
 
@@ -84,68 +83,6 @@ async def test_one_sender_refused_in_unknown_words_keeps_nobody_else_waiting(
         assert await _bounced(relay) == 0
         # The mail of that sender alone waits: it is not asked about message by message.
         assert list(relay.line.sender_pauses.senders()) == [sender]
-
-
-async def test_one_message_keeps_its_sender_waiting_once(tmp_path: Path) -> None:
-    clock = FakeClock()
-    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, rest=PATIENT), clock=clock) as relay:
-        host.script = Script(rcpt=lambda said: CUT_OFF if "bad" in said else "250 ok")
-        bad = relay.accept(*[f"bad{number}@there.example" for number in range(12)])
-        await _sits_out(relay)
-        for number in range(3):
-            relay.accept(f"good{number}@there.example")
-        await relay.until(lambda: len(relay.sender.queue) == 4)
-        await _sits_out(relay)
-        clock.advance(HOUR_NS // 2)
-        relay.sender.wake()
-        # Other mail of the sender proves it, and then the message is deferred alone.
-        await relay.until(lambda: len(relay.sender.queue) == 1 and _is_tried(relay.queued(bad)))
-
-        assert len(host.relayed) == 3
-        assert relay.line.sender_pauses.senders() == {}
-        assert await _bounced(relay) == 0
-
-
-async def test_new_mail_of_a_refused_sender_keeps_no_older_mail_from_being_returned(tmp_path: Path) -> None:
-    clock = FakeClock()
-    policy = "retry: {min: 50ms, max: 100ms, lifetime: 1d, warn_after: null}"
-    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, rest=policy), clock=clock) as relay:
-        host.script = _refusing(host, "cron@here.example", "eod")
-        oldest = [relay.accept(sender="cron@here.example") for _ in range(12)]
-        await _sits_out(relay)
-        steps = 0
-
-        def is_returned_though_mail_comes_each_hour() -> bool:
-            nonlocal steps
-            steps += 1
-            if steps % 12 == 0:
-                relay.accept(sender="cron@here.example")
-            clock.advance(HOUR_NS // 12)
-            relay.sender.wake()
-            return not any(map(relay.queued, oldest))
-
-        await relay.until(is_returned_though_mail_comes_each_hour)
-
-        assert steps < 5 * 24 * 12
-
-
-async def test_different_senders_refused_alike_stop_the_upstream_and_bounce_nobody(tmp_path: Path) -> None:
-    # Not ten turns: the eleventh transaction may have begun before the tenth refusal is heard.
-    says = [CUT_OFF]
-    async with (
-        Smarthost(Script(rcpt=lambda _: says[0])) as host,
-        Relay(policy_of(tmp_path, host.port)) as relay,
-    ):
-        _send_all(relay)
-        await _stopped(relay)
-        assert "recipients in a row were refused alike: 550 Administrative" in relay.account.pausing.state.why
-        assert host.relayed == []
-        assert await _bounced(relay) == 0
-
-        says[0] = "250 ok"
-        assert await relay.operator.resume("isp") == OK
-        await relay.until_empty()
-        assert sorted(relayed.recipients[0] for relayed in host.relayed) == sorted(SUBSCRIBERS)
 
 
 async def test_what_the_operator_believes_is_reported_and_the_rest_goes_on(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import pytest
 from relay.sender.spool_thread import AGAIN_SECONDS, MOST_BYTES_AT_HAND, SpoolThread
 from relay.spool.interface import Full, Message, Settlement, Status, Unavailable
 from relay.spool.maildir.engine import MaildirSpool
-from relay.spool.maildir.layout import MaildirLayout
 from tests.engines.spool.engine import CONTENT, accept, note, read
 from tests.engines.spool.maildir_engine import MAILDIR
 from tests.engines.spool.world import prepared
@@ -64,30 +63,6 @@ async def test_what_came_to_pass_is_asked_again_until_it_is_done(
     await settling
     for each in marked:
         assert read(queue.spool, each.queue_id).statuses[:2] == (Status.RELAYED, Status.BOUNCED)
-
-
-@pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, Full), (errno.EIO, Unavailable)])
-async def test_what_is_only_asked_for_is_answered(number: int, kind: type[Full | Unavailable]) -> None:
-    queue = Queue()
-    first, second = await queue.claimed()
-    queue.fail(number, "rename", "/hold/")
-    asked = [Settlement(each.queue_id, each.envelope, is_held=True) for each in (first, second)]
-    answers = await asyncio.gather(*map(queue.thread.change, asked), return_exceptions=True)
-
-    assert [type(each) for each in answers] == [kind] * 2
-    assert not read(queue.spool, first.queue_id).is_held
-
-
-async def test_a_message_is_sent_as_it_was_checked_when_it_was_claimed() -> None:
-    queue = Queue()
-    (queue_id, _) = queue.queue_ids
-    await queue.claimed()
-    path = MaildirLayout(MAILDIR.root).queued(queue_id)
-    queue.disk.poke(path, queue.disk.peek(path).replace(b".dots", b".dotz"))
-
-    (message,) = await queue.thread.read([queue_id])
-    assert isinstance(message, Message)
-    assert message.content == CONTENT
 
 
 async def test_what_is_at_hand_is_bounded_and_ends_with_the_first_settlement() -> None:

@@ -79,24 +79,3 @@ async def test_a_refusal_of_everybody_returns_nothing_however_long_it_lasts(
         host.script = Script()
         await relay.until_empty()
         assert len(host.relayed) == 10
-
-
-@pytest.mark.parametrize(("most", "per_s"), [(1, 600), (5, HOUR_S)])
-async def test_mail_beyond_a_quota_that_opens_again_is_not_returned(
-    tmp_path: Path, most: int, per_s: int
-) -> None:
-    """The worst for it: others are relayed between the refusals of each message, for hours."""
-    counted: dict[int, int] = {}
-
-    def mail(_argument: str) -> Turn:
-        window = virtual_clock().boottime_ns() // (per_s * SECOND_NS)
-        counted[window] = counted.get(window, 0) + 1
-        return "250 ok" if counted[window] <= most else AN_OFFENCE
-
-    async with Smarthost(Script(mail=mail)) as host, Relay(of_one(tmp_path, host)) as relay:
-        for number in range(20):
-            relay.accept(sender=f"s{number}@here.example")
-        await relay.until_empty()
-
-        totals = relay.sender.totals
-        assert (totals.relayed, totals.expired, totals.bounced) == (20, 0, 0)

@@ -89,15 +89,3 @@ async def test_when_a_phone_on_the_same_account_exceeds_the_limit_the_list_waits
         assert isp.account.cut_offs == 1
         assert "upstream isp paused until" in _told(relay)
         assert "exceeded your sending limit" in _told(relay)
-
-
-async def test_when_nobody_is_awake_the_relay_is_never_stuck_and_nobody_is_bounced(tmp_path: Path) -> None:
-    began_ns = virtual_clock().boottime_ns()
-    async with _night(tmp_path) as (relay, isp):
-        isp.account.limit = _allows(50)
-        await relay.until_empty()
-
-        assert virtual_clock().boottime_ns() - began_ns < 30 * HOUR_NS
-        # It tries the policy's 100 in each window.  Each costs a cut-off, and some looks.
-        assert isp.account.cut_offs <= 20
-        assert isp.account.refused <= 5 * isp.account.cut_offs

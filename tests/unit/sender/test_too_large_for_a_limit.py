@@ -4,13 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from relay.clock import SECOND_NS
 from relay.policy.model import Policy
-from tests.fakes.smarthost import Script, Smarthost, turns
+from tests.fakes.smarthost import Smarthost
 from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of
-from tests.unit.sender.test_routes import pausing, policy_with_limit, recipients
 from tests.unit.sender.test_routes import policy_of as route_policy_of
-from tests.unit.sender.test_routes_told import counted
+from tests.unit.sender.test_routes import policy_with_limit, recipients
 
 LARGE = CONTENT + b"x" * 5000 + b"\r\n"
 LIMIT = ", limits: [{bytes: 4500, per: 1h}]"
@@ -54,20 +52,6 @@ async def test_it_is_returned_at_the_end_of_its_life(tmp_path: Path, each: str) 
         assert REASON.split(" per ", maxsplit=1)[0].encode() in b" ".join(report.content.split())
 
 
-async def test_what_rewriting_adds_counts_and_is_told(tmp_path: Path) -> None:
-    limit = f", limits: [{{bytes: {len(CONTENT)}, per: 1h}}]"
-    rest = (
-        "retry: {min: 1ms, max: 1ms, lifetime: 1d}\nroutes: [{upstreams: [isp], rewrite: news@example.com}]"
-    )
-    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, limit, rest)) as relay:
-        queue_id = relay.accept()
-        await relay.until(lambda: _deferrals(relay, queue_id) > 0)
-
-        (waiting,) = relay.watch.listing().messages()
-        assert f"lets no more than {len(CONTENT)} go" in waiting.reason
-        assert f"the message has {len(CONTENT)} octets" not in waiting.reason
-
-
 def _two_upstreams(folder: Path, ports: dict[str, int], *limits: int) -> Policy:
     policy = route_policy_of(folder, ports, "  - {upstreams: [one, two], spill_after: 1d}")
     for name, count in zip(ports, limits, strict=True):
@@ -84,34 +68,3 @@ async def test_it_goes_at_once_through_the_next_upstream_that_can_take_it(tmp_pa
             await relay.until_empty()
             assert _deferrals(relay, large) == 0
         assert (recipients(one), recipients(two)) == (["small@x.example"], ["large@x.example"])
-
-
-async def test_mail_that_only_its_first_upstream_can_take_waits_there_and_is_not_told_as_diverted(
-    tmp_path: Path,
-) -> None:
-    routes = "  - {upstreams: [one, two], failover_after: 1ms}"
-    async with Smarthost(Script(connect=turns("421 4.3.2 not now"))) as one, Smarthost() as two:
-        policy = route_policy_of(tmp_path, {"one": one.port, "two": two.port}, routes)
-        async with Relay(policy_with_limit(policy, "two", "{bytes: 4500, per: 1h}")) as relay:
-            relay.accept("small@x.example")
-            await relay.until(lambda: two.relayed)
-            large = relay.accept("large@x.example", content=LARGE)
-            await relay.until(lambda: (queued := relay.queued(large)) and queued.upstream == "one")
-            pausing(relay, "one").end()
-            await relay.until(lambda: one.relayed)
-            await relay.until_empty()
-            assert counted(relay, "one", "one", "unfit") is None
-        assert (recipients(one), recipients(two)) == (["large@x.example"], ["small@x.example"])
-
-
-async def test_it_goes_to_the_next_upstream_also_while_the_limit_is_full(tmp_path: Path) -> None:
-    async with Smarthost() as one, Smarthost() as two:
-        ports = {"one": one.port, "two": two.port}
-        async with Relay(_two_upstreams(tmp_path, ports, len(CONTENT), 9000)) as relay:
-            relay.accept("first@x.example")
-            await relay.until(lambda: one.relayed)
-            began_ns = relay.clock.boottime_ns()
-            relay.accept("large@x.example", content=LARGE)
-            await relay.until(lambda: two.relayed)
-            assert relay.clock.boottime_ns() - began_ns < SECOND_NS
-        assert (recipients(one), recipients(two)) == (["first@x.example"], ["large@x.example"])

@@ -1,15 +1,12 @@
 """A pause: what it does to the message that met it, to the order, to ages, and over a restart."""
 
-import asyncio
-import threading
 from pathlib import Path
 
 import pytest
 
 from relay.clock import SECOND_NS
 from relay.queue.queued import State
-from tests.fakes.smarthost import Script, Smarthost, Until, turns
-from tests.fakes.unsynced import BeforeSync
+from tests.fakes.smarthost import Script, Smarthost, turns
 from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock
 
 REFUSED = "421 4.7.0 too much from you, come back later"
@@ -29,24 +26,6 @@ def _over(relay: Relay) -> None:
 def mails(host: Smarthost) -> int:
     """Return how many transactions were begun."""
     return sum(command.startswith("MAIL") for command in host.commands)
-
-
-async def test_a_message_that_met_a_refusal_about_us_keeps_its_place(tmp_path: Path) -> None:
-    script = Script(connect=turns("421 busy"), mail=turns(REFUSED))
-    async with Smarthost(script) as host, Relay(policy_of(tmp_path, host.port)) as relay:
-        first = relay.accept("first@there.example")
-        await _paused(relay)
-        relay.accept("second@there.example")
-        relay.accept("third@there.example")
-        await relay.until(lambda: len(relay.sender.queue) == 3)
-        _over(relay)
-        await relay.until(lambda: (queued := relay.queued(first)) and queued.past.refusals)
-        await _paused(relay)
-        _over(relay)
-        await relay.until_empty()
-
-        assert host.relayed[0].recipients == ["first@there.example"]
-        assert len(host.relayed) == 3
 
 
 async def test_a_step_of_the_clock_is_told_and_counted_once(tmp_path: Path) -> None:
@@ -91,33 +70,3 @@ async def test_a_restart_goes_on_with_the_pause_and_does_not_knock(tmp_path: Pat
             _over(relay)
             await relay.until_empty()
         assert len(host.relayed) == 1
-
-
-async def test_nothing_is_begun_behind_a_refusal_though_it_was_about_to_be(tmp_path: Path) -> None:
-    is_armed, is_deciding, may_go_on = threading.Event(), threading.Event(), threading.Event()
-    refuse = asyncio.Event()
-
-    def wait(path: str) -> None:
-        if "/history/" in path and is_armed.is_set():
-            is_deciding.set()
-            assert may_go_on.wait(20)
-
-    script = Script(mail=turns("250 ok", "250 ok", [Until(refuse), "451 4.7.0 too many messages, slow down"]))
-    policy = ", limits: [{messages: 100, per: 1h}]"
-    async with Smarthost(script) as host:
-        relay = Relay(policy_of(tmp_path, host.port, policy), BeforeSync(wait), is_threaded=True)
-        for number in range(2):
-            relay.accept(f"{number}@x.example")
-        async with relay:
-            await relay.until_empty()
-            relay.accept("first@x.example")
-            await relay.until(lambda: mails(host) == 3)
-            is_armed.set()
-            second = relay.accept("second@x.example")
-            await relay.until(is_deciding.is_set)
-            refuse.set()
-            await relay.until(lambda: relay.account.pausing.state.why)
-            may_go_on.set()
-            await relay.until(lambda: not (q := relay.queued(second)) or q.state is not State.ACTIVE)
-
-            assert mails(host) == 3

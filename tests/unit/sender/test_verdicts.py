@@ -9,7 +9,7 @@ from relay.clock import SECOND_NS
 from relay.control.operations import OK
 from relay.queue.queued import State
 from relay.status.snapshot import UpstreamState
-from tests.fakes.smarthost import Script, Smarthost, Turn, turns
+from tests.fakes.smarthost import Script, Smarthost, Turn
 from tests.unit.sender.in_process_relay import Relay, hurry, policy_of, virtual_clock
 
 
@@ -57,23 +57,6 @@ async def test_an_edit_of_verdicts_judges_anew_and_ends_a_stop(tmp_path: Path) -
         await relay.until_empty()
 
         assert relay.sender.totals.bounced == 2  # the message, and the report of it
-
-
-async def test_a_verdict_about_the_message_asks_no_further_recipient(tmp_path: Path) -> None:
-    rule = '{phase: rcpt, text: "no lists here", verdict: bounce message}'
-    script = Script(rcpt=turns("550 no lists here"))
-    async with (
-        # Where commands go out at once, all have been asked before the first refusal.
-        Smarthost(script) as host,
-        Relay(policy_of(tmp_path, host.port, f", pipelining: false, verdicts: [{rule}]")) as relay,
-    ):
-        relay.accept("a@x.example", "b@x.example", "c@x.example")
-        await relay.until(lambda: len(host.relayed) == 1)  # the report
-
-        assert (
-            sum(command.startswith("RCPT TO:<") and "x.example" in command for command in host.commands) == 1
-        )
-        assert all(b"no lists here" in r.content for r in host.relayed)
 
 
 @pytest.mark.parametrize(
