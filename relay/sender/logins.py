@@ -2,8 +2,8 @@
 
 Secrets are read for each connection, so that a new password counts from the next one on; with OAuth2 what
 logs in is a token that was got with them, shared by all connections.  Only digests of the last ones are kept,
-to see that a refused account has a new password: then it is worth another try at once.  A changed password
-has to rest first: half of one that is being written would have the account refused.
+to see that a refused account has a new password: then it is worth another try at once, as soon as that is the
+same at two looks.
 
 A new refresh token is written down before the access token that it came with is used; one that cannot be is
 told of, and tried again.  When a token is fetched says `relay.upstream.oauth.tokens`.
@@ -44,8 +44,6 @@ from relay.upstream.oauth.tokens import Asked, Tokens, TokenUnavailable
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Judge, Ruling, Scope, Verdict
 
-REST_SECONDS = 1.0
-"""How long a changed password must stay as it is."""
 Ask = Callable[[TokenRequest], Awaitable[tuple[int, bytes, str]]]
 
 
@@ -86,7 +84,7 @@ class Logins:
                 token = await (await self._held_token(auth, auth.oauth2)).token(upstream)
             elif auth is not None:
                 # Empty where a certificate logs in.
-                password = (await self._rested_secrets(auth)).password
+                password = (await self._secrets(auth)).password
         except NotLoggedIn as error:
             # A look each second finds the file that `relay login` makes, as it finds a new password.
             self._last = b""
@@ -164,7 +162,7 @@ class Logins:
         async with self._token_turn:
             if self._held is None or self._held.auth != auth:
                 await self._forget_token()
-                read = functools.partial(self._rested_secrets, auth)
+                read = functools.partial(self._secrets, auth)
                 about = self._name, auth, oauth2, read
                 self._held = HeldToken(*about, disk=self._disk, telemetry=self._telemetry, ask=self._ask)
             return self._held
@@ -183,12 +181,9 @@ class Logins:
         digest = secrets.digest()
         return digest == self._last or (self._held is not None and digest in self._held.got_with)
 
-    async def _rested_secrets(self, auth: Auth) -> AccountSecrets:
-        """Return the secrets; changed ones, once they rest.  Raises SecretError."""
-        secrets, before = await asyncio.to_thread(read_secrets, auth), None
-        while self._last is not None and not self._is_known(secrets) and secrets != before:
-            await asyncio.sleep(REST_SECONDS)
-            secrets, before = await asyncio.to_thread(read_secrets, auth), secrets
+    async def _secrets(self, auth: Auth) -> AccountSecrets:
+        """Raise SecretError."""
+        secrets = await asyncio.to_thread(read_secrets, auth)
         self._last = secrets.digest()
         return secrets
 

@@ -1,6 +1,5 @@
 """What a connection logs in with and shows, and what of it anybody gets to see; secrets that are replaced."""
 
-import asyncio
 import base64
 import io
 import json
@@ -14,7 +13,7 @@ from relay.cli.probe import probed
 from relay.clock import SystemClock
 from relay.policy.model import Auth, Policy, Upstream
 from relay.policy.shipped import standard_judge
-from relay.sender.logins import REST_SECONDS, Logins
+from relay.sender.logins import Logins
 from relay.spool.disk.durable import RealDisk
 from relay.status import page
 from relay.status.snapshot import to_json
@@ -120,23 +119,6 @@ class Written:
 @pytest.fixture
 def written(tmp_path: Path) -> Written:
     return Written(tmp_path / "password")
-
-
-async def test_a_password_that_is_as_it_was_is_used_without_a_rest(written: Written) -> None:
-    loop = asyncio.get_running_loop()
-    began_at = loop.time()
-    assert [await written.password() for _ in range(3)] == [OLD] * 3
-    assert loop.time() == began_at
-
-
-async def test_a_password_that_is_still_written_is_waited_for(written: Written) -> None:
-    await written.password()
-    loop = asyncio.get_running_loop()
-    for number, piece in enumerate(PIECES):
-        loop.call_later((number + 0.5) * REST_SECONDS, written.path.write_text, piece)
-    written.path.write_text(PIECES[0][:1])
-
-    assert await written.password() == PIECES[-1]
 
 
 async def test_a_refused_account_is_tried_with_a_password_at_rest(written: Written) -> None:

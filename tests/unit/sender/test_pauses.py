@@ -4,6 +4,7 @@ import asyncio
 import io
 import itertools
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import Verdict
 from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import DEFAULT, Script, Smarthost, Turn, Until, turns
+from tests.fakes.unsynced import BeforeSync
 from tests.unit.sender.in_process_relay import Relay, hurry, policy_of, virtual_clock
 from tests.unit.sender.test_sender import turns_of_the_loop
 
@@ -401,3 +403,33 @@ async def test_an_edit_of_something_else_ends_no_pause(tmp_path: Path) -> None:
 
         assert relay.account.pausing.state.why
         assert relay.account.pausing.state.until_ns == until_ns
+
+
+async def test_nothing_is_begun_behind_a_refusal_though_it_was_about_to_be(tmp_path: Path) -> None:
+    is_armed, is_deciding, may_go_on = threading.Event(), threading.Event(), threading.Event()
+    refuse = asyncio.Event()
+
+    def wait(path: str) -> None:
+        if "/history/" in path and is_armed.is_set():
+            is_deciding.set()
+            assert may_go_on.wait(20)
+
+    script = Script(mail=turns("250 ok", "250 ok", [Until(refuse), "451 4.7.0 too many messages, slow down"]))
+    policy = ", limits: [{messages: 100, per: 1h}]"
+    async with Smarthost(script) as host:
+        relay = Relay(policy_of(tmp_path, host.port, policy), BeforeSync(wait), is_threaded=True)
+        for number in range(2):
+            relay.accept(f"{number}@x.example")
+        async with relay:
+            await relay.until_empty()
+            relay.accept("first@x.example")
+            await relay.until(lambda: mails(host) == 3)
+            is_armed.set()
+            second = relay.accept("second@x.example")
+            await relay.until(is_deciding.is_set)
+            refuse.set()
+            await relay.until(lambda: relay.account.pausing.state.why)
+            may_go_on.set()
+            await relay.until(lambda: not (q := relay.queued(second)) or q.state is not State.ACTIVE)
+
+            assert mails(host) == 3
