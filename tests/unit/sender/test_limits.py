@@ -10,7 +10,6 @@ from relay.mail.envelope import Envelope
 from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy
 from relay.spool.disk.durable import RealDisk
-from relay.status.snapshot import message_to_json, to_json
 from relay.throttle.audit import audit
 from relay.throttle.history_check import book_in_file
 from tests.fakes.smarthost import SILENCE, Recorded, Script, Smarthost, turns
@@ -272,31 +271,6 @@ async def test_a_lane_never_holds_more_of_a_limit_than_its_ceiling_and_all_else_
 async def _edit(relay: Relay, policy: Policy) -> None:
     await relay.sender.apply(policy)
     relay.watch.policy = policy
-
-
-async def test_a_message_is_in_the_same_lane_after_a_restart_and_is_shown_there(tmp_path: Path) -> None:
-    policy = policy_of(tmp_path, 9, ", limits: [{messages: 1, per: 1h}]", LANES)
-    for _ in range(2):
-        async with Relay(policy) as relay:
-            if len(relay.sender.queue) == 0:
-                relay.accept(sender="list@here.example", content=LISTED)
-                relay.accept(sender="noreply@here.example")
-                relay.accept(sender="else@here.example")
-            await relay.until(lambda: len(relay.sender.queue) == 3)
-
-            shown = {message.reverse_path[0]: message for message in relay.watch.listing().messages()}
-            assert {first: message.lane for first, message in shown.items()} == {
-                "l": "list",
-                "n": "resets",
-                "e": "default",
-            }
-            assert message_to_json(shown["l"])["lane"] == "list"
-            lanes = to_json(relay.watch.snapshot())["lanes"]
-            assert [(each["name"], each["share_percent"]) for each in lanes] == [
-                ("resets", 50.0),
-                ("list", 30.0),
-                ("default", 20.0),
-            ]
 
 
 OVER = "450 4.7.1 you have exceeded the limit of 19 recipients per hour"
