@@ -8,20 +8,19 @@ same at two looks.
 A new refresh token is written down before the access token that it came with is used; one that cannot be is
 told of, and tried again.  When a token is fetched says `relay.upstream.oauth.tokens`.
 
-The client's certificate is the last pair that was whole and fit for use; files that are replaced count once
-they rest (`WatchedFiles`).  What is loaded and refused is told.  Connections that showed the pair of before
-go on.
+The client's certificate is read for each connection too: the last pair that was whole and fit for use is
+shown.  What is loaded and refused is told.  Connections that showed the pair of before go on.
 """
 
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 
 from relay.clock import SECOND_NS
 from relay.mail.text import clean
 from relay.policy.model import Auth, Mechanism, Upstream
-from relay.policy.named_file import FileChange, WatchedFiles
 from relay.policy.oauth2 import GrantType, OAuth2, TokenMechanism
 from relay.policy.secrets import (
     AccountSecrets,
@@ -69,8 +68,11 @@ class Logins:
         """Digest of the secrets as of the last look."""
         self._held: HeldToken | None = None
         self._token_turn = asyncio.Lock()
-        self._pair: WatchedFiles[KeyPair] | None = None
-        self._pair_turn = asyncio.Lock()
+        self._pair: KeyPair | None = None
+        self._named: tuple[Path, Path | None] | None = None
+        """The files of that pair."""
+        self._refused = ""
+        """Why they are not what is shown."""
 
     async def account(self, judge: Judge) -> UpstreamServer:
         """Return what a connection is opened with now.  Raises UpstreamUnavailable."""
@@ -78,7 +80,7 @@ class Logins:
         mechanism: Mechanism | TokenMechanism = Mechanism.AUTO if auth is None else auth.mechanism
         password, token = None, None
         try:
-            watched = await self._watched(upstream)
+            pair = await self._shown_pair(upstream)
             if auth is not None and auth.oauth2 is not None:
                 mechanism = auth.oauth2.mechanism
                 token = await (await self._held_token(auth, auth.oauth2)).token(upstream)
@@ -107,7 +109,7 @@ class Logins:
             mechanism=mechanism,
             pipelining=upstream.pipelining,
             judge=judge,
-            pair=None if watched is None else watched.in_force,
+            pair=pair,
             source_address=upstream.source_address,
         )
 
@@ -132,27 +134,10 @@ class Logins:
         before, self._seen = self._seen, secrets.digest()
         return self._seen == before and self._last is not None and not self._is_known(secrets)
 
-    async def look(self) -> None:
-        """See whether the certificate was replaced; call it each second."""
-        try:
-            watched = await self._watched(self.upstream)
-        except SecretError:
-            return  # a connection tells why
-        if watched is None:
-            return
-        async with self._pair_turn:
-            change = await asyncio.to_thread(watched.look)
-        if change is FileChange.REFUSED:
-            self._telemetry.events.tell(
-                "client_certificate_refused", upstream=self._name, error=watched.error
-            )
-        elif change is FileChange.CHANGED:
-            self._tell_loaded(watched.in_force)
-
     @property
     def certificate_ends_at_ns(self) -> int | None:
         """Wall clock: when the client's certificate ends; None without one."""
-        return None if self._pair is None else self._pair.in_force.ends_at_ns
+        return None if self._pair is None else self._pair.ends_at_ns
 
     async def close(self) -> None:
         async with self._token_turn:
@@ -187,24 +172,30 @@ class Logins:
         self._last = secrets.digest()
         return secrets
 
-    async def _watched(self, upstream: Upstream) -> WatchedFiles[KeyPair] | None:
-        """Return the files of the certificate that is shown; None without one.  Raises SecretError."""
+    async def _shown_pair(self, upstream: Upstream) -> KeyPair | None:
+        """Return the certificate that is shown; None without one.  Raises SecretError."""
         certificate, key = upstream.tls_certificate, upstream.tls_key
-        paths = tuple(path for path in (certificate, key) if path is not None)
-        async with self._pair_turn:
-            if certificate is None or (self._pair is not None and self._pair.paths != paths):
-                self._pair = None
-            if certificate is not None and self._pair is None:
-                read = functools.partial(read_key_pair, certificate, key)
-                begun: WatchedFiles[KeyPair] = await asyncio.to_thread(WatchedFiles, paths, read)
-                self._pair = begun
-                self._tell_loaded(begun.in_force)
-            return self._pair
-
-    def _tell_loaded(self, pair: KeyPair) -> None:
-        self._telemetry.events.tell(
-            "client_certificate_loaded", upstream=self._name, certificate=pair.fingerprint
-        )
+        if certificate is None:
+            self._pair = None
+            return None
+        named, before = (certificate, key), self._pair
+        try:
+            pair = await asyncio.to_thread(read_key_pair, certificate, key)
+        except SecretError as error:
+            if before is None or self._named != named:
+                raise
+            if str(error) != self._refused:
+                self._refused = str(error)
+                self._telemetry.events.tell(
+                    "client_certificate_refused", upstream=self._name, error=self._refused
+                )
+            return before
+        if pair != before:
+            self._telemetry.events.tell(
+                "client_certificate_loaded", upstream=self._name, certificate=pair.fingerprint
+            )
+        self._pair, self._named, self._refused = pair, named, ""
+        return pair
 
 
 class HeldToken:

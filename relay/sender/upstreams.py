@@ -187,10 +187,9 @@ class Upstreams:
         return "" if each is None else await each.pausing.recorded()
 
     async def look_at_secrets(self) -> None:
-        """See which certificates and passwords were replaced; call it each second."""
+        """See which passwords were replaced; call it each second."""
         for name, each in list(self.in_use.items()):
             logins, state = self._logins[name], each.pausing.state
-            await logins.look()
             if state.is_refused and await logins.has_new_password() and each.pausing.state.is_refused:
                 each.use_again(Happening.EDIT)
 

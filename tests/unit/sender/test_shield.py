@@ -18,6 +18,7 @@ from relay.practice.smarthost import PracticeAccount, PracticeSmarthost, Practis
 from relay.queue.queued import Queued, State
 from relay.smtp.sasl import Credentials
 from relay.verdicts.health import Health
+from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import Recorded, Script, Smarthost, Turn
 from tests.fakes.virtual_time import pass_time
 from tests.unit.sender.in_process_relay import Relay, hurry, policy_of, virtual_clock
@@ -94,6 +95,26 @@ async def test_one_sender_refused_in_unknown_words_keeps_nobody_else_waiting(
         assert await _bounced(relay) == 0
         # The mail of that sender alone waits: it is not asked about message by message.
         assert list(relay.line.sender_pauses.senders()) == [sender]
+
+
+async def test_one_message_keeps_its_sender_waiting_once(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, rest=PATIENT), clock=clock) as relay:
+        host.script = Script(rcpt=lambda said: CUT_OFF if "bad" in said else "250 ok")
+        bad = relay.accept(*[f"bad{number}@there.example" for number in range(12)])
+        await _sits_out(relay)
+        for number in range(3):
+            relay.accept(f"good{number}@there.example")
+        await relay.until(lambda: len(relay.sender.queue) == 4)
+        await _sits_out(relay)
+        clock.advance(HOUR_NS // 2)
+        relay.sender.wake()
+        # Other mail of the sender proves it, and then the message is deferred alone.
+        await relay.until(lambda: len(relay.sender.queue) == 1 and _is_tried(relay.queued(bad)))
+
+        assert len(host.relayed) == 3
+        assert relay.line.sender_pauses.senders() == {}
+        assert await _bounced(relay) == 0
 
 
 async def test_what_the_operator_believes_is_reported_and_the_rest_goes_on(tmp_path: Path) -> None:
