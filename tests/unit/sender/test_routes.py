@@ -12,6 +12,7 @@ from relay.control.operations import OK
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
+from relay.queue.queued import Queued, State
 from relay.sender.attempt import APART_NS
 from relay.sender.pausing import Pausing
 from relay.status.collector import SnapshotCollector
@@ -179,6 +180,37 @@ async def test_mail_that_has_waited_too_long_goes_to_the_next_upstream_that_is_u
             await relay.until_empty()
         # It was for less than half an hour in line when the first one had room again.
         assert "late@x.example" in recipients(one)
+
+
+LARGE = CONTENT + b"x" * 5000 + b"\r\n"
+NO_ROOM_FOR_LARGE = "{bytes: 6000, per: 1h}"
+ONE_CONNECTION = {"connections": 1}
+
+
+def _has_no_room(queued: Queued | None) -> bool:
+    return queued is not None and queued.state is State.WAITING and "limit" in queued.reason
+
+
+async def test_what_stands_behind_mail_that_spilled_goes_at_once(tmp_path: Path) -> None:
+    routes = (
+        '  - {sender: "owner@here.example", upstreams: [one]}\n  - {upstreams: [one, two], spill_after: 1m}'
+    )
+    async with Smarthost() as one, Smarthost() as two:
+        policy = routed(tmp_path, {"one": one.port, "two": two.port}, routes)
+        policy = policy_with_limit(policy, "one", NO_ROOM_FOR_LARGE, **ONE_CONNECTION)
+        async with Relay(policy) as relay:
+            relay.accept("first@x.example", content=LARGE)
+            await relay.until_empty()
+            large = relay.accept("large@x.example", content=LARGE)
+            await relay.until(lambda: _has_no_room(relay.queued(large)))
+            small = relay.accept("small@x.example", sender="owner@here.example")
+            await relay.until(lambda: relay.queued(small))
+
+            began_ns = relay.clock.boottime_ns()
+            await relay.until_empty()
+            assert relay.clock.boottime_ns() - began_ns < 70 * SECOND_NS
+        assert recipients(two) == ["large@x.example"]
+        assert recipients(one) == ["first@x.example", "small@x.example"]
 
 
 async def test_a_message_that_spills_wakes_the_line_that_it_goes_to_and_the_one_that_it_left(
