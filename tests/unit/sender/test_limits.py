@@ -333,3 +333,17 @@ async def test_a_history_that_begins_empty_is_announced_when_it_is_made_and_neve
             relay.accept()
             await relay.until_empty()
             assert _told(relay) == []
+
+
+async def test_what_rewriting_adds_counts_and_is_told(tmp_path: Path) -> None:
+    limit = f", limits: [{{bytes: {len(CONTENT)}, per: 1h}}]"
+    rest = (
+        "retry: {min: 1ms, max: 1ms, lifetime: 1d}\nroutes: [{upstreams: [isp], rewrite: news@example.com}]"
+    )
+    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, limit, rest)) as relay:
+        queue_id = relay.accept()
+        await relay.until(lambda: _deferrals(relay, queue_id) > 0)
+
+        (waiting,) = relay.watch.listing().messages()
+        assert f"lets no more than {len(CONTENT)} go" in waiting.reason
+        assert f"the message has {len(CONTENT)} octets" not in waiting.reason

@@ -433,3 +433,27 @@ async def test_nothing_is_begun_behind_a_refusal_though_it_was_about_to_be(tmp_p
             await relay.until(lambda: not (q := relay.queued(second)) or q.state is not State.ACTIVE)
 
             assert mails(host) == 3
+
+
+async def test_a_sender_is_not_asked_for_again_before_the_time_that_is_said(
+    tmp_path: Path,
+) -> None:
+    def mail(argument: str) -> Turn:
+        if "told@" in argument:
+            return "450 4.7.1 not from told@here.example, try again in 6 hours"
+        return "450 4.7.1 not from ruled@here.example" if "ruled@" in argument else "250 ok"
+
+    clock = virtual_clock()
+    rules = ", verdicts: [{text: 'not from', verdict: pause sender, wait: 2h}]"
+    async with Smarthost(Script(mail=mail)) as host, Relay(policy_of(tmp_path, host.port, rules)) as relay:
+        told, ruled = (relay.accept(sender=f"{name}@here.example") for name in ("told", "ruled"))
+        sender_pauses = relay.line.sender_pauses
+        await relay.until(lambda: len(sender_pauses.senders()) == 2)
+        await relay.until(lambda: relay.account.in_flight == 0)
+        now_ns = clock.boottime_ns()
+        until_ns = sender_pauses.senders()
+
+        assert 5 * HOUR_NS < until_ns["told@here.example"] - now_ns <= 6 * HOUR_NS
+        assert HOUR_NS < until_ns["ruled@here.example"] - now_ns <= 2 * HOUR_NS
+        assert relay.queued(told) is not None
+        assert relay.queued(ruled) is not None

@@ -411,3 +411,16 @@ async def test_of_what_was_refused_the_last_reply_of_each_recipient_is_told(tmp_
         await relay.until(lambda: host.relayed)
         (warning,) = host.relayed
     assert [each["Status"] for each in fields(warning)[1:]] == ["4.2.1", "4.2.2"]
+
+
+async def test_neither_held_mail_nor_mail_from_nobody_is_told_of(tmp_path: Path) -> None:
+    clock = virtual_clock()
+    async with Smarthost(Script()) as host, Relay(limited(tmp_path, host.port)) as relay:
+        relay.accept("first@there.example")
+        await relay.until(lambda: host.relayed)
+        held, _ = relay.accept("held@there.example"), relay.accept("x@there.example", sender="")
+        await relay.until(lambda: len(relay.sender.queue) == 2 and relay.account.in_flight == 0)
+        assert await relay.operator.act("hold", [held]) == {held: OK}
+        clock.advance(10 * HOUR_NS)
+
+        assert await relay.late.look() == 0

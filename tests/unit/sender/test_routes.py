@@ -10,14 +10,18 @@ import pytest
 from relay.clock import SECOND_NS
 from relay.control.operations import OK
 from relay.mail.envelope import QueueId
+from relay.policy.database import HistorySettings
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.queue.queued import Queued, State
 from relay.sender.attempt import APART_NS
 from relay.sender.pausing import Pausing
+from relay.smtp.reply import Phase
 from relay.status.collector import SnapshotCollector
 from relay.status.snapshot import to_json
 from relay.verdicts.operator_pause import PauseAsked
+from relay.verdicts.outcome import Answer
+from relay.verdicts.verdict import Verdict
 from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import CLOSE, DEFAULT, Script, Smarthost, Turn, turns
 from tests.fakes.unsynced import Unsynced
@@ -491,3 +495,23 @@ async def test_a_limit_for_each_sender_is_for_the_one_sent(tmp_path: Path) -> No
 
 def reasons(relay: Relay) -> str:
     return " ".join(queued.reason for queued in relay.sender.queue)
+
+
+async def test_failover_ends_with_an_edit_that_gives_the_upstream_another_account(tmp_path: Path) -> None:
+    clock = virtual_clock()
+    async with Smarthost() as one, Smarthost() as two:
+        routes = "  - {upstreams: [one, two], failover_after: 1m}"
+        policy = routed(tmp_path, {"one": one.port, "two": two.port}, routes)
+        async with Relay(policy) as relay:
+            pausing(relay, "one").rest(Answer(Verdict.STOP, Phase.AUTH, None, "535 account closed"))
+            await leap(relay, clock, 2 * MINUTE_NS)
+            relay.accept("before@x.example")
+            await relay.until_empty()
+            history = HistorySettings(path=tmp_path / "another")
+            another = policy.upstreams["one"].model_copy(update={"history": history})
+            edited = policy.model_copy(update={"upstreams": {**policy.upstreams, "one": another}})
+            await relay.sender.apply(edited)
+            relay.accept("after@x.example")
+            await relay.until_empty()
+
+    assert (recipients(one), recipients(two)) == (["after@x.example"], ["before@x.example"])

@@ -186,3 +186,48 @@ async def test_an_edit_waits_for_a_request_that_may_rotate(tmp_path: Path) -> No
     await logins.close()
     assert sent == ["r0", "r1"]
     assert path.read_text() == "r2\n"
+
+
+async def test_without_a_consent_the_operator_is_told_how(server: TokenServer, tmp_path: Path) -> None:
+    async with relaying(server, tmp_path) as relay:
+        token = (tmp_path / "refresh").read_text()
+        (tmp_path / "refresh").unlink()
+        relay.accept()
+        await relay.until(lambda: relay.account.pausing.state.health is Health.REFUSED)
+        assert "run `relay login isp`" in relay.account.pausing.state.why
+        (tmp_path / "refresh").touch(0o600)
+        (tmp_path / "refresh").write_text(token)
+        await relay.until_empty()
+
+
+async def test_a_refused_token_that_comes_again_is_worth_no_second_login(
+    server: TokenServer, tmp_path: Path
+) -> None:
+    logins: list[str] = []
+
+    def is_token(shown: ShownToken) -> bool:
+        logins.append(shown.token)
+        return server.is_good(shown)
+
+    async with relaying(server, tmp_path, connections=1, is_token=is_token) as relay:
+        relay.accept()
+        await relay.until_empty()
+        server.revoke_access()
+        again = {"access_token": logins[0], "token_type": "Bearer", "expires_in": 3600}
+        server.failures.append((200, json.dumps(again).encode(), {}))
+        relay.accept()
+        await relay.until(lambda: relay.account.pausing.state.health is Health.REFUSED)
+
+        assert logins == [logins[0]] * 2
+
+
+async def test_a_token_of_another_user_stops_the_upstream(server: TokenServer, tmp_path: Path) -> None:
+    async with relaying(server, tmp_path) as relay:
+        for token in server.granted:
+            token.user = "somebody.else@example.com"
+        queue_id = relay.accept()
+        await relay.until(lambda: relay.account.pausing.state.health is Health.REFUSED)
+
+        assert len(server.requests) == 1  # a token that never worked is worth no second login
+        assert "535" in relay.log.getvalue()
+        assert relay.queued(queue_id) is not None
