@@ -15,7 +15,7 @@ Does not: choose the recipients that a report tells of (`relay.spool.interface.o
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from relay.clock import SECOND_NS, Clock
@@ -133,7 +133,7 @@ class OwedReports:
         if self._clock.boottime_ns() >= self._opens_at_ns:
             self._wake.set()
         elif is_new:
-            self._tell_waiting([queue_id], is_first=is_first)
+            self._tell_waiting(queue_id, 1, is_first=is_first)
 
     def wake(self) -> None:
         self._wake.set()
@@ -191,17 +191,17 @@ class OwedReports:
             return True
         if isinstance(answer, Wait):
             self._opens_at_ns = answer.until_ns
-            if was_open and self._waiting:
-                self._tell_waiting(self._waiting, is_first=True)
+            if was_open and (first := self._first()) is not None:
+                # Of those behind it, which may be very many at a start, nothing is said one by one.
+                self._tell_waiting(first, len(self._waiting), is_first=True)
         return False
 
-    def _tell_waiting(self, queue_ids: Iterable[QueueId], *, is_first: bool) -> None:
+    def _tell_waiting(self, queue_id: QueueId, count: int, *, is_first: bool) -> None:
         if is_first:
             until_at_ns = self._clock.wall_ns() + self._opens_at_ns - self._clock.boottime_ns()
             self._events.tell("reports_capped", until_at_ns=until_at_ns)
-        for queue_id in queue_ids:
-            self._metrics.count("relay_reports_capped_total")
-            self._events.tell("report_waiting", queue_id=queue_id)
+        self._metrics.count("relay_reports_capped_total", by=count)
+        self._events.tell("report_waiting", queue_id=queue_id)
 
     def _tell_uncounted(self, error: HistoryError) -> None:
         self._events.tell("reports_uncounted", error=str(error))
