@@ -10,7 +10,7 @@ from typing import Any
 from relay.control.operator import Operator
 from relay.policy.model import Policy
 from relay.sender.host import Host
-from relay.sender.late_mail import LateMail
+from relay.sender.reports import LateMail
 from relay.sender.sender import Sender
 from relay.spool.interface import Spool
 from relay.status.snapshot import PolicyStatus
@@ -43,11 +43,6 @@ class Assembly:
 
     def chores(self) -> list[Coroutine[Any, Any, None]]:
         """Return what goes on for as long as the relay runs; whose end by an error ends the sender."""
-        late = LateMail(
-            self.sender.queue,
-            self.sender.settling,
-            self.host.clock,
-            self.sender.upstreams.pausing,
-        )
+        late = LateMail(self.sender.queue, self.sender.settling, self.host.clock)
         guard = self.sender.upstreams.guard
         return [guard(late.run)]

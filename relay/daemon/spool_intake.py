@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope
 from relay.policy.model import Policy
-from relay.sender.group_commit import Batch
-from relay.sender.host import THREADS, Host, Workers
+from relay.sender.host import THREADS, Batch, Host, Workers
 from relay.smtp.commands import Refused
 from relay.spool.engines import open_intake
 from relay.spool.interface import Full, Intake, Unavailable

@@ -10,7 +10,7 @@ history.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,16 +32,15 @@ from relay.sender.state_file import account_file, account_row
 from relay.sender.throttle_thread import ThrottleThread
 from relay.sender.transactions import Transactions
 from relay.smtp.reply import Phase
-from relay.spool.disk.os_errors import is_lack_of_means
 from relay.telemetry.metrics import Telemetry
-from relay.throttle.admission import Request, TooLarge, Wait, request_for
+from relay.throttle.admission import Admission, Request, TooLarge, Wait, request_for
 from relay.throttle.history import HistoryError
 from relay.throttle.limit import limit_words
 from relay.throttle.opening import open_history
 from relay.throttle.throttle import Reservation, Throttle
 from relay.upstream.connection import Connection, UpstreamUnavailable
 from relay.upstream.pool import Caps, Pool
-from relay.verdicts.account import AccountState, largest
+from relay.verdicts.account import AccountState, Happening, largest
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Judge, Verdict
 
@@ -50,13 +49,10 @@ MOST_AT_ONCE = 64
 UNSETTLED = 2
 """Messages begun and not settled, for each connection: it need not wait for the disk."""
 HISTORY_RETRY_NS = 60 * SECOND_NS
-MEANS_RETRY_NS = SECOND_NS
-"""How long to wait where this host lacks descriptors or memory."""
 ENOUGH_NS = 30 * SECOND_NS
 """After a refused connection, while others work: open no more for at least this long."""
 SHORT_WAIT_NS = SECOND_NS
 """A shorter wait for room is not logged."""
-_Answer = Reservation | Wait | TooLarge
 
 
 class Account:
@@ -76,14 +72,16 @@ class Account:
         self.upstream = policy.upstreams[name]
         self.certificate_ends_at_ns: int | None = None
         """Wall clock: when the upstream's certificate ends, as of the last connection under TLS."""
+        self.most_used: dict[str, int] = {}
+        """By the label of each limit, the most slots that were occupied at once, as of the last audit."""
         self._line, self._logins = backlog.queue.line(name), logins
         self._events, self._metrics, self._clock = telemetry
         self._on_fault = on_fault
         self._wake = asyncio.Event()
         self._line.on_change = self._wake.set
         self._judge = Judge(())
-        history = policy.history_of(name)
-        row = account_row(history, host.clock, self._tell_unrecorded)
+        unrecorded = partial(self._tell_error, "pause_unrecorded")
+        history, row = policy.history_of(name), account_row(policy.history_of(name), host.clock, unrecorded)
         exact = Throttle(
             open_history(
                 history, host.disk, host.clock, lambda told: None if row is None else row.hear(told)
@@ -103,7 +101,7 @@ class Account:
         self.pausing = Pausing(
             name,
             telemetry,
-            account_file(policy, name, host.disk, self._tell_unrecorded),
+            account_file(policy, name, host.disk, unrecorded),
             row=row,
             leaves_in_ns=self.throttle.view.leaves_in_ns,
             on_refused=self._tell_cut_off,
@@ -152,9 +150,8 @@ class Account:
         self._running = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        listening = None
-        if (row := self.pausing.row) is not None:
-            listening = asyncio.create_task(row.listen(self._learn))
+        row = self.pausing.row
+        looking = None if row is None else asyncio.create_task(row.look_forever(self._learn))
         try:
             while not self._is_over:
                 self._wake.clear()
@@ -166,13 +163,8 @@ class Account:
         except Exception as error:  # noqa: BLE001 - whatever it is, mail must not silently stop
             self._fail(error)
         finally:
-            if listening is not None:
-                listening.cancel()
-
-    def _learn(self) -> None:
-        self.pausing.learn()
-        self.pausing.ask_history()
-        self.wake()
+            if looking is not None:
+                looking.cancel()
 
     async def _beat(self) -> int | None:
         """Begin what may begin; return when to look again, None for "when woken".  Raises HistoryError."""
@@ -214,27 +206,28 @@ class Account:
         unsettled = UNSETTLED * connections - begun.unsettled
         return max(0, min(MOST_AT_ONCE, unsettled, free, self._line.ready_count))
 
-    async def _reserve(self, attempts: Sequence[Attempt]) -> list[tuple[Attempt, _Answer]]:
+    async def _reserve(self, attempts: Sequence[Attempt]) -> list[tuple[Attempt, Admission]]:
         """Have the throttle decide; give all back where a stop, or a refusal of another, overtakes it."""
-        answers: list[_Answer] = []
-        if attempts and not self._must_not_begin:
+        answers, may_begin = list[Admission](), self._may_begin()
+        if attempts and may_begin:
             began_ns = self._clock.boottime_ns()
             try:
                 answers = await self.throttle.reserve([self._request(attempt) for attempt in attempts])
             except HistoryError:
-                self._give_back(attempts, (), "the history of the limits failed")
+                self._give_back(attempts, "the history of the limits failed")
                 raise
             self._metrics.decided(self.name, self._clock.boottime_ns() - began_ns)
-        if not self._may_begin():
-            self._give_back(attempts, answers, "")
-            return []
-        return list(zip(attempts, answers, strict=True))
-
-    def _give_back(self, attempts: Sequence[Attempt], answers: Iterable[_Answer], why: str) -> None:
+            may_begin = self._may_begin()
+        if may_begin:
+            return list(zip(attempts, answers, strict=True))
         for answer in answers:
             if isinstance(answer, Reservation):
                 # The slot is wasted, and nothing was sent.
                 self.throttle.ended(answer)
+        self._give_back(attempts, "")
+        return []
+
+    def _give_back(self, attempts: Sequence[Attempt], why: str) -> None:
         for attempt in reversed(attempts):
             self._line.give_back(attempt.queued, WaitReason(why))
             self.pool.release(attempt.connection, was_used=False)
@@ -242,11 +235,12 @@ class Account:
     def _may_begin(self) -> bool:
         """Ask behind the lock of a reservation, where what other hosts met is known."""
         self.pausing.learn()
-        return not self._must_not_begin
+        return not (self._is_over or self.pausing.state.is_resting)
 
-    @property
-    def _must_not_begin(self) -> bool:
-        return self._is_over or self.pausing.state.is_resting
+    def _learn(self) -> None:
+        self.pausing.learn()
+        self.pausing.ask_history()
+        self.wake()
 
     def _request(self, attempt: Attempt) -> Request:
         """Return the request: as many recipients as a transaction may have, of those that have room."""
@@ -270,8 +264,8 @@ class Account:
                 lane=self._line.lane_of(queued) or None,
             )
 
-    def _tell_unrecorded(self, error: str) -> None:
-        self._events.tell("pause_unrecorded", upstream=self.name, error=error)
+    def _tell_error(self, event: str, error: str) -> None:
+        self._events.tell(event, upstream=self.name, error=error)
 
     def _tell_cut_off(self, answer: Answer) -> None:
         """Tell what our own windows held where the upstream says that it was too much."""
@@ -282,44 +276,51 @@ class Account:
                 "cut_off", upstream=self.name, windows=windows or "none", named_slots=ruling.named
             )
 
+    # Its history.
+
     async def _open_history(self) -> None:
         """Read what the limits hold, unless that was done.  Raises HistoryError."""
         if not self._has_history:
-            await self.throttle.open()
+            await self.throttle.call(Throttle.flush)
             self._has_history = True
             self.pausing.trust_history()
 
     def _fail_history(self, error: HistoryError) -> int:
         """Send nothing until the history can be trusted again; return when to look."""
         self._has_history = False
-        if self._tell_history(error):
-            # It says nothing about the history; it is read anew, and until then nothing is sent.
-            return self._clock.boottime_ns() + MEANS_RETRY_NS
-        return self.pausing.stop(str(error), HISTORY_RETRY_NS)
+        self._tell_history(error)
+        until_ns = self._clock.boottime_ns() + HISTORY_RETRY_NS
+        self.pausing.apply(Happening.FAULT, text=str(error), until_ns=until_ns)
+        return until_ns
 
-    def _tell_history(self, error: HistoryError) -> bool:
-        """Tell that the history failed; return whether only descriptors or memory are lacking."""
-        if is_lack_of_means(error.__cause__):
-            self._events.shortage(where=f"upstream {self.name}", error=str(error))
-            return True
+    def _tell_history(self, error: HistoryError) -> None:
         self._metrics.history_failed(self.name)
-        self._events.tell("history_failed", upstream=self.name, error=str(error))
-        return False
+        self._tell_error("history_failed", str(error))
+
+    async def audit(self) -> None:
+        """Count what each limit held at most."""
+        audited = await asyncio.to_thread(self.throttle.view.audit)
+        self.most_used = {each.label: each.most for each in audited.findings}
 
     # Its connections.
 
     def _opener(self) -> Callable[[], Coroutine[Any, Any, Connection]]:
         """Return what opens connections as the policy has it now."""
-        to = self.throttle, self._logins, self._judge, self._clock
-        on_open = partial(self._opened, self.upstream)
-        return partial(open_with_slot, *to, on_open=on_open, may_begin=self._may_begin)
+        upstream = self.upstream
 
-    def _opened(self, upstream: Upstream, connection: Connection) -> None:
-        if not is_other_server(upstream, self.upstream):
-            self.transactions.offers.seen(connection)
-            self.certificate_ends_at_ns = connection.certificate_ends_at_ns
-        self._metrics.count("relay_upstream_connects_total", self.name, "ready")
-        self._events.tell("upstream_connected", upstream=self.name, relay=connection.name, tls=connection.tls)
+        async def open_one() -> Connection:
+            to = self.throttle, self._logins, self._judge, self._clock
+            connection = await open_with_slot(*to, may_begin=self._may_begin)
+            if not is_other_server(upstream, self.upstream):
+                self.transactions.offers.seen(connection)
+                self.certificate_ends_at_ns = connection.certificate_ends_at_ns
+            self._metrics.count("relay_upstream_connects_total", self.name, "ready")
+            self._events.tell(
+                "upstream_connected", upstream=self.name, relay=connection.name, tls=connection.tls
+            )
+            return connection
+
+        return open_one
 
     def _failed_to_open(self, error: Exception) -> int:
         """Return for how many nanoseconds no other is tried."""
@@ -331,10 +332,6 @@ class Account:
                     first.why = _no_room(wait)
                     self._tell_waiting(Waits(first, wait.until_ns, None, first.why))
                 return wait.until_ns - self._clock.boottime_ns()
-            case UpstreamUnavailable() if is_lack_of_means(error.__cause__):
-                # The upstream had no part in it.
-                self._events.shortage(where=f"upstream {self.name}", error=str(error))
-                return MEANS_RETRY_NS
             case UpstreamUnavailable():
                 answer = error.answer
             case _:
@@ -353,7 +350,7 @@ class Account:
 
     # Edits and ends.
 
-    async def apply(self, policy: Policy) -> None:
+    async def use(self, policy: Policy) -> None:
         """Go by another policy.  Transactions end under the old one."""
         before, after = self.upstream, policy.upstreams[self.name]
         self.upstream = after
@@ -364,26 +361,25 @@ class Account:
             opener = self._opener()
             self.transactions.offers.forget()
             self.certificate_ends_at_ns = None
-        limits = with_ceilings(after.limits, policy.lanes)
-        await self.throttle.replan(limits, after.guard_ns, after.max_transaction_ns)
+        by = with_ceilings(after.limits, policy.lanes), after.guard_ns
+        await self.throttle.call(lambda it: it.replan(*by, transaction_ns=after.max_transaction_ns))
         # By the new limits: they may have room for a connection.
         self.pool.configure(_caps(after), opener)
         if is_mended(self.name, before, after):
-            self.use_again()
+            self.use_again(Happening.EDIT)
         self.wake()
 
-    def use_again(self) -> None:
-        """Use the upstream again, carefully: somebody changed what it may have refused."""
-        self.pausing.edited()
-        self.trust_senders()
+    def use_again(self, why: Happening) -> bool:
+        """Use the upstream, and senders that it refused, again, carefully: by a RESUME, or an EDIT of them.
 
-    def trust_senders(self) -> bool:
-        """Ask again about the senders that the upstream refused; return whether there were any."""
-        senders = self._line.sender_pauses.senders()
+        Return whether any rested.
+        """
+        rested, senders = not self.pausing.state.is_used, self._line.sender_pauses.senders()
+        self.pausing.end(why)
         for sender in senders:
             self._line.trust_sender(sender, self._clock.boottime_ns())
         self.wake()
-        return bool(senders)
+        return rested or bool(senders)
 
     def _judge_by(self, upstream: Upstream) -> None:
         """Judge what is said from now on by the rules of a policy, on the connections that there are."""
@@ -404,10 +400,10 @@ class Account:
         self._wake.set()
         self.pool.stop()
 
-    async def stop(self, grace_seconds: float) -> None:
+    async def stop(self, grace_seconds: float, *, gives_up: bool) -> None:
         """Begin nothing more, and give what is in flight so long; transactions that take longer are cut off.
 
-        What they came to is settled however late (`Transactions.settled`): else it would be sent again.
+        What they came to is settled however late, else it would be sent again; `gives_up`: by a restart.
         """
         self.halt()
         if self._running is not None:
@@ -417,6 +413,7 @@ class Account:
         await self.pool.close()
         await self.throttle.close()
         await self.pausing.recorded()
+        await self.transactions.settled(gives_up=gives_up)
 
 
 def is_other_server(before: Upstream, after: Upstream) -> bool:

@@ -20,9 +20,8 @@ from relay.queue.routes import Because, Choice, Part, Route
 from relay.queue.sorting import Sorted, Sorter
 from relay.sender.attempt import which_of
 from relay.sender.host import seconds, woken
-from relay.sender.report_limit import REASON, OwedReports
+from relay.sender.reports import REASON, OwedReports
 from relay.sender.settling import Backlog
-from relay.sender.spool_thread import UNREADABLE_RETRY_NS
 from relay.spool.interface import Full, Message, Unavailable
 from relay.spool.root.trigger import TriggerPort
 from relay.telemetry.metrics import Telemetry
@@ -32,8 +31,8 @@ SWEEP_NS = 3 * SECOND_NS
 CLAIMED_AT_ONCE = 500
 SORTED_AT_ONCE = 100
 """Messages read between two other calls of the spool, when an edit sorts the queue anew."""
-SORTED_AGAIN_NS = SECOND_NS
-"""After so long a message is sorted that was active when its turn came."""
+SORTED_AGAIN_NS = 5 * SECOND_NS
+"""After so long what was active, or could not be read, is tried again."""
 
 Guard = Callable[[Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]]
 """Runs a chore, whose end by an error ends the sender."""
@@ -69,6 +68,10 @@ class Arrivals:
         """Whether the start goes on: some of the queue is not known yet."""
         self._to_sort: deque[QueueId] = deque()
         """Messages that came in before an edit, to be sorted by it."""
+        self._not_sorted: list[QueueId] = []
+        """Of these, those that were active, or could not be read."""
+        self._sorts_at_ns = 0
+        """When the first of `_to_sort` is due."""
         self._ending: set[asyncio.Task[None]] = set()
         """Of messages that only lack their ends."""
         self._new_mail = asyncio.Event()
@@ -146,11 +149,14 @@ class Arrivals:
         """
         while True:
             self._may_stand_elsewhere.clear()
-            self._queue.move_on(self._clock.boottime_ns())
-            if self._to_sort:
+            now_ns = self._clock.boottime_ns()
+            self._queue.move_on(now_ns)
+            if self._to_sort and now_ns >= self._sorts_at_ns:
                 await self._sort()
             else:
-                await woken(self._may_stand_elsewhere, self._queue.next_look_ns(), self._clock)
+                dues = [self._queue.next_look_ns(), self._sorts_at_ns if self._to_sort else None]
+                due_ns = min((each for each in dues if each is not None), default=None)
+                await woken(self._may_stand_elsewhere, due_ns, self._clock)
 
     def reroute(self) -> None:
         """Have `route_forever` look at once."""
@@ -203,7 +209,7 @@ class Arrivals:
             ending.add_done_callback(self._ending.discard)
         if owes:
             # A crash or `reports.per_hour` came first.
-            self._owed.ask_soon(message.queue_id)
+            self._owed.ask(message.queue_id)
 
     def _parts(self, message: Message, place: _Place) -> list[Queued]:
         """Return a message as the queue has it: whole, or in parts."""
@@ -237,7 +243,7 @@ class Arrivals:
 
     def _sort_all(self) -> None:
         """Have lane and routes found anew of every message that is queued."""
-        self._to_sort = deque(self._queue.ids())
+        self._to_sort, self._not_sorted, self._sorts_at_ns = deque(self._queue.ids()), [], 0
         self.reroute()
 
     async def _sort(self) -> None:
@@ -247,22 +253,18 @@ class Arrivals:
         found = await self._settling.load(ids)
         if sorter is not self._sorter:
             return  # the edit that came has them all sorted
+        now_ns = self._clock.boottime_ns()
         for queue_id, message in zip(ids, found, strict=True):
             if isinstance(message, Unavailable):
                 # Where its upstream left the policy, no turn of a message comes before it is sorted.
                 self._spool_thread.tell(message)
-                self._sort_later(queue_id, UNREADABLE_RETRY_NS)
+                self._not_sorted.append(queue_id)
             elif message is not None and message.left:
                 parts = self._parts(message, _place(message, sorter))
-                if not self._queue.sort_anew(parts, self._clock.boottime_ns()):
-                    self._sort_later(queue_id, SORTED_AGAIN_NS)
-
-    def _sort_later(self, queue_id: QueueId, after_ns: int) -> None:
-        def sort_now() -> None:
-            self._to_sort.append(queue_id)
-            self.reroute()
-
-        asyncio.get_running_loop().call_later(seconds(after_ns), sort_now)
+                self._not_sorted += [] if self._queue.sort_anew(parts, now_ns) else [queue_id]
+        if not self._to_sort:
+            self._to_sort, self._not_sorted = deque(self._not_sorted), []
+            self._sorts_at_ns = now_ns + SORTED_AGAIN_NS
 
     def _tell_route(self, route: Route, choice: Choice, before: Because) -> None:
         routes, upstream = list(self._numbers.get(route, ())), choice.upstream
@@ -271,13 +273,9 @@ class Arrivals:
         elif choice.because is Because.ALL_DOWN:
             self._events.tell("route_down", routes=routes, upstream=upstream)
         else:
-            self._events.tell(
-                "route_diverted",
-                routes=routes,
-                upstream=upstream,
-                instead_of=choice.instead_of,
-                because=choice.because,
-            )
+            instead_of, because = choice.instead_of, choice.because
+            about = {"instead_of": instead_of, "because": because}
+            self._events.tell("route_diverted", routes=routes, upstream=upstream, **about)
 
 
 def _place(message: Message, sorter: Sorter) -> _Place:

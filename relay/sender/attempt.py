@@ -1,31 +1,46 @@
-"""Some recipients of one message on one connection, from its taking to its settlement.  Pure."""
+"""Some recipients of one message on one connection, from its taking to its settlement; and what is offered.
 
+One reply to EHLO is the word of one host behind the upstream's name on one day.  A message that a connection
+cannot carry (8BITMIME, SMTPUTF8, SIZE) is deferred, and bounces only once no connection of `LOOKS` in a row
+could carry it; those within `APART_NS` count as one.  Lost at a restart, and with an edit that names another
+server.  Pure.
+"""
+
+from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from relay.clock import SECOND_NS
 from relay.mail.dsn import Notify
 from relay.mail.envelope import Envelope, Shape
 from relay.mail.rewriting import Rewritten
 from relay.queue.queued import RECIPIENTS_SHOWN, Queued, RecipientsLeft
+from relay.smtp.extensions import Extensions
 from relay.spool.interface import Message, Status
 from relay.telemetry.events import Delays
 from relay.throttle.admission import Place, domain_key
 from relay.throttle.admission import keys_of as sender_keys_of
 from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
+from relay.upstream.transaction import unfit
 from relay.verdicts.decision import Fate
+from relay.verdicts.outcome import Answer
+from relay.verdicts.verdict import Verdict
 
 MARKS = {Fate.RELAYED: Status.RELAYED, Fate.BOUNCED: Status.BOUNCED, Fate.EXPIRED: Status.EXPIRED}
+LOOKS = 3
+APART_NS = 5 * 60 * SECOND_NS
+"""Between two that count: what is broken for a moment, such as a restart, is over by then."""
 
 
 @dataclass(slots=True)
 class Attempt:
-    """Some recipients of one message, on one connection; from its taking to its settlement."""
-
     queued: Queued
     message: Message
     connection: Connection
-    indices: list[int]
+    rewritten: Rewritten | None = None
+    """What of it is sent in another form; what is settled, reported and logged is the message of before."""
+    indices: list[int] = field(default_factory=list)
     """Of the recipients in the envelope."""
     reservation: Reservation | None = None
     """Its slot; None where the upstream is not asked."""
@@ -34,10 +49,15 @@ class Attempt:
     ended_ns: int = 0
     conn_use: int = 1
     """Which transaction of its connection it was."""
-    rewritten: Rewritten | None = None
-    """What of it is sent in another form; what is settled, reported and logged is the message of before."""
     passes_dsn: bool = False
     """What its sender wants to be told was passed on: the upstream tells of success."""
+
+    def __post_init__(self) -> None:
+        # None is asked for twice in a round.
+        untried = [index for index in self.left if index not in self.queued.past.tried]
+        self.indices = untried or list(self.left)
+        # A report that the upstream makes goes to whom it knows as the sender.
+        self.passes_dsn = self.rewritten is None and self.connection.extensions.dsn
 
     @property
     def shape(self) -> Shape:
@@ -71,7 +91,7 @@ class Attempt:
         return Delays(queued_ns=queued_ns, transmitting_ns=self.took_ns)
 
 
-def recipients_left(message: Message, queued: Queued, gone: Collection[int]) -> RecipientsLeft:
+def recipients_left(message: Message, queued: Queued, gone: Collection[int] = ()) -> RecipientsLeft:
     """Return the recipients of a part but for some."""
     return which_of(message, [index for index in queued.part.left(message.left) if index not in gone])
 
@@ -91,3 +111,31 @@ def keys_of(queued: Queued) -> list[Place]:
     if queued.domain:
         keys.append(Place("recipient_domain", queued.domain))
     return keys
+
+
+class KnownOffers:
+    """What one upstream is known to offer, by what its last connections said."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Another server is used from now on."""
+        self.is_dsn_refused = False
+        """It refused parameters of DSN (RFC 3461) that it had offered: the relay tells senders itself."""
+        self._looks: deque[tuple[int, set[Extensions]]] = deque(maxlen=LOOKS)
+        """When each began, and what was offered in it."""
+
+    def seen(self, connection: Connection) -> None:
+        """Learn from a new connection."""
+        at_ns = connection.opened_at_ns
+        if not self._looks or at_ns - self._looks[-1][0] >= APART_NS:
+            self._looks.append((at_ns, set()))
+        self._looks[-1][1].add(connection.extensions)
+
+    def judged(self, lack: Answer, shape: Shape) -> Answer:
+        """Return the verdict for a message of this shape that a connection cannot carry."""
+        offers = [each for _, offered in self._looks for each in offered]
+        if len(self._looks) == LOOKS and all(unfit(each, shape) is not None for each in offers):
+            return lack._replace(verdict=Verdict.BOUNCE)
+        return lack._replace(text=f"{lack.text}, by the word of this connection alone")

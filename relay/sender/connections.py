@@ -38,7 +38,6 @@ async def open_with_slot(
     clock: Clock,
     *,
     may_begin: Callable[[], bool] = lambda: True,
-    on_open: Callable[[Connection], None] = lambda _: None,
     on_step: OnStep = lambda _, __: None,
 ) -> Connection:
     """Open a connection that is ready for MAIL; `on_step` is told as by `open_connection`.
@@ -49,32 +48,24 @@ async def open_with_slot(
     Raises UpstreamUnavailable, NoRoomToConnect, and HistoryError before anything was begun.
     """
     # Waiting for a token comes first: no slot is reserved meanwhile.
-    login = await logins.account(judge)
+    login, refused = await logins.account(judge), None
     if login.token is not None:
         on_step("token", "an access token is at hand")
-    try:
-        connection = await _open(throttle, login, clock, may_begin, on_step)
-    except UpstreamUnavailable as unavailable:
-        if not _is_worth_another(logins, login, unavailable):
-            raise
-        refused, login = login, await logins.account(judge)
-        if login.token == refused.token:
-            raise
-        on_step("login", f"{unavailable.answer.text}: with another token again")
+    while True:
         try:
             connection = await _open(throttle, login, clock, may_begin, on_step)
-        except UpstreamUnavailable as again:
-            _is_worth_another(logins, login, again)
-            raise
-    logins.worked(login)
-    on_open(connection)
-    return connection
-
-
-def _is_worth_another(logins: Logins, login: UpstreamServer, unavailable: UpstreamUnavailable) -> bool:
-    """Tell the logins of a refused token; return whether another one is worth a second login."""
-    answer = unavailable.answer
-    return answer.phase is Phase.AUTH and answer.verdict is Verdict.STOP and logins.refused(login)
+        except UpstreamUnavailable as unavailable:
+            answer = unavailable.answer
+            is_refused = answer.phase is Phase.AUTH and answer.verdict is Verdict.STOP
+            if not (is_refused and logins.refused(login)) or refused is not None:
+                raise
+            refused, login = login, await logins.account(judge)
+            if login.token == refused.token:
+                raise
+            on_step("login", f"{answer.text}: with another token again")
+        else:
+            logins.worked(login)
+            return connection
 
 
 async def _open(
@@ -84,7 +75,9 @@ async def _open(
     may_begin: Callable[[], bool],
     on_step: OnStep,
 ) -> Connection:
-    reservation = await throttle.reserve_connection(OPENING_SECONDS * SECOND_NS)
+    reservation = await throttle.call(
+        lambda throttle: throttle.reserve_connection(OPENING_SECONDS * SECOND_NS)
+    )
     if isinstance(reservation, Wait):
         raise NoRoomToConnect(reservation)
     if not may_begin():

@@ -1,21 +1,26 @@
 """What connections of one upstream log in with and show: read while the relay runs, no restart needed.
 
 Secrets are read for each connection, so that a new password counts from the next one on; with OAuth2 what
-logs in is a token that was got with them.  Only a digest of the last ones is kept, to see that a refused
-account has a new password: then it is worth another try at once.  A changed password has to rest first:
-half of one that is being written would have the account refused.
+logs in is a token that was got with them, shared by all connections.  Only digests of the last ones are kept,
+to see that a refused account has a new password: then it is worth another try at once, as soon as that is the
+same at two looks.
 
-The client's certificate is the last pair that was whole and fit for use; files that are replaced count once
-they rest (`WatchedFiles`).  What is loaded and refused is told.  Connections that showed the pair of before
-go on.
+A new refresh token is written down before the access token that it came with is used; one that cannot be is
+told of, and tried again.  When a token is fetched says `relay.upstream.oauth.tokens`.
+
+The client's certificate is read for each connection too: the last pair that was whole and fit for use is
+shown.  What is loaded and refused is told.  Connections that showed the pair of before go on.
 """
 
 import asyncio
 import functools
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
 
+from relay.clock import SECOND_NS
 from relay.mail.text import clean
 from relay.policy.model import Auth, Mechanism, OAuth2, TokenMechanism, Upstream
-from relay.policy.named_file import FileChange, WatchedFiles
 from relay.policy.secrets import (
     AccountSecrets,
     KeyPair,
@@ -24,21 +29,17 @@ from relay.policy.secrets import (
     read_key_pair,
     read_secrets,
 )
-from relay.sender.held_token import HeldToken
+from relay.sender.refresh_token_file import RefreshTokenFile
 from relay.smtp.reply import Phase
 from relay.smtp.sasl import BearerToken
 from relay.spool.disk.durable import Disk
 from relay.telemetry.metrics import Telemetry
 from relay.upstream.connection import UpstreamServer, UpstreamUnavailable
-from relay.upstream.oauth.token_server import Ask
+from relay.upstream.oauth.token_server import Ask, Denied
 from relay.upstream.oauth.token_server import ask as ask_server
+from relay.upstream.oauth.tokens import Asked, Tokens, TokenUnavailable
 from relay.verdicts.outcome import Answer
-from relay.verdicts.verdict import Judge, Verdict
-
-REST_SECONDS = 1.0
-"""How long a changed password must stay as it is."""
-MOST_LOOKS = 10
-"""At one that changes at each: then no connection is opened for now."""
+from relay.verdicts.verdict import Judge, Ruling, Scope, Verdict
 
 
 class Logins:
@@ -58,32 +59,35 @@ class Logins:
         self._name, self._hostname = name, hostname
         self._disk, self._telemetry, self._ask = disk, telemetry, ask
         self._last: bytes | None = None
-        """Digest of the secrets that were used last."""
+        """Digest of the secrets that were used last; of none where none were there."""
         self._seen: bytes | None = None
         """Digest of the secrets as of the last look."""
         self._held: HeldToken | None = None
-        self._closing: set[asyncio.Task[None]] = set()
-        """Former tokens with a request under way, which may rotate the refresh token."""
-        self._pair: WatchedFiles[KeyPair] | None = None
-        self._pair_turn = asyncio.Lock()
+        self._token_turn = asyncio.Lock()
+        self._pair: KeyPair | None = None
+        self._named: tuple[Path, Path | None] | None = None
+        """The files of that pair."""
+        self._refused = ""
+        """Why they are not what is shown."""
 
     async def account(self, judge: Judge) -> UpstreamServer:
         """Return what a connection is opened with now.  Raises UpstreamUnavailable."""
         upstream, auth = self.upstream, self.upstream.auth
-        oauth2 = None if auth is None else auth.oauth2
+        mechanism: Mechanism | TokenMechanism = Mechanism.AUTO if auth is None else auth.mechanism
         password, token = None, None
         try:
-            async with self._pair_turn:
-                watched = await self._watched(upstream)
-            if auth is not None and oauth2 is not None:
-                token = await self._token(upstream, auth, oauth2)
+            pair = await self._shown_pair(upstream)
+            if auth is not None and auth.oauth2 is not None:
+                mechanism = auth.oauth2.mechanism
+                token = await (await self._held_token(auth, auth.oauth2)).token(upstream)
             elif auth is not None:
                 # Empty where a certificate logs in.
-                password = (await self._rested_secrets(auth)).password
+                password = (await self._secrets(auth)).password
         except NotLoggedIn as error:
             # A look each second finds the file that `relay login` makes, as it finds a new password.
             self._last = b""
-            self._forget_token()
+            async with self._token_turn:
+                await self._forget_token()
             text = f"{error}: run `relay login {self._name}`"
             raise UpstreamUnavailable(Answer(Verdict.STOP, Phase.AUTH, None, clean(text))) from None
         except SecretError as error:
@@ -98,10 +102,10 @@ class Logins:
             user=None if auth is None else auth.user,
             password=password,
             token=token,
-            mechanism=_mechanism(auth),
+            mechanism=mechanism,
             pipelining=upstream.pipelining,
             judge=judge,
-            pair=None if watched is None else watched.in_force,
+            pair=pair,
             source_address=upstream.source_address,
         )
 
@@ -126,95 +130,135 @@ class Logins:
         before, self._seen = self._seen, secrets.digest()
         return self._seen == before and self._last is not None and not self._is_known(secrets)
 
-    async def look(self) -> None:
-        """See whether the certificate was replaced; call it each second."""
-        async with self._pair_turn:
-            try:
-                watched = await self._watched(self.upstream)
-            except SecretError:
-                return  # a connection tells why
-            change = FileChange.NOTHING if watched is None else await asyncio.to_thread(watched.look)
-        if watched is not None and change is FileChange.REFUSED:
-            self._telemetry.events.tell(
-                "client_certificate_refused", upstream=self._name, error=watched.error
-            )
-        elif watched is not None and change is FileChange.CHANGED:
-            self._tell_loaded(watched.in_force)
-
     @property
     def certificate_ends_at_ns(self) -> int | None:
         """Wall clock: when the client's certificate ends; None without one."""
-        return None if self._pair is None else self._pair.in_force.ends_at_ns
+        return None if self._pair is None else self._pair.ends_at_ns
 
     async def close(self) -> None:
-        self._forget_token()
-        await asyncio.gather(*self._closing)
+        async with self._token_turn:
+            await self._forget_token()
 
-    def _forget_token(self) -> None:
-        """Forget what was got with secrets that are gone, or with another account's."""
+    async def _held_token(self, auth: Auth, oauth2: OAuth2) -> "HeldToken":
+        async with self._token_turn:
+            if self._held is None or self._held.auth != auth:
+                await self._forget_token()
+                read = functools.partial(self._secrets, auth)
+                about = self._name, auth, oauth2, read
+                self._held = HeldToken(*about, disk=self._disk, telemetry=self._telemetry, ask=self._ask)
+            return self._held
+
+    async def _forget_token(self) -> None:
+        """Forget what was got with secrets that are gone, or with another account's.
+
+        A request under way ends first: it may rotate the refresh token that the next one sends.
+        """
         if (held := self._held) is not None:
             self._held = None
-            closing = asyncio.create_task(held.tokens.close())
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
-
-    async def _token(self, upstream: Upstream, auth: Auth, oauth2: OAuth2) -> BearerToken:
-        if (held := self._held) is None or held.auth != auth:
-            self._forget_token()
-            held = self._held = HeldToken(
-                self._name,
-                auth,
-                oauth2,
-                functools.partial(self._rested_secrets, auth),
-                disk=self._disk,
-                telemetry=self._telemetry,
-                ask=self._ask,
-            )
-        while self._closing:
-            # A former one may be about to rotate the refresh token that this one would send.
-            await asyncio.wait(self._closing)
-        return await held.token(upstream)
+            await held.tokens.close()
 
     def _is_known(self, secrets: AccountSecrets) -> bool:
         """Whether secrets are the last ones, or what the relay itself made of them."""
         digest = secrets.digest()
         return digest == self._last or (self._held is not None and digest in self._held.got_with)
 
-    async def _rested_secrets(self, auth: Auth) -> AccountSecrets:
-        """Return the secrets; changed ones, once they rest.  Raises SecretError."""
+    async def _secrets(self, auth: Auth) -> AccountSecrets:
+        """Raise SecretError."""
         secrets = await asyncio.to_thread(read_secrets, auth)
-        looks = 0
-        while self._last is not None and not self._is_known(secrets):
-            if (looks := looks + 1) > MOST_LOOKS:
-                raise SecretError(f"the secrets of {self._name} do not rest")
-            before = secrets
-            await asyncio.sleep(REST_SECONDS)
-            secrets = await asyncio.to_thread(read_secrets, auth)
-            if secrets == before:
-                break
         self._last = secrets.digest()
         return secrets
 
-    async def _watched(self, upstream: Upstream) -> WatchedFiles[KeyPair] | None:
-        """Return the files of the certificate that is shown; None without one.  Raises SecretError."""
+    async def _shown_pair(self, upstream: Upstream) -> KeyPair | None:
+        """Return the certificate that is shown; None without one.  Raises SecretError."""
         certificate, key = upstream.tls_certificate, upstream.tls_key
-        paths = tuple(path for path in (certificate, key) if path is not None)
-        if certificate is None or (self._pair is not None and self._pair.paths != paths):
+        if certificate is None:
             self._pair = None
-        if certificate is not None and self._pair is None:
-            read = functools.partial(read_key_pair, certificate, key)
-            begun: WatchedFiles[KeyPair] = await asyncio.to_thread(WatchedFiles, paths, read)
-            self._pair = begun
-            self._tell_loaded(begun.in_force)
-        return self._pair
+            return None
+        named, before = (certificate, key), self._pair
+        try:
+            pair = await asyncio.to_thread(read_key_pair, certificate, key)
+        except SecretError as error:
+            if before is None or self._named != named:
+                raise
+            if str(error) != self._refused:
+                self._refused = str(error)
+                self._telemetry.events.tell(
+                    "client_certificate_refused", upstream=self._name, error=self._refused
+                )
+            return before
+        if pair != before:
+            self._telemetry.events.tell(
+                "client_certificate_loaded", upstream=self._name, certificate=pair.fingerprint
+            )
+        self._pair, self._named, self._refused = pair, named, ""
+        return pair
 
-    def _tell_loaded(self, pair: KeyPair) -> None:
-        self._telemetry.events.tell(
-            "client_certificate_loaded", upstream=self._name, certificate=pair.fingerprint
+
+class HeldToken:
+    """The access token of one `auth`, and what it is got with; the owner (`TokenOwner`) of its `tokens`."""
+
+    def __init__(
+        self,
+        name: str,
+        auth: Auth,
+        oauth2: OAuth2,
+        read: Callable[[], Awaitable[AccountSecrets]],
+        *,
+        disk: Disk,
+        telemetry: Telemetry,
+        ask: Ask,
+    ) -> None:
+        self.auth = auth
+        self.got_with: frozenset[bytes] = frozenset()
+        """Digests of the secrets of the last request, and of those with the refresh token that it brought."""
+        self._name, self._read = name, read
+        path = oauth2.refresh_token_file
+        self._file = None if path is None else RefreshTokenFile(path, disk)
+        self._events, self._metrics, self._clock = telemetry
+        self._sent = AccountSecrets()
+        self.tokens = Tokens(Asked(oauth2, auth.user, ask), self, self._clock)
+
+    async def token(self, upstream: Upstream) -> BearerToken:
+        """Return a token for a login now.  Raises UpstreamUnavailable and SecretError."""
+        if self.got_with and (await self._read()).digest() not in self.got_with:
+            self.tokens.forget()
+        try:
+            text = await self.tokens.token()
+        except TokenUnavailable as unavailable:
+            raise self._unavailable(unavailable.denied) from None
+        return BearerToken(self.auth.user, text, upstream.host, upstream.port)
+
+    def token_granted(self, life_seconds: int, *, is_rotated: bool) -> None:
+        self._metrics.token_granted(self._name, self._clock.wall_ns() + life_seconds * SECOND_NS)
+        self._events.tell(
+            "token_granted", upstream=self._name, life_seconds=life_seconds, is_rotated=is_rotated
         )
 
+    def token_denied(self) -> None:
+        self._metrics.count("relay_token_requests_total", self._name, "denied")
 
-def _mechanism(auth: Auth | None) -> Mechanism | TokenMechanism:
-    if auth is None:
-        return Mechanism.AUTO
-    return auth.mechanism if auth.oauth2 is None else auth.oauth2.mechanism
+    def refresh_token_unrecorded(self, error: str) -> None:
+        self._events.tell("refresh_token_unrecorded", upstream=self._name, error=error)
+
+    async def secrets(self) -> AccountSecrets:
+        self._sent = secrets = await self._read()
+        self.got_with = frozenset({secrets.digest()})
+        return secrets
+
+    async def keep(self, old: str, new: str) -> str:
+        if self._file is None:
+            return "there is no refresh_token_file"
+        self.got_with |= {replace(self._sent, refresh_token=new).digest()}
+        try:
+            await asyncio.to_thread(self._file.rotate, old, new)
+        except (OSError, ValueError) as error:
+            return clean(str(error))
+        return ""
+
+    def _unavailable(self, denied: Denied) -> UpstreamUnavailable:
+        """Tell what a person has to do, with the upstream's name."""
+        verdict = Verdict.STOP if denied.is_final else Verdict.PAUSE
+        asked_ns = denied.retry_after_seconds * SECOND_NS
+        ruling = Ruling(verdict, Scope.UPSTREAM, retry_after_ns=asked_ns) if asked_ns else None
+        text = f"no access token: {denied.advised(self._name)}"
+        return UpstreamUnavailable(Answer(verdict, Phase.AUTH, None, clean(text), ruling=ruling))

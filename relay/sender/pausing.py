@@ -7,7 +7,7 @@ as seldom as the refusal or its rule asks for.  The time of a rest is no message
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from relay.mail.text import clean
 from relay.queue.routes import Availability
@@ -90,25 +90,25 @@ class Pausing:
         `replaced` is the state of the account that an edit replaced by this one: what the operator said of it
         counts, and not what was said when this one was used before.
         """
+        record, why = None, ""
         try:
             record = await asyncio.to_thread(self.kept.load)
         except (OSError, ValueError) as error:
-            told = clean(f"{self.kept.path}: {error}")
-            self._events.tell("pause_unrecorded", upstream=self._upstream, error=told)
-            record = None
+            why = clean(f"{self.kept.path}: {error}")
         if record is not None:
             now_ns = self._clock.boottime_ns()
             record = record.moved(self._clock.boot_id(), now_ns, self._clock.wall_ns())
             self._become(record.at_a_start(now_ns))
             self.shield.recall(record.state.doubts)
         if self.row is not None:
-            if why := await asyncio.to_thread(self.row.look):
-                self._events.tell("pause_unrecorded", upstream=self._upstream, error=why)
+            why = await asyncio.to_thread(self.row.look) or why
             self.learn()
             self.shield.recall(self.state.doubts)
-            self._apply(Event(Happening.RESTART, self._clock.boottime_ns()))
+            self.apply(Happening.RESTART)
+        if why:
+            self._events.tell("pause_unrecorded", upstream=self._upstream, error=why)
         if replaced is not None and replaced.operator is not None:
-            self.keep_back(replaced.operator, since_ns=replaced.spans[-1][0])
+            self.apply(Happening.KEEP, at_ns=replaced.spans[-1][0], pause=replaced.operator)
         elif replaced is not None and self.state.operator is not None:
             self.end()
 
@@ -153,38 +153,26 @@ class Pausing:
             return
         self.is_tried = True
         if proofs := sum(map(_is_proof, outcome.answers)):
-            self._apply(Event(Happening.PROOF, self._clock.boottime_ns(), recipients=proofs))
-
-    def stop(self, because: str, length_ns: int) -> int:
-        """Send nothing because our own history failed; return until when (boottime)."""
-        now_ns = self._clock.boottime_ns()
-        self._apply(Event(Happening.FAULT, now_ns, because, until_ns=now_ns + length_ns))
-        return now_ns + length_ns
+            self.apply(Happening.PROOF, recipients=proofs)
 
     def trust_history(self) -> None:
         """Go on: the history was read and is sound."""
         if self.state.fault:
-            self._apply(Event(Happening.SOUND, self._clock.boottime_ns()))
+            self.apply(Happening.SOUND)
         if self.row is not None:
             self.row.write()
 
-    def end(self) -> None:
-        """Use the upstream again, carefully, by an operator's word, which answers what the shield asks."""
-        self._apply(Event(Happening.RESUME, self._clock.boottime_ns()))
-        self.shield.clear()
+    def end(self, why: Happening = Happening.RESUME) -> None:
+        """Use the upstream again, carefully, by an operator's word, which answers what the shield asks.
 
-    def edited(self) -> None:
-        """Use the upstream again, carefully, as an edit may have mended it; an operator's pause goes on."""
-        self._apply(Event(Happening.EDIT, self._clock.boottime_ns()))
-        self.shield.clear()
-
-    def keep_back(self, pause: OperatorPause, since_ns: int | None = None) -> None:
-        """Send nothing by an operator's word; what is in flight goes on.
-
-        `since_ns`: since when nothing was sent, by the same word; None: from now on.
+        By an EDIT that may have mended it, an operator's pause goes on.
         """
-        at_ns = self._clock.boottime_ns() if since_ns is None else since_ns
-        self._apply(Event(Happening.KEEP, at_ns, pause=pause))
+        self.apply(why)
+        self.shield.clear()
+
+    def apply(self, happening: Happening, *, at_ns: int | None = None, **about: Any) -> None:
+        """Go on after what came to pass now, or then."""
+        self._apply(Event(happening, self._clock.boottime_ns() if at_ns is None else at_ns, **about))
 
     def _apply(self, event: Event) -> None:
         before = self.state
@@ -198,10 +186,9 @@ class Pausing:
         if after == before:
             return
         rested, rests = (state.health in RESTING or state.fault != "" for state in (before, after))
-        if rests and not rested:
-            self._metrics.count("relay_upstream_pauses_total", self._upstream)
-        elif rested and not rests:
-            self._metrics.count("relay_upstream_resumes_total", self._upstream)
+        if rests != rested:
+            change = "pauses" if rests else "resumes"
+            self._metrics.count(f"relay_upstream_{change}_total", self._upstream)
         clock = self._clock
         if self.may_keep():
             self.kept.keep(PauseRecord(clock.boot_id(), clock.boottime_ns(), clock.wall_ns(), after))
@@ -212,32 +199,30 @@ class Pausing:
     def _tell_word(self, before: OperatorPause | None, pause: OperatorPause | None) -> None:
         if pause is not None and pause != before:
             until_at_ns = None if pause.is_lasting else self._wall_ns(pause.until_ns)
-            self._events.tell(
-                "operator_paused", upstream=self._upstream, by=pause.by, until_at_ns=until_at_ns
-            )
+            self._tell("operator_paused", by=pause.by, until_at_ns=until_at_ns)
         elif pause is None and before is not None:
             is_over = before.until_ns <= self._clock.boottime_ns()
-            reason = Happening.LAPSE if is_over else Happening.RESUME
-            self._events.tell("operator_pause_ended", upstream=self._upstream, reason=reason)
+            self._tell("operator_pause_ended", reason=Happening.LAPSE if is_over else Happening.RESUME)
 
     def _tell_health(self, before: AccountState, state: AccountState) -> None:
-        name, events = self._upstream, self._events
         if state.fault and not before.fault and state.health not in RESTING:
-            events.tell("upstream_stopped", upstream=name, reason=state.fault)
+            self._tell("upstream_stopped", reason=state.fault)
         if state.health in RESTING:
             if (state.health, state.until_ns) == (before.health, before.until_ns):
                 return
             if state.is_refused:
-                events.tell("upstream_stopped", upstream=name, reason=state.because)
+                self._tell("upstream_stopped", reason=state.because)
             else:
-                until_at_ns = self._wall_ns(state.until_ns)
-                events.tell("upstream_paused", upstream=name, reason=state.because, until_at_ns=until_at_ns)
+                self._tell("upstream_paused", reason=state.because, until_at_ns=self._wall_ns(state.until_ns))
         elif state.is_proving and not state.fault:
             if not before.is_proving or before.fault:
-                events.tell("upstream_proving", upstream=name)
+                self._tell("upstream_proving")
         elif before.is_proving and state.health is Health.USED:
             # Told only now: what a probe finds refused again was never resumed.
-            events.tell("upstream_resumed", upstream=name)
+            self._tell("upstream_resumed")
+
+    def _tell(self, event: str, **about: Any) -> None:
+        self._events.tell(event, upstream=self._upstream, **about)
 
     def _wall_ns(self, at_ns: int) -> int:
         return self._clock.wall_ns() + at_ns - self._clock.boottime_ns()

@@ -1,22 +1,60 @@
-"""From what became of recipients to a message of our own for the sender.  Pure.
+"""What senders are told: of what ended, once in an hour's share, and that their mail is late, once.
+
+An upstream that counts bounces cuts off accounts that send many (cPanel after five an hour, others after
+fifteen), so a storm of bounces must not become one of reports.  In any hour no more than `reports.per_hour`
+reports and warnings are queued; a history on disk keeps that over restarts and edits.
 
 Guarantees: the same message, as it is marked and noted, gives the same report, so that publishing it again
-after a crash is the same message.  A recipient whose note was lost is reported all the same.
-Does not: choose the recipients that it tells of (`relay.spool.interface.owed_report`).
+after a crash is the same message.  A report that may not go yet is not lost: its message stays in the spool
+with its recipients marked and noted, and a start asks again.  First come, first served, and ahead of every
+warning; recipients that fail meanwhile join it.
+A message is warned of at most once, over restarts too, and none from `<>`, that is held, or without a
+recipient left of whose delay its sender wants to be told (NOTIFY, RFC 3461).
+A history that cannot be read or written limits nothing: a report is owed, the limit is courtesy.
+Does not: choose the recipients that a report tells of (`relay.spool.interface.owed_report`).
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
-from relay.mail.envelope import Envelope
+from relay.clock import SECOND_NS, Clock
+from relay.mail.dsn import Notify
+from relay.mail.envelope import Envelope, QueueId
 from relay.mail.report import Reason, ReportedMessage, ReportedRecipient, report
+from relay.policy.model import Policy
+from relay.queue.queued import Queued, State, WaitReason
+from relay.queue.queues import Queues
+from relay.queue.upstream_queue import SLICE
+from relay.sender.host import Host, seconds, woken
+from relay.sender.spool_thread import UNREADABLE_RETRY_NS
+from relay.sender.throttle_thread import ThrottleThread
 from relay.spool.identity import warning_id
 from relay.spool.interface import Message, Note, OwedReport, Report, Status
+from relay.telemetry.metrics import Telemetry
+from relay.throttle.admission import Request, Wait
+from relay.throttle.file_history import FileHistory
+from relay.throttle.history import HistoryError
+from relay.throttle.limit import PlainLimit
+from relay.throttle.throttle import Reservation, Throttle
+from relay.verdicts.decision import UNKNOWN_STATUS
 
+if TYPE_CHECKING:
+    from relay.sender.settling import Settling
+
+HOUR_NS = 3600 * SECOND_NS
+PUBLISHING_NS = 60 * SECOND_NS
+"""A slot whose process died counts as in use for so long; then it leaves an hour later."""
+REASON = WaitReason("only its report is left, which waits for reports.per_hour")
+LOOK_NS = 60 * SECOND_NS
+"""Between two looks for late mail; a look at 200,000 messages takes 0.2 s, in slices."""
 _LOST = "The reason is no longer known."
 _REASONS = {Status.EXPIRED: Reason.EXPIRED, Status.SUCCESS: Reason.RELAYED}
 
 
 class Reporter:
+    """From what became of recipients to a message of our own for the sender.  Pure."""
+
     def __init__(self, hostname: str) -> None:
         self._hostname = hostname
         self.sender: str | None = None
@@ -24,59 +62,210 @@ class Reporter:
 
     def report(self, message: Message, owed: OwedReport) -> Report:
         """Tell of what ended, by the message's notes; of content that is long its beginning is returned."""
-        notes, content = {note.index: note for note in message.notes}, message.head
+        notes = {note.index: note for note in message.notes}
         endings = [
-            self._ending(message, index, notes.get(index), status)
+            _ending(message, index, notes.get(index), status)
             for index, status in zip(owed.indices, owed.statuses, strict=True)
         ]
-        at_ns = max(ending.at_ns for ending in endings)
-        is_whole = message.content is not None
-        reported = ReportedMessage(message.queue_id, message.envelope, content, is_whole)
-        suffix = owed.report_id.removeprefix(message.queue_id)
-        written = self._written(reported, endings, at_ns, suffix)
-        return Report(owed.report_id, self._envelope(message, at_ns), written)
+        return self._written(message, owed.report_id, endings, is_whole=message.content is not None)
 
     def warning(self, message: Message, delays: Sequence[Note], until_at_ns: int) -> Report:
         """Tell of recipients that wait, and until when (wall clock) they will be tried."""
         late = [_told(message.envelope, note, Reason.DELAYED) for note in delays]
-        at_ns = max(each.at_ns for each in late)
-        reported = ReportedMessage(message.queue_id, message.envelope, message.head)
-        written = self._written(reported, late, at_ns, "w", until_at_ns)
-        return Report(warning_id(message.queue_id), self._envelope(message, at_ns), written)
+        return self._written(message, warning_id(message.queue_id), late, until_ns=until_at_ns)
 
     def _written(
         self,
-        message: ReportedMessage,
+        message: Message,
+        own_id: QueueId,
         recipients: Sequence[ReportedRecipient],
-        at_ns: int,
-        suffix: str,
+        *,
+        is_whole: bool = False,
         until_ns: int | None = None,
-    ) -> bytes:
-        sender = self.sender or f"MAILER-DAEMON@{self._hostname}"
-        return report(
-            message,
+    ) -> Report:
+        at_ns, to = max(each.at_ns for each in recipients), message.envelope.reverse_path
+        content = report(
+            ReportedMessage(message.queue_id, message.envelope, message.head, is_whole),
             recipients,
             hostname=self._hostname,
-            sender=sender,
+            sender=self.sender or f"MAILER-DAEMON@{self._hostname}",
             at_ns=at_ns,
-            suffix=suffix,
+            suffix=own_id.removeprefix(message.queue_id),
             until_ns=until_ns,
         )
+        envelope = Envelope("", (to,), at_ns, "local", "", "local", smtputf8=not to.isascii())
+        return Report(own_id, envelope, content)
 
-    @staticmethod
-    def _ending(message: Message, index: int, note: Note | None, status: Status) -> ReportedRecipient:
-        if note is None or (note.reason == Reason.RELAYED) == status.is_failure:
-            # Lost; or of an attempt that a crash cut off, behind which another one came.
-            reason, code = _REASONS.get(status, Reason.BOUNCED), "5.0.0" if status.is_failure else "2.0.0"
-            note = Note(index, code, reason, _LOST, None, message.envelope.arrival_at_ns)
-        return _told(message.envelope, note, Reason(note.reason))
 
-    @staticmethod
-    def _envelope(message: Message, at_ns: int) -> Envelope:
-        sender = message.envelope.reverse_path
-        return Envelope("", (sender,), at_ns, "local", "", "local", smtputf8=not sender.isascii())
+def _ending(message: Message, index: int, note: Note | None, status: Status) -> ReportedRecipient:
+    if note is None or (note.reason == Reason.RELAYED) == status.is_failure:
+        # Lost; or of an attempt that a crash cut off, behind which another one came.
+        reason, code = _REASONS.get(status, Reason.BOUNCED), "5.0.0" if status.is_failure else "2.0.0"
+        note = Note(index, code, reason, _LOST, None, message.envelope.arrival_at_ns)
+    return _told(message.envelope, note, Reason(note.reason))
 
 
 def _told(envelope: Envelope, note: Note, reason: Reason) -> ReportedRecipient:
     recipient, orcpt = envelope.recipients[note.index], envelope.dsn.of(note.index).orcpt
     return ReportedRecipient(recipient, note.status, note.diagnostic, note.remote, note.at_ns, reason, orcpt)
+
+
+class OwedReports:
+    """The messages whose reports wait, each for its turn.  Belongs to one event loop."""
+
+    def __init__(self, policy: Policy, queue: Queues, host: Host, telemetry: Telemetry) -> None:
+        """Touch no disk before the first report."""
+        self._events, self._metrics, self._clock = telemetry
+        self._queue = queue
+        history = FileHistory(policy.reports_history, host.disk, self._clock)
+        throttle = Throttle(history, _limits(policy), 0, self._clock, transaction_ns=PUBLISHING_NS)
+        self._gate = ThrottleThread(throttle, self._clock, self._tell_uncounted, workers=host.workers)
+        self._waiting: dict[QueueId, None] = {}
+        self._wake = asyncio.Event()
+        self._opens_at_ns = 0
+        """Boottime: when there may be a slot; in the past where there may be one now."""
+        self._is_asked = self._is_closed = False
+
+    def ask(self, queue_id: QueueId) -> None:
+        """Have the report of a queued message made when its turn comes, which may be at once."""
+        is_first, is_new = self._first() is None, queue_id not in self._waiting
+        self._waiting[queue_id] = None
+        if self._clock.boottime_ns() >= self._opens_at_ns:
+            self._wake.set()
+        elif is_new:
+            self._tell_waiting(queue_id, 1, is_first=is_first)
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    async def run(self, report: Callable[[QueueId], Awaitable[bool]]) -> None:
+        """Have each report made when its turn comes, until cancelled; `report` says whether it could be."""
+        while True:
+            self._wake.clear()
+            if (queue_id := self._first()) is None:
+                await self._wake.wait()
+            elif not await self._take_slot():
+                await woken(self._wake, self._opens_at_ns, self._clock)
+            elif queue_id in self._queue:  # still: an operator may have ended it
+                self._waiting.pop(queue_id, None)
+                if not await report(queue_id):
+                    # Others first, and not all slots of the hour for a disk that reads nothing now.
+                    self._waiting[queue_id] = None
+                    again_at_ns = self._clock.boottime_ns() + UNREADABLE_RETRY_NS
+                    await woken(self._wake, again_at_ns, self._clock)
+
+    async def may_warn(self) -> bool:
+        """Take a slot for a warning; False where there is none, or reports wait for one."""
+        return self._first() is None and await self._take_slot()
+
+    async def use(self, policy: Policy) -> None:
+        await self._gate.call(lambda gate: gate.replan(_limits(policy), 0))
+        self._opens_at_ns = 0
+        self._wake.set()
+
+    async def close(self) -> None:
+        """Let go of the history; what is owed from now on waits for the next start."""
+        self._is_closed = True
+        if self._is_asked:
+            await self._gate.close()
+
+    def _first(self) -> QueueId | None:
+        """Return the message whose report is next, and forget those that have ended."""
+        while (first := next(iter(self._waiting), None)) is not None and first not in self._queue:
+            del self._waiting[first]
+        return first
+
+    async def _take_slot(self) -> bool:
+        was_open = self._clock.boottime_ns() >= self._opens_at_ns
+        if self._is_closed:
+            return False
+        self._is_asked = True
+        try:
+            (answer,) = await self._gate.reserve([Request(1)])
+        except HistoryError as error:
+            self._tell_uncounted(error)
+            return True
+        if isinstance(answer, Reservation):
+            self._opens_at_ns = 0
+            self._gate.ended(answer)
+            return True
+        if isinstance(answer, Wait):
+            self._opens_at_ns = answer.until_ns
+            if was_open and (first := self._first()) is not None:
+                # Of those behind it, which may be very many at a start, nothing is said one by one.
+                self._tell_waiting(first, len(self._waiting), is_first=True)
+        return False
+
+    def _tell_waiting(self, queue_id: QueueId, count: int, *, is_first: bool) -> None:
+        if is_first:
+            until_at_ns = self._clock.wall_ns() + self._opens_at_ns - self._clock.boottime_ns()
+            self._events.tell("reports_capped", until_at_ns=until_at_ns)
+        self._metrics.count("relay_reports_capped_total", by=count)
+        self._events.tell("report_waiting", queue_id=queue_id)
+
+    def _tell_uncounted(self, error: HistoryError) -> None:
+        self._events.tell("reports_uncounted", error=str(error))
+
+
+def _limits(policy: Policy) -> list[PlainLimit]:
+    most = policy.reports.per_hour
+    return [] if most is None else [PlainLimit("messages", most, HOUR_NS, f"{most} reports per 3600s")]
+
+
+class LateMail:
+    """Looks now and then at all that waits: for room in a window, the end of a pause or of a back-off.
+
+    Late counts from acceptance, with pauses.  What goes a moment later may be warned of all the same.
+    """
+
+    def __init__(self, queue: Queues, settling: "Settling", clock: Clock) -> None:
+        self._queue, self._settling, self._clock = queue, settling, clock
+
+    async def run(self) -> None:
+        while True:
+            await self.look()
+            period_ns = min(LOOK_NS, (self._settling.terms.warn_after_ns or 4 * LOOK_NS) // 4)
+            await asyncio.sleep(seconds(max(SECOND_NS, period_ns)))
+
+    async def look(self) -> int:
+        """Warn of late messages, in slices between turns of the loop; return how many were warned."""
+        warned = 0
+        for number, queue_id in enumerate(self._queue.ids()):
+            if number % SLICE == 0:
+                await asyncio.sleep(0)
+            queued = self._queue.get(queue_id)
+            if queued is None or not self._is_late(queued):
+                continue
+            (message,) = await self._settling.load([queue_id])
+            if not (isinstance(message, Message) and self._is_late(queued)):
+                continue
+            late = [i for i in message.left if message.envelope.tells_of(i, Notify.DELAY)]
+            if not late:
+                # Recipients that are done by now were to be told of: it need not be looked at again.
+                self._queue.warned(queue_id)
+            elif await self._settling.warn(message, *self._told(queued, late)):
+                warned += 1
+            else:
+                break  # no slot for it, and so for none behind it
+        return warned
+
+    def _is_late(self, queued: Queued) -> bool:
+        after_ns = self._settling.terms.warn_after_ns
+        age_ns = self._clock.boottime_ns() - queued.arrived_at_ns
+        is_to_be_told = queued.state in (State.WAITING, State.DEFERRED) and not queued.is_warned
+        return after_ns is not None and age_ns >= after_ns and is_to_be_told and queued.reverse_path != ""
+
+    def _told(self, queued: Queued, late: Sequence[int]) -> tuple[Sequence[Note], int]:
+        """Return what its sender is told, and until when at least (wall clock) its recipients are tried."""
+        wall_ns, replies = self._clock.wall_ns(), self._settling.replies.get(queued.queue_id, {})
+        # RFC 3463, 3.5: X.4.5 is mail system congestion, which is what a full window is, or a pause.
+        status, why = "4.4.5", "it waits for its turn: the next mail server takes no more from here now"
+        if queued.state is State.DEFERRED:
+            status = UNKNOWN_STATUS if queued.refusal is None else queued.refusal.status
+            why = queued.reason or "refused for now"
+        if queued.refusal is None:
+            replies = {}
+        notes = [replies.get(i) or Note(i, status, "expired", why, None, wall_ns) for i in late]
+        age_ns = self._clock.boottime_ns() - queued.arrived_at_ns
+        # One that is older has an attempt all the same.
+        return notes, wall_ns + max(self._settling.terms.lifetime_ns - age_ns, 0)

@@ -5,7 +5,8 @@ pull was lost.  Stopping is finishing the transactions in flight, then dying.
 """
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
 
 from relay.clock import SECOND_NS, StepWatch
 from relay.mail.envelope import QueueId
@@ -16,8 +17,7 @@ from relay.queue.queues import Queues
 from relay.sender.arrivals import Arrivals
 from relay.sender.attempt import keys_of
 from relay.sender.host import Host
-from relay.sender.report_limit import OwedReports
-from relay.sender.reports import Reporter
+from relay.sender.reports import OwedReports, Reporter
 from relay.sender.settling import Backlog, Settling
 from relay.sender.spool_thread import SpoolThread
 from relay.sender.upstreams import Upstreams
@@ -97,8 +97,9 @@ class Sender:
             self._arrivals.run,
             self._arrivals.route_forever,
             self._look_forever,
-            self._audit_forever,
-            self._tidy_forever,
+            self.upstreams.audit,
+            partial(_every, AUDIT_SECONDS, self.upstreams.audit),
+            partial(_every, TIDY_SECONDS, self._tidy),
             lambda: self._owed.run(self.settling.report),
         ):
             self._chores.append(asyncio.create_task(self.upstreams.guard(chore)))
@@ -211,18 +212,17 @@ class Sender:
             await self.look()
             await self.upstreams.look_at_secrets()
 
-    async def _audit_forever(self) -> None:
-        while True:
-            await self.upstreams.audit()
-            await asyncio.sleep(AUDIT_SECONDS)
+    async def _tidy(self) -> None:
+        try:
+            await self.spool_thread.call(lambda spool: spool.tidy())
+        except (Full, Unavailable) as trouble:
+            self.spool_thread.tell(trouble)
 
-    async def _tidy_forever(self) -> None:
-        while True:
-            await asyncio.sleep(TIDY_SECONDS)
-            try:
-                await self.spool_thread.call(lambda spool: spool.tidy())
-            except (Full, Unavailable) as trouble:
-                self.spool_thread.tell(trouble)
+
+async def _every(period_s: float, chore: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        await asyncio.sleep(period_s)
+        await chore()
 
 
 def _terms(policy: Policy) -> Terms:

@@ -19,8 +19,7 @@ from relay.mail.envelope import QueueId, is_notice
 from relay.queue.queued import Queued, State, WaitKind, WaitReason
 from relay.queue.queues import Queues
 from relay.sender.attempt import MARKS, Attempt, recipients_left
-from relay.sender.report_limit import REASON, OwedReports
-from relay.sender.reports import Reporter
+from relay.sender.reports import REASON, OwedReports, Reporter
 from relay.sender.spool_thread import SpoolThread
 from relay.spool.interface import Absent, Corrupt, Message, Note, Settlement, Status, Unavailable
 from relay.telemetry.events import NO_TRANSACTION, Delays, Subject, Via
@@ -107,16 +106,18 @@ class Settling:
             self._keep_replies(message, (*notes, *delays))
             if not is_there:
                 return
-            after = await self._go_on(after, queued, ends=ends)
-            if not after.left:
-                return
-            self._put_back(attempt, decision)
-            self._keep(after)
+            self._go_on(after, queued)
+            if after.left:
+                self._put_back(attempt, decision)
+                self._keep(after)
 
     async def finish(self, message: Message, queued: Queued) -> None:
-        """End a message whose recipients are all done, once its report may go."""
+        """End a message whose recipients are all done, once its report was made."""
         async with self._lock(message.queue_id):
-            await self._go_on(self._as_settled(message), queued)
+            message = self._as_settled(message)
+            what = Settlement(message.queue_id, message.envelope, ends=True)
+            if message.owed_report is not None or await self._write(what):
+                self._go_on(message, queued)
 
     async def report(self, queue_id: QueueId) -> bool:
         """Make the report that waited for its turn; False if its message cannot be read now.
@@ -127,8 +128,18 @@ class Settling:
             (message,) = await self.load([queue_id])
             if isinstance(message, Unavailable):
                 return False
-            if message is not None and queue_id in self._queue:
-                await self._report(message)
+            owed = None if message is None else message.owed_report
+            if message is None or owed is None or queue_id not in self._queue:
+                return True
+            what = Settlement(queue_id, message.envelope, told=owed.indices, ends=not message.left)
+            what.report = self._reporter.report(message, owed)
+            if await self._write(what):
+                is_failure = any(status.is_failure for status in owed.statuses)
+                self._published(what, "report" if is_failure else "success")
+                after = message._replace(told=message.told.union(owed.indices))
+                self._keep(after)
+                if what.ends:
+                    self._ended(after)
             return True
 
     async def end_silently(self, message: Message, queued: Queued) -> None:
@@ -178,7 +189,7 @@ class Settling:
         """Tell the sender, durably and once, that recipients wait; return whether it was told now."""
         async with self._lock(message.queue_id):
             message = self._as_settled(message)
-            if message.is_warned or not await self._owed.may_go():
+            if message.is_warned or not await self._owed.may_warn():
                 return False
             report = self._reporter.warning(message, delays, until_at_ns)
             what = Settlement(message.queue_id, message.envelope, report=report, is_warned=True)
@@ -223,40 +234,15 @@ class Settling:
         self._metrics.became(_words(settlement))
         return True
 
-    async def _go_on(self, message: Message, queued: Queued, *, ends: bool = False) -> Message:
-        """Go on after what was settled: with the report that is owed, once it may go.
-
-        A message without a recipient left ends with that; `ends`: it has ended.
-        """
-        if ends:
-            self._ended(message)
-        elif message.owed_report is None or await self._owed.may_go():
-            return await self._report(message)
-        else:
-            self._owed.wait(queued)
+    def _go_on(self, message: Message, queued: Queued) -> None:
+        """Go on after what was settled: with the report that is owed, or the end that is written down."""
+        if message.owed_report is not None:
             if not message.left:
                 self._queue.owe_report(queued, REASON)
                 self._newest.pop(message.queue_id, None)
-        return message
-
-    async def _report(self, message: Message) -> Message:
-        """Publish the report that is owed, if one is; the message remembers it, or ends."""
-        owed, ends = message.owed_report, not message.left
-        what = Settlement(message.queue_id, message.envelope, ends=ends)
-        if owed is not None:
-            what.report, what.told = self._reporter.report(message, owed), owed.indices
-        elif not ends:
-            return message
-        if not await self._write(what):
-            return message
-        after = message._replace(told=message.told.union(what.told))
-        self._keep(after)
-        if owed is not None:
-            is_failure = any(status.is_failure for status in owed.statuses)
-            self._published(what, "report" if is_failure else "success")
-        if ends:
-            self._ended(after)
-        return after
+            self._owed.ask(message.queue_id)
+        elif not message.left:
+            self._ended(message)
 
     def _published(self, what: Settlement, kind: Literal["report", "success", "warning"]) -> None:
         """Tell of a report that is queued by now."""
@@ -288,7 +274,11 @@ class Settling:
         await self._spool_thread.change(what)
         self._metrics.became(_words(what))
         self._keep(after)
-        return await self._go_on(after, queued, ends=ends)
+        if ends:
+            self._ended(after)
+        else:
+            self._go_on(after, queued)
+        return after
 
     def _tell_all(self, upstream: str, attempt: Attempt, decision: Decision, subject: Subject) -> None:
         connection, delays = attempt.connection, attempt.delays

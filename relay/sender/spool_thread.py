@@ -12,8 +12,7 @@ from typing import TypeVar
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
-from relay.sender.group_commit import Batch
-from relay.sender.host import THREADS, Workers
+from relay.sender.host import THREADS, Batch, Workers
 from relay.spool.interface import (
     Absent,
     Corrupt,

@@ -12,9 +12,8 @@ from typing import TypeVar
 
 from relay.clock import Clock
 from relay.sender.host import THREADS, Workers
-from relay.throttle.admission import Admission, Request, Wait
+from relay.throttle.admission import Admission, Request
 from relay.throttle.history import HistoryError
-from relay.throttle.limit import Limit
 from relay.throttle.throttle import Reservation, Throttle, View
 
 Returned = TypeVar("Returned")
@@ -24,8 +23,6 @@ FLUSH_SECONDS = 0.2
 
 
 class ThrottleThread:
-    """Lets transactions through, no more than the limits allow."""
-
     def __init__(
         self,
         throttle: Throttle,
@@ -38,55 +35,36 @@ class ThrottleThread:
         self.view: View = throttle
         """What can be asked without waiting for the thread."""
         self._throttle, self._clock = throttle, clock
-        self._on_error = on_error
-        self._on_begun = on_begun
+        self._on_error, self._on_begun = on_error, on_begun
         self._thread = workers.one("history")
-        self.counted: dict[str, int] = {}
-        """By the label of each limit, the most slots that were occupied at once, as of the last audit."""
         self._flushing: asyncio.Task[None] | None = None
         """What writes ends soon."""
-
-    async def open(self) -> None:
-        """Read the history, for `usage` and `opens_at_ns` to know the past.  Raises HistoryError."""
-        await self._call(self._throttle.flush)
 
     async def reserve(self, requests: Sequence[Request]) -> list[Admission]:
         """Decide for messages in their order.
 
         A reservation may be for fewer recipients.  Raises HistoryError; then nothing may be sent.
         """
-        return await self._call(lambda: self._throttle.reserve(requests))
-
-    async def reserve_connection(self, opening_ns: int) -> Reservation | Wait:
-        return await self._call(lambda: self._throttle.reserve_connection(opening_ns))
+        return await self.call(lambda throttle: throttle.reserve(requests))
 
     def ended(self, reservation: Reservation) -> None:
         self._throttle.settle(reservation, self._clock.boottime_ns())
         if self._flushing is None:
             self._flushing = asyncio.create_task(self._flush_soon())
 
-    async def audit_peaks(self) -> None:
-        """Count what each limit held at most."""
-        self.counted = {each.label: each.most for each in (await asyncio.to_thread(self.view.audit)).findings}
-
-    async def replan(
-        self, limits: Sequence[Limit], guard_ns: int | None, transaction_ns: int | None = None
-    ) -> None:
-        """Judge the same history by other limits; `transaction_ns` None: as before."""
-        await self._call(lambda: self._throttle.replan(limits, guard_ns, transaction_ns=transaction_ns))
+    async def call(self, function: Callable[[Throttle], Returned]) -> Returned:
+        """Have the throttle asked something else, in its turn.  Raises HistoryError."""
+        returned = await self._thread.call(lambda: function(self._throttle))
+        if self._throttle.has_begun():
+            self._on_begun()
+        return returned
 
     async def close(self) -> None:
         if self._flushing is not None:
             self._flushing.cancel()
         await self._flush()
-        await self._call(self._throttle.close)
+        await self.call(Throttle.close)
         self._thread.close()
-
-    async def _call(self, function: Callable[[], Returned]) -> Returned:
-        returned = await self._thread.call(function)
-        if self._throttle.has_begun():
-            self._on_begun()
-        return returned
 
     async def _flush_soon(self) -> None:
         await asyncio.sleep(FLUSH_SECONDS)
@@ -95,6 +73,6 @@ class ThrottleThread:
 
     async def _flush(self) -> None:
         try:
-            await self._call(self._throttle.flush)
+            await self.call(Throttle.flush)
         except HistoryError as error:
             self._on_error(error)

@@ -18,8 +18,7 @@ from relay.mail.rewriting import FRONT_BYTES, Rewritten
 from relay.mail.text import clean
 from relay.queue.queued import Queued, WaitReason
 from relay.queue.routes import Because
-from relay.sender.attempt import Attempt
-from relay.sender.known_offers import KnownOffers
+from relay.sender.attempt import Attempt, KnownOffers
 from relay.sender.pausing import Pausing
 from relay.sender.settling import Backlog
 from relay.sender.spool_thread import UNREADABLE_RETRY_NS
@@ -96,10 +95,12 @@ class Transactions:
                 self._queue.end_part(queued)
             else:
                 try:
-                    attempt = await self._attempt(queued, message, connections[-1])
+                    rewritten = await self._rewritten(queued, message)
                 except (Corrupt, Absent, Unavailable) as error:
                     self._unreadable(queued, error)
                     continue
+                attempt = Attempt(queued, message, connections[-1], rewritten=rewritten)
+                attempt.passes_dsn &= not self.offers.is_dsn_refused
                 if (unfit := attempt.connection.unfit(attempt.shape)) is None:
                     attempts.append(attempt)
                     connections.pop()
@@ -108,17 +109,15 @@ class Transactions:
                     self.refuse(attempt, answer, is_for_ever=answer.verdict is Verdict.BOUNCE)
         return attempts
 
-    async def _attempt(self, queued: Queued, message: Message, connection: Connection) -> Attempt:
-        """Return what is to be sent of a message.  Raises Corrupt, Absent, Unavailable."""
-        left = queued.part.left(message.left)
-        # None is asked for twice in a round.
-        untried = [index for index in left if index not in queued.past.tried]
-        rewritten = await self._rewritten(queued, message)
-        attempt = Attempt(queued, message, connection, untried or list(left), rewritten=rewritten)
-        # A report that the upstream makes goes to whom it knows as the sender.
-        offers_dsn = connection.extensions.dsn and not self.offers.is_dsn_refused
-        attempt.passes_dsn = rewritten is None and offers_dsn
-        return attempt
+    async def _rewritten(self, queued: Queued, message: Message) -> Rewritten | None:
+        """Return what a route has sent in another form.  Raises Corrupt, Absent, Unavailable."""
+        if (rewriting := queued.part.rewriting) is None:
+            return None
+        front = message.content
+        if front is None:
+            async with contextlib.aclosing(self._spool_thread.content(queued.queue_id)) as chunks:
+                front = await anext(chunks, b"")
+        return rewriting.rewritten(message.envelope.reverse_path, front[:FRONT_BYTES])
 
     def begin(self, attempt: Attempt, reservation: Reservation) -> None:
         # The reservation is on disk: a crash from here on wastes a slot, and can exceed no limit.
@@ -132,7 +131,7 @@ class Transactions:
             span_ns=reservation.reserved_at_ns - queued.since_ns,
         )
         self._transacting.add(queued)
-        self._begin(attempt, self._send(attempt, reservation))
+        self._begin(queued, self._send(attempt, reservation))
 
     def refuse(self, attempt: Attempt, unfit: Answer, *, is_for_ever: bool) -> None:
         """Begin to settle what does not go, without asking the upstream or using a slot.
@@ -142,7 +141,7 @@ class Transactions:
         """
         now_ns = attempt.ended_ns = self._clock.boottime_ns()
         if not (is_for_ever and self._queue.pass_on(attempt.queued, WaitReason(unfit.text), now_ns)):
-            self._begin(attempt, self._settle(attempt, Outcome((unfit,) * len(attempt.indices))))
+            self._begin(attempt.queued, self._settle(attempt, Outcome((unfit,) * len(attempt.indices))))
 
     async def stop(self, grace_seconds: float) -> None:
         """Give what is in flight so long; transactions that take longer are cut off."""
@@ -153,18 +152,14 @@ class Transactions:
                 sending.cancel()
             await asyncio.gather(*late, return_exceptions=True)
 
-    async def settled(self) -> None:
-        """Wait until all are settled.  Cancelled, it gives up."""
+    async def settled(self, *, gives_up: bool) -> None:
+        """Wait until all are settled.  Where it gives up, or is cancelled, only a restart goes on."""
+        for unsettled in self._unsettled.values() if gives_up else ():
+            unsettled.cancel()
         await asyncio.gather(*self._unsettled.values(), return_exceptions=True)
 
-    async def give_up(self) -> None:
-        """Settle nothing more: only a restart may go on with what is not."""
-        for unsettled in self._unsettled.values():
-            unsettled.cancel()
-        await self.settled()
-
-    def _begin(self, attempt: Attempt, run: Coroutine[Any, Any, None]) -> None:
-        self._unsettled[attempt.queued] = asyncio.create_task(self._guarded(attempt.queued, run))
+    def _begin(self, queued: Queued, run: Coroutine[Any, Any, None]) -> None:
+        self._unsettled[queued] = asyncio.create_task(self._guarded(queued, run))
 
     async def _guarded(self, queued: Queued, run: Coroutine[Any, Any, None]) -> None:
         try:
@@ -178,32 +173,22 @@ class Transactions:
 
     async def _send(self, attempt: Attempt, reservation: Reservation) -> None:
         """Run a transaction, and settle what it comes to."""
+        connection, is_over = attempt.connection, True
         try:
-            outcome = await self._carry(attempt, reservation)
+            outcome = self._by_session(connection, await self._speak(attempt, reservation))
+            is_over = outcome.is_over
         except asyncio.CancelledError:
             # Its grace is over, and perhaps only its upstream leaves the policy: others may go on with it.
+            # Its connection has ended, and the upstream may have the content.
+            is_over = False
             self._line.give_back(attempt.queued, WaitReason("its transaction did not end in time"))
             if attempt.is_content_out:
                 self._queue.stay_unknown(attempt.queued, reservation.deadline_ns)
             raise
         except (Corrupt, Absent, Unavailable) as error:
+            # The connection has ended here too.
             self._unreadable(attempt.queued, error)
             return
-        finally:
-            self._transacting.discard(attempt.queued)
-            self._on_end()
-        await self._settle(attempt, outcome)
-
-    async def _carry(self, attempt: Attempt, reservation: Reservation) -> Outcome:
-        """Run a transaction.  Raises what reading the content raises."""
-        connection, is_over = attempt.connection, True
-        try:
-            outcome = self._by_session(connection, await self._speak(attempt, reservation))
-            is_over = outcome.is_over
-        except BaseException as error:
-            # The connection has ended.  Of a transaction that was cut off the upstream may have the content.
-            is_over = isinstance(error, Exception)
-            raise
         finally:
             attempt.ended_ns = self._clock.boottime_ns()
             # Else the upstream may count it yet: its slot ends by itself, at the deadline.  But what a host
@@ -215,21 +200,21 @@ class Transactions:
                 self._pool.release(connection)
             else:
                 self._pool.discard(connection)
+            self._transacting.discard(attempt.queued)
+            self._on_end()
         if is_any_relayed(outcome):
             known_ns, took_ns = self.transaction_ns, attempt.took_ns
             self.transaction_ns = known_ns + (took_ns - known_ns) // 8 if known_ns else took_ns
-        return outcome
+        await self._settle(attempt, outcome)
 
     def _by_session(self, connection: Connection, outcome: Outcome) -> Outcome:
         """Return an outcome as it counts where its session is full; learn how many messages one takes."""
         if is_any_relayed(outcome):
             connection.relayed += 1
         elif (untried := of_full_session(outcome)) is not None:
-            if connection.relayed:
-                self._pool.expect_most(connection.transactions - 1)
-                return untried
-            # The first message of a session is refused so too: no session was full.
-            self._pool.expect_most(None)
+            # Where the first message of a session is refused so too, no session was full.
+            self._pool.expect_most(connection.transactions - 1 if connection.relayed else None)
+            return untried if connection.relayed else outcome
         return outcome
 
     async def _speak(self, attempt: Attempt, reservation: Reservation) -> Outcome:
@@ -361,13 +346,3 @@ class Transactions:
         due_at_ns = self._clock.boottime_ns() + UNREADABLE_RETRY_NS
         why = WaitReason(f"cannot be read now: {clean(str(error))}")
         self._line.postpone(queued, due_at_ns, why)
-
-    async def _rewritten(self, queued: Queued, message: Message) -> Rewritten | None:
-        """Return what a route has sent in another form.  Raises Corrupt, Absent, Unavailable."""
-        if (rewriting := queued.part.rewriting) is None:
-            return None
-        front = message.content
-        if front is None:
-            async with contextlib.aclosing(self._spool_thread.content(queued.queue_id)) as chunks:
-                front = await anext(chunks, b"")
-        return rewriting.rewritten(message.envelope.reverse_path, front[:FRONT_BYTES])

@@ -7,16 +7,16 @@ a line of the queue of its own (`relay.queue.queues`), which hears of every chan
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from relay.policy.model import Policy
 from relay.sender.account import Account
 from relay.sender.host import Host
 from relay.sender.logins import Logins
-from relay.sender.pausing import Pausing
 from relay.sender.settling import Backlog
 from relay.telemetry.metrics import Telemetry
 from relay.throttle.throttle import View
-from relay.verdicts.account import ENDLESS, AccountState, Health, OperatorPause, PauseAsked
+from relay.verdicts.account import ENDLESS, AccountState, Happening, Health, OperatorPause, PauseAsked
 from relay.verdicts.shield import Shield
 
 GRACE_SECONDS = 60.0
@@ -87,7 +87,9 @@ class Upstreams:
             await self._add(name, None)
 
     async def finish(self) -> None:
-        stopping = [asyncio.create_task(self._stop(each)) for each in self.in_use.values()]
+        # What is not settled by then, a restart sends again.
+        ends = [each.stop(GRACE_SECONDS, gives_up=True) for each in self.in_use.values()]
+        stopping = [asyncio.create_task(each) for each in ends]
         if stopping or self._retiring:
             # One that leaves the policy has its grace, as those in use.
             await asyncio.wait([*stopping, *self._retiring], timeout=GRACE_SECONDS)
@@ -114,14 +116,11 @@ class Upstreams:
         for name, upstream in policy.upstreams.items():
             if name in self.in_use:
                 self._logins[name].upstream = upstream
-                await self.in_use[name].apply(policy)
+                await self.in_use[name].use(policy)
             else:
                 await self._add(name, replaced.get(name))
         for name in self.in_use:
             self._backlog.queue.line(name).ask_anew()
-
-    def pausing(self, name: str) -> Pausing | None:
-        return None if (each := self.in_use.get(name)) is None else each.pausing
 
     def wake(self) -> None:
         """Have every upstream look what may go."""
@@ -130,7 +129,7 @@ class Upstreams:
 
     async def audit(self) -> None:
         for each in list(self.in_use.values()):
-            await each.throttle.audit_peaks()
+            await each.audit()
 
     @property
     def in_flight(self) -> int:
@@ -152,7 +151,7 @@ class Upstreams:
             connections_idle=each.pool.idle,
             in_flight=each.in_flight,
             transaction_ns=each.transactions.transaction_ns,
-            counted=each.throttle.counted,
+            counted=each.most_used,
             certificate_ends_at_ns=each.certificate_ends_at_ns,
             client_certificate_ends_at_ns=self._logins[name].certificate_ends_at_ns,
         )
@@ -165,11 +164,7 @@ class Upstreams:
 
         It begins with one transaction.  Returns False where nothing rested, or there is no such upstream.
         """
-        if (resumed := self.in_use.get(name)) is None:
-            return False
-        rested = not resumed.pausing.state.is_used
-        resumed.pausing.end()
-        return resumed.trust_senders() or rested
+        return name in self.in_use and self.in_use[name].use_again(Happening.RESUME)
 
     def pause(self, name: str, asked: PauseAsked) -> bool:
         """Begin nothing more through an upstream, by an operator's word; what is in flight goes on.
@@ -179,7 +174,8 @@ class Upstreams:
         if (paused := self.in_use.get(name)) is None:
             return False
         clock = self._telemetry.clock
-        paused.pausing.keep_back(asked.begun(clock.boottime_ns(), clock.wall_ns()))
+        pause = asked.begun(clock.boottime_ns(), clock.wall_ns())
+        paused.pausing.apply(Happening.KEEP, pause=pause)
         paused.wake()
         return True
 
@@ -189,12 +185,11 @@ class Upstreams:
         return "" if each is None else await each.pausing.recorded()
 
     async def look_at_secrets(self) -> None:
-        """See which certificates and passwords were replaced; call it each second."""
+        """See which passwords were replaced; call it each second."""
         for name, each in list(self.in_use.items()):
             logins, state = self._logins[name], each.pausing.state
-            await logins.look()
             if state.is_refused and await logins.has_new_password() and each.pausing.state.is_refused:
-                each.use_again()
+                each.use_again(Happening.EDIT)
 
     async def guard(self, chore: Callable[[], Awaitable[None]]) -> None:
         """Run a chore; its end by an error ends the sender."""
@@ -224,21 +219,13 @@ class Upstreams:
         self._backlog.queue.note(name, added.pausing.availability)
         self.in_use[name] = added
 
-    async def _stop(self, stopped: Account) -> None:
-        """Stop an upstream for the end of this process: what is not settled then, a restart sends again."""
-        await stopped.stop(GRACE_SECONDS)
-        await stopped.transactions.give_up()
-
     def _retire(self, retired: Account) -> None:
         pausing, path = retired.pausing, retired.pausing.kept.path
         # What it learns of its account counts when that comes back, unless another one tells the same file.
         pausing.may_keep = lambda: all(each.pausing.kept.path != path for each in self.in_use.values())
         pausing.on_change = lambda _: None
 
-        async def retire() -> None:
-            await retired.stop(GRACE_SECONDS)
-            await retired.transactions.settled()
-
-        retiring = asyncio.create_task(self.guard(retire))
+        stop = partial(retired.stop, GRACE_SECONDS, gives_up=False)
+        retiring = asyncio.create_task(self.guard(stop))
         self._retiring.add(retiring)
         retiring.add_done_callback(self._retiring.discard)

@@ -18,8 +18,6 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
 from relay.clock import SECOND_NS
-from relay.sender.group_commit import CallThread, Worker
-from relay.sender.host import Threads
 from tests.fakes.clock import FakeClock
 
 GRAIN_NS = 1_000
@@ -111,22 +109,6 @@ def _make(function: Callable[[], Any], returned: "asyncio.Future[Any]") -> None:
         returned.set_exception(error)
     else:
         returned.set_result(value)
-
-
-class _Counted(CallThread):
-    def call(self, function: Callable[[], Any]) -> "asyncio.Future[Any]":
-        returned = super().call(function)
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualTimeLoop)
-        loop.wait_for(returned)
-        return returned
-
-
-class CountedThreads(Threads):
-    """Threads whose calls may be kept waiting; the loop knows of them."""
-
-    def one(self, name: str) -> Worker:
-        return _Counted(name)
 
 
 class WorkersInTurn:

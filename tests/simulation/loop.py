@@ -170,7 +170,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
 
 class SimulatedThread:
-    """`relay.sender.group_commit.CallThread`: calls in their order, each after a drawn time, in one piece."""
+    """`relay.sender.host.CallThread`: calls in their order, each after a drawn time, in one piece."""
 
     def __init__(self, name: str = "") -> None:
         del name

@@ -70,10 +70,12 @@ class Manners:
             yield from self._one_at_a_time(name, ledger, said_ns, until_ns)
         yield from self._stops(name, ledger, [at_ns for at_ns, _ in mails])
         yield from self._of_aliens(name, ledger, mails)
-        handed_over = Counter(recipient for copy in copies if copy.is_sent for recipient in copy.recipients)
+        sent = Counter(recipient for copy in copies if copy.is_sent for recipient in copy.recipients)
+        # Several reports may go to one sender.
+        sent.update(to for each in ledger.taken if not each.sender for to in each.recipients)
         for said_ns, recipient in ledger.deferrals:
-            if handed_over[recipient] > 1:
-                continue  # another message of the same, by a client that had seen no 250
+            if sent[recipient] > 1:
+                continue  # of another message, perhaps by a client that had seen no 250
             asked = [seen.true_ns for seen in ledger.seen if seen.recipient == recipient]
             for at_ns in self._within(said_ns, said_ns + RETRY_NS, asked, DURABLE_NS):
                 yield f"{name} put {recipient} off at {_s(said_ns)}, and was asked again at {_s(at_ns)}"

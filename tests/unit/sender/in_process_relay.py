@@ -21,7 +21,7 @@ from relay.queue.queued import Queued
 from relay.queue.upstream_queue import UpstreamQueue
 from relay.sender.account import Account
 from relay.sender.host import THREADS, Host, Workers
-from relay.sender.late_mail import LateMail
+from relay.sender.reports import LateMail
 from relay.sender.sender import Sender
 from relay.spool.disk.durable import Disk
 from relay.spool.maildir.engine import MaildirSpool
@@ -33,7 +33,7 @@ from relay.telemetry.events import Events, LogStyle
 from relay.telemetry.metrics import Metrics, Telemetry
 from tests.fakes.clock import FakeClock
 from tests.fakes.unsynced import Unsynced
-from tests.fakes.virtual_time import CountedThreads, VirtualTimeLoop, WorkersInTurn
+from tests.fakes.virtual_time import VirtualTimeLoop, WorkersInTurn
 
 PATIENCE_SECONDS = 120.0
 """How long something may take before it counts as hung; nothing is decided by how long it took."""
@@ -81,7 +81,7 @@ def _clock_of_the_loop() -> Clock:
 def _workers(*, is_threaded: bool) -> Workers:
     with contextlib.suppress(RuntimeError):
         if isinstance(asyncio.get_running_loop(), VirtualTimeLoop):
-            return CountedThreads() if is_threaded else WorkersInTurn()
+            return THREADS if is_threaded else WorkersInTurn()
     return THREADS
 
 
@@ -129,9 +129,7 @@ class Relay:
             on_fault=self.faults.append,
         )
         self.watch = Watch(self.sender, policy, "relay.test", self.clock, PolicyStatus("", 0))
-        self.late = LateMail(
-            self.sender.queue, self.sender.settling, self.clock, self.sender.upstreams.pausing
-        )
+        self.late = LateMail(self.sender.queue, self.sender.settling, self.clock)
         self.operator = Operator(self.sender, self.watch, self.events)
 
     @property

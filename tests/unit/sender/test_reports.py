@@ -1,19 +1,31 @@
-"""What a sender is told of failed recipients: at once, once, within `reports.per_hour`, and never lost."""
+"""What senders are told: of failures, of successes that they asked for, and that mail is late.
+
+At once, once, within `reports.per_hour`, over restarts too, and never lost.
+"""
 
 import asyncio
+import email
+import email.policy
+import errno
 from pathlib import Path
+
+import pytest
+from flufl.bounce import all_failures, scan_message
 
 from relay.clock import SECOND_NS
 from relay.control.operations import OK, ONLY_REPORT_LEFT, VERBS
+from relay.mail.dsn import DsnRequest, Notify, RecipientRequest, Ret
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.queue.queued import State
 from relay.status.snapshot import MessageView, QueueState, RecipientView
 from relay.telemetry.metric_table import Totals
+from relay.verdicts.account import PauseAsked
 from tests.fakes.smarthost import Script, Smarthost, Turn, Until
 from tests.fakes.smarthost_dialogue import Recorded
+from tests.fakes.unsynced import Unsynced
 from tests.fakes.virtual_time import pass_time
-from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock
+from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of, virtual_clock
 
 HOUR_NS = 3600 * SECOND_NS
 SHIELD_OFF = ", shield: null"
@@ -117,24 +129,6 @@ async def test_an_operator_may_only_delete_what_waits_for_its_report(tmp_path: P
         assert len(reports(host)) == 2
 
 
-async def test_failures_of_one_transaction_are_in_one_report_at_once(tmp_path: Path) -> None:
-    async with Smarthost(Script(rcpt=fussy)) as host:
-        policy = patient(tmp_path, host.port)
-        async with Relay(policy) as relay:
-            queue_id = relay.accept("gone1@there.example", "slow@there.example", "gone2@there.example")
-            await relay.until(lambda: reports(host) and is_deferred(relay, queue_id))
-            host.script.rcpt = lambda argument: "550 5.1.1 no" if "slow" in argument else "250 ok"
-        async with Relay(policy) as relay:
-            assert await relay.operator.act("retry", [queue_id]) == {queue_id: OK}
-            await relay.until_empty()
-
-        first, last = reports(host)
-        assert failed(first) == ["gone1@there.example", "gone2@there.example"]
-        assert failed(last) == ["slow@there.example"]
-        ids = {line for each in (first, last) for line in each.content.splitlines() if b"Message-ID" in line}
-        assert len(ids) == 2
-
-
 async def test_a_capped_report_goes_in_its_turn_while_others_are_deferred(tmp_path: Path) -> None:
     async with Smarthost(Script(rcpt=fussy)) as host:
         policy = patient(tmp_path, host.port, "1")
@@ -216,3 +210,217 @@ async def test_a_report_that_is_refused_is_never_reported(tmp_path: Path) -> Non
         assert host.relayed == []
         assert relay.sender.totals == Totals(accepted=2, bounced=2)
         assert "event=report_dropped" in told(relay)
+
+
+DSN = (*Smarthost.EXTENSIONS, "DSN")
+GONE, HERE, SLOW = "gone@there.example", "here@there.example", "slow@there.example"
+
+
+def asked(*notify: Notify | None, ret: Ret | None = None, envid: str = "") -> DsnRequest:
+    return DsnRequest(ret, envid, tuple(map(RecipientRequest, notify)))
+
+
+def actions(report: Recorded) -> list[tuple[str, str]]:
+    return [(each["Final-Recipient"].partition("; ")[2], each["Action"]) for each in fields(report)[1:]]
+
+
+def unsubscribed(report: Recorded) -> set[bytes]:
+    """Return whom Mailman's detector takes for gone."""
+    found = email.message_from_bytes(report.content, policy=email.policy.compat32)
+    _, permanent = all_failures(found)
+    assert set(scan_message(found)) == set(permanent)
+    return set(permanent)
+
+
+async def test_failures_and_successes_are_told_together(tmp_path: Path) -> None:
+    async with (
+        Smarthost(Script(rcpt=nobody)) as host,
+        Relay(policy_of(tmp_path, host.port, SHIELD_OFF)) as relay,
+    ):
+        relay.accept(HERE, GONE, dsn=asked(Notify.SUCCESS, None))
+        await relay.until_empty()
+
+        (report,) = reports(host)
+        assert actions(report) == [(HERE, "relayed"), (GONE, "failed")]
+        assert unsubscribed(report) == {GONE.encode()}
+
+
+LONG_LINE = CONTENT + b"x" * 2000 + b"\r\n"
+EIGHT_BIT = CONTENT + "ü\r\n".encode()
+
+
+@pytest.mark.parametrize("content", [LONG_LINE, EIGHT_BIT], ids=["long line", "8-bit"])
+async def test_a_returned_message_is_found_by_a_parser(tmp_path: Path, content: bytes) -> None:
+    async with (
+        Smarthost(Script(rcpt=nobody)) as host,
+        Relay(policy_of(tmp_path, host.port, SHIELD_OFF)) as relay,
+    ):
+        relay.accept(GONE, content=content, dsn=asked(None, ret=Ret.FULL))
+        await relay.until_empty()
+
+    (report,) = reports(host)
+    *_, part = email.message_from_bytes(report.content, policy=email.policy.SMTP).iter_parts()
+    if content.isascii():
+        assert part.get_content_type() == "message/rfc822"
+        assert report.content.count(b"\r\n\r\n" + content) == 1
+        (original,) = part.iter_parts()
+        assert original["Subject"] == "hello"
+    else:
+        assert part.get_content_type() == "text/rfc822-headers"
+
+
+async def test_a_false_offer_of_dsn_costs_a_slot_and_bounces_nobody(tmp_path: Path) -> None:
+    def refuses(argument: str) -> str:
+        return "555 5.5.4 unsupported option" if "NOTIFY" in argument else nobody(argument)
+
+    async with (
+        Smarthost(Script(rcpt=refuses), extensions=DSN) as host,
+        Relay(policy_of(tmp_path, host.port, SHIELD_OFF, connections=1)) as relay,
+    ):
+        relay.accept(HERE, GONE, dsn=asked(Notify.SUCCESS, Notify.FAILURE))
+        await relay.until_empty()
+        (report,) = reports(host)
+        assert actions(report) == [(HERE, "relayed"), (GONE, "failed")]
+        assert sum("NOTIFY" in command for command in host.commands) <= 2
+
+        relay.accept(HERE, dsn=asked(Notify.SUCCESS))
+        await relay.until_empty()
+        assert len(reports(host)) == 2
+        assert sum("NOTIFY" in command for command in host.commands) <= 2
+
+
+RETRY = "retry: {min: 3h, max: 6h, lifetime: 5d, warn_after: 4h}"
+
+
+def limited(folder: Path, port: int, limits: str = "{messages: 1, per: 24h}", rest: str = RETRY) -> Policy:
+    return policy_of(folder, port, f", limits: [{limits}], shield: null", rest)
+
+
+def warnings(relay: Relay) -> int:
+    relay.events.flush()
+    return relay.log.getvalue().count("sender delay notification")
+
+
+async def full_window(relay: Relay, host: Smarthost) -> None:
+    """Use up the window, and put one message behind it."""
+    relay.accept("first@there.example")
+    # Its slot opens a window after its end, which must not come after a leap of the clock.
+    await relay.until(lambda: host.relayed and relay.account.in_flight == 0)
+    relay.accept("second@there.example", "third@there.example")
+    await relay.until(lambda: any("limit" in queued.reason for queued in relay.sender.queue))
+
+
+def fields(report: Recorded) -> list[dict[str, str]]:
+    """Read a report with the standard library's parser: the fields of the message, then of each recipient."""
+    found = email.message_from_bytes(report.content, policy=email.policy.default)
+    assert found.get_content_type() == "multipart/report"
+    (status,) = (part for part in found.walk() if part.get_content_type() == "message/delivery-status")
+    blocks = [block for block in status.walk() if block is not status]
+    return [{name: " ".join(str(value).split()) for name, value in block.items()} for block in blocks]
+
+
+async def test_what_waits_for_a_window_is_told_of_once_it_is_late(tmp_path: Path) -> None:
+    clock = virtual_clock()
+    async with Smarthost(Script()) as host, Relay(limited(tmp_path, host.port)) as relay:
+        await full_window(relay, host)
+        assert await relay.late.look() == 0
+        clock.advance(4 * HOUR_NS - 60 * SECOND_NS)
+        assert await relay.late.look() == 0, "it is not late yet"
+        clock.advance(61 * SECOND_NS)
+        assert await relay.late.look() == 1
+        assert await relay.late.look() == 0, "once"
+        assert warnings(relay) == 1
+
+        await relay.sender.apply(policy_of(tmp_path, host.port, rest=RETRY))
+        await relay.until_empty()
+        (warning,) = (relayed for relayed in host.relayed if relayed.reverse_path == "")
+        of_message, *of_recipients = fields(warning)
+        assert of_message["Reporting-MTA"] == "dns; relay.test"
+        assert [each["Final-Recipient"] for each in of_recipients] == [
+            "rfc822; second@there.example",
+            "rfc822; third@there.example",
+        ]
+        for each in of_recipients:
+            assert (each["Action"], each["Status"]) == ("delayed", "4.4.5")
+            assert each["Diagnostic-Code"].startswith("X-relay; it waits for its turn")
+            assert "Last-Attempt-Date" not in each, "there was none"
+            assert "Will-Retry-Until" in each
+        # Mailman's detector must not unsubscribe anybody for it.
+        found = email.message_from_bytes(warning.content)
+        assert all_failures(found)[1] == set()
+        assert scan_message(found) == set()
+
+
+class Unreadable(Unsynced):
+    """A disk that has no descriptor for one file."""
+
+    name = "none"
+
+    def open_update(self, path: str) -> int:
+        if path.endswith(self.name):
+            raise OSError(errno.EMFILE, "Too many open files", path)
+        return super().open_update(path)
+
+    def open_read(self, path: str) -> int:
+        if path.endswith(self.name):
+            raise OSError(errno.EMFILE, "Too many open files", path)
+        return super().open_read(path)
+
+
+async def test_what_cannot_be_read_now_takes_no_other_message_its_warning(tmp_path: Path) -> None:
+    clock, disk = virtual_clock(), Unreadable()
+    one_an_hour = RETRY + "\nreports: {per_hour: 1}"
+    policy = policy_of(tmp_path, 9, ", shield: null", one_an_hour)
+    async with Relay(policy, disk) as relay:
+        await relay.operator.pause("isp", PauseAsked("anna"))
+        # Long content is not kept in memory.
+        first = relay.accept("first@there.example", content=CONTENT + b"a line of many\r\n" * 40_000)
+        await relay.until(lambda: len(relay.sender.queue) == 1)
+        disk.name = first
+        relay.accept("second@there.example")
+        await relay.until(lambda: len(relay.sender.queue) == 2)
+        clock.advance(5 * HOUR_NS)
+
+        assert await relay.late.look() == 1
+
+
+def part_due_ns(relay: Relay, queue_id: QueueId) -> int:
+    part = relay.queued(queue_id)
+    return 0 if part is None else part.due_at_ns
+
+
+async def test_of_what_was_refused_the_last_reply_of_each_recipient_is_told(tmp_path: Path) -> None:
+    clock = virtual_clock()
+
+    def rcpt(argument: str) -> str:
+        return "250 ok" if "@here" in argument else f"450 4.2.{1 + argument.count('full')} come again"
+
+    async with (
+        Smarthost(Script(rcpt=rcpt)) as host,
+        Relay(policy_of(tmp_path, host.port, rest=RETRY)) as relay,
+    ):
+        queue_id = relay.accept("slow@there.example", "full@there.example")
+        arrived_ns = clock.boottime_ns()
+        await relay.until(lambda: part_due_ns(relay, queue_id))
+        clock.advance(3 * HOUR_NS)
+        relay.account.wake()
+        await relay.until(lambda: part_due_ns(relay, queue_id) > arrived_ns + 4 * HOUR_NS)
+        assert await relay.late.look() == 0
+        clock.advance(1 * HOUR_NS)
+        assert await relay.late.look() == 1
+        await relay.until(lambda: host.relayed)
+        (warning,) = host.relayed
+    assert [each["Status"] for each in fields(warning)[1:]] == ["4.2.1", "4.2.2"]
+
+
+async def test_neither_held_mail_nor_mail_from_nobody_is_told_of(tmp_path: Path) -> None:
+    clock = virtual_clock()
+    async with Smarthost(Script()) as host, Relay(limited(tmp_path, host.port)) as relay:
+        relay.accept("first@there.example")
+        await relay.until(lambda: host.relayed)
+        held, _ = relay.accept("held@there.example"), relay.accept("x@there.example", sender="")
+        await relay.until(lambda: len(relay.sender.queue) == 2 and relay.account.in_flight == 0)
+        assert await relay.operator.act("hold", [held]) == {held: OK}
+        clock.advance(10 * HOUR_NS)
+
+        assert await relay.late.look() == 0

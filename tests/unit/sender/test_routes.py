@@ -1,8 +1,11 @@
-"""Mail goes by its routes: to several upstreams at once, and elsewhere while one is down."""
+"""Mail goes by its routes: elsewhere while one is down, by another sender, past what an upstream lacks."""
 
 import errno
 import threading
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from relay.clock import SECOND_NS
 from relay.control.operations import OK
@@ -10,23 +13,26 @@ from relay.mail.envelope import QueueId
 from relay.policy.database import HistorySettings
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
-from relay.queue.queued import State
+from relay.queue.queued import Queued, State
+from relay.sender.attempt import APART_NS
 from relay.sender.pausing import Pausing
 from relay.smtp.reply import Phase
+from relay.status.collector import SnapshotCollector
+from relay.status.snapshot import to_json
 from relay.verdicts.account import PauseAsked
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
 from tests.fakes.clock import FakeClock
-from tests.fakes.smarthost import CLOSE, Script, Smarthost, turns
+from tests.fakes.smarthost import CLOSE, DEFAULT, Script, Smarthost, Turn, turns
 from tests.fakes.unsynced import Unsynced
-from tests.unit.sender.in_process_relay import Relay, virtual_clock
-from tests.unit.sender.test_races import turns_of_the_loop
+from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of, virtual_clock
+from tests.unit.sender.test_sender import turns_of_the_loop
 
 LASTING = PauseAsked("anna")
 MINUTE_NS = 60 * SECOND_NS
 
 
-def policy_of(folder: Path, ports: dict[str, int], routes: str, rest: str = "") -> Policy:
+def routed(folder: Path, ports: dict[str, int], routes: str, rest: str = "") -> Policy:
     upstreams = "".join(
         f"  {name}: {{host: 127.0.0.1, port: {port}, tls: none, connections: 2, history: {name}, "
         "shield: null, limits: []}\n"
@@ -61,55 +67,14 @@ async def leap(relay: Relay, clock: FakeClock, span_ns: int) -> None:
     await turns_of_the_loop()
 
 
-BY_DOMAIN = "  - {recipient_domain: '*.two', upstreams: [two]}\n  - {upstreams: [one]}"
 BOTH = "  - {upstreams: [one, two]}"
-
-
-async def test_recipients_of_one_message_go_in_parts_by_their_routes(tmp_path: Path) -> None:
-    async with Smarthost() as one, Smarthost() as two:
-        policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, BY_DOMAIN)
-        async with Relay(policy) as relay:
-            relay.accept("a@x.one", "b@x.two", "c@y.one", "d@y.two")
-            await relay.until_empty()
-            await relay.sender.look()
-            assert relay.sender.totals.relayed == 4
-
-        assert [mail.recipients for mail in one.relayed] == [["a@x.one", "c@y.one"]]
-        assert [mail.recipients for mail in two.relayed] == [["b@x.two", "d@y.two"]]
-
-
-async def test_mail_fails_over_at_its_instant_and_returns_behind_a_probe(tmp_path: Path) -> None:
-    clock = virtual_clock()
-    async with Smarthost() as one, Smarthost() as two:
-        policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, BOTH)
-        async with Relay(policy) as relay:
-            await relay.operator.pause("one", LASTING)
-            for number in range(10):
-                relay.accept(f"r{number}@x.example")
-            await relay.until(lambda: len(relay.sender.queue) == 10)
-            await leap(relay, clock, 14 * MINUTE_NS)
-            assert two.relayed == []
-            (first, *_) = await relay.operator.queue()
-            assert first.upstream == "one"
-            await leap(relay, clock, 1 * MINUTE_NS)
-            await relay.until_empty()
-            assert len(two.relayed) == 10
-
-            await relay.operator.pause("two", LASTING)
-            for number in range(5):
-                relay.accept(f"s{number}@x.example")
-            await relay.until(lambda: len(relay.sender.queue) == 5)
-            assert await relay.operator.resume("one") == OK
-            await relay.until_empty()
-            assert pausing(relay, "one").state.is_used
-            assert len(one.relayed) == 5
 
 
 async def test_an_unknown_outcome_stays_with_its_upstream_to_the_deadline(tmp_path: Path) -> None:
     clock = virtual_clock()
     async with Smarthost(Script(eod=turns(CLOSE))) as one, Smarthost() as two:
         routes = "  - {upstreams: [one, two], failover_after: 1m}"
-        policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, routes)
+        policy = routed(tmp_path, {"one": one.port, "two": two.port}, routes)
         async with Relay(policy) as relay:
             queue_id = relay.accept("a@x.example")
             await relay.until(lambda: (part := relay.queued(queue_id)) and part.past.unknown_until_ns)
@@ -127,26 +92,6 @@ async def test_an_unknown_outcome_stays_with_its_upstream_to_the_deadline(tmp_pa
     # Perhaps twice: that is the window between the final dot and its reply.
     assert recipients(two) == ["a@x.example", "b@x.example"]
     assert len(one.transactions) == 1
-
-
-async def test_failover_ends_with_an_edit_that_gives_the_upstream_another_account(tmp_path: Path) -> None:
-    clock = virtual_clock()
-    async with Smarthost() as one, Smarthost() as two:
-        routes = "  - {upstreams: [one, two], failover_after: 1m}"
-        policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, routes)
-        async with Relay(policy) as relay:
-            pausing(relay, "one").rest(Answer(Verdict.STOP, Phase.AUTH, None, "535 account closed"))
-            await leap(relay, clock, 2 * MINUTE_NS)
-            relay.accept("before@x.example")
-            await relay.until_empty()
-            history = HistorySettings(path=tmp_path / "another")
-            another = policy.upstreams["one"].model_copy(update={"history": history})
-            edited = policy.model_copy(update={"upstreams": {**policy.upstreams, "one": another}})
-            await relay.sender.apply(edited)
-            relay.accept("after@x.example")
-            await relay.until_empty()
-
-    assert (recipients(one), recipients(two)) == (["after@x.example"], ["before@x.example"])
 
 
 TO_ONE, TO_TWO = "  - {upstreams: [one]}", "  - {upstreams: [two]}"
@@ -184,11 +129,11 @@ async def test_what_cannot_be_read_as_an_edit_sorts_it_is_sorted_once_it_can(tmp
     disk = GivesNothing()
     async with (
         Smarthost() as one,
-        Relay(policy_of(tmp_path, {"one": one.port, "two": 9}, TO_TWO), disk) as relay,
+        Relay(routed(tmp_path, {"one": one.port, "two": 9}, TO_TWO), disk) as relay,
     ):
         damaged, _ = await wait_unread(relay, 2)
         disk.fails = True
-        await relay.sender.apply(policy_of(tmp_path, {"one": one.port}, TO_ONE))
+        await relay.sender.apply(routed(tmp_path, {"one": one.port}, TO_ONE))
         await relay.until(lambda: disk.asked)
         (path,) = relay.policy.spool.glob(f"cur/*/{damaged}")
         path.write_bytes(b"?")
@@ -200,11 +145,11 @@ async def test_what_cannot_be_read_as_an_edit_sorts_it_is_sorted_once_it_can(tmp
 
 async def test_what_is_sorted_late_goes_by_an_edit_that_came_meanwhile(tmp_path: Path) -> None:
     disk, count, ports = GivesNothing(), 250, {"one": 9, "two": 9}
-    policy = policy_of(tmp_path, ports, TO_TWO)
+    policy = routed(tmp_path, ports, TO_TWO)
     async with Relay(policy, disk, is_threaded=True) as relay:
         await wait_unread(relay, count)
         disk.fails = True
-        await relay.sender.apply(policy_of(tmp_path, ports, TO_ONE))
+        await relay.sender.apply(routed(tmp_path, ports, TO_ONE))
         await relay.until(lambda: disk.asked == count)
         disk.fails, disk.asked = False, 0
         disk.gives.clear()
@@ -216,29 +161,11 @@ async def test_what_is_sorted_late_goes_by_an_edit_that_came_meanwhile(tmp_path:
         assert {part.upstream for part in relay.sender.queue} == {"two"}
 
 
-async def test_an_edit_that_divides_a_message_leaves_it_held_or_deferred(tmp_path: Path) -> None:
-    later = "retry: {min: 1h, max: 1h, lifetime: 1d}"
-    async with Smarthost(Script(rcpt="450 4.2.0 come again")) as one, Smarthost() as two:
-        ports = {"one": one.port, "two": two.port}
-        async with Relay(policy_of(tmp_path, ports, TO_ONE, later)) as relay:
-            held, deferred = (relay.accept("a@x.one", "b@x.two") for _ in range(2))
-            states = relay.sender.queue.state_of
-            await relay.until(lambda: {states(held), states(deferred)} == {State.DEFERRED})
-            assert await relay.operator.act("hold", [held]) == {held: OK}
-            await relay.sender.apply(policy_of(tmp_path, ports, BY_DOMAIN, later))
-            parts = relay.sender.queue.parts
-            await relay.until(lambda: len(parts(held)) == len(parts(deferred)) == 2)
-            assert {part.state for part in parts(held)} == {State.HELD}
-            assert {part.state for part in parts(deferred)} == {State.DEFERRED}
-            assert {part.reason for part in parts(deferred)} == {"450 4.2.0 come again"}
-        assert two.commands == []
-
-
 async def test_mail_that_has_waited_too_long_goes_to_the_next_upstream_that_is_usable(tmp_path: Path) -> None:
     clock = virtual_clock()
     async with Smarthost() as one, Smarthost() as two:
         routes = "  - {upstreams: [one, two], spill_after: 30m}"
-        policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, routes)
+        policy = routed(tmp_path, {"one": one.port, "two": two.port}, routes)
         async with Relay(policy_with_limit(policy, "one", "{messages: 2, per: 1h}")) as relay:
             await relay.operator.pause("two", LASTING)
             for number in range(4):
@@ -259,26 +186,58 @@ async def test_mail_that_has_waited_too_long_goes_to_the_next_upstream_that_is_u
         assert "late@x.example" in recipients(one)
 
 
-async def test_an_upstream_proves_itself_by_the_one_message_that_may_go_there_behind_all_others(
+LARGE = CONTENT + b"x" * 5000 + b"\r\n"
+NO_ROOM_FOR_LARGE = "{bytes: 6000, per: 1h}"
+ONE_CONNECTION = {"connections": 1}
+
+
+def _has_no_room(queued: Queued | None) -> bool:
+    return queued is not None and queued.state is State.WAITING and "limit" in queued.reason
+
+
+async def test_what_stands_behind_mail_that_spilled_goes_at_once(tmp_path: Path) -> None:
+    routes = (
+        '  - {sender: "owner@here.example", upstreams: [one]}\n  - {upstreams: [one, two], spill_after: 1m}'
+    )
+    async with Smarthost() as one, Smarthost() as two:
+        policy = routed(tmp_path, {"one": one.port, "two": two.port}, routes)
+        policy = policy_with_limit(policy, "one", NO_ROOM_FOR_LARGE, **ONE_CONNECTION)
+        async with Relay(policy) as relay:
+            relay.accept("first@x.example", content=LARGE)
+            await relay.until_empty()
+            large = relay.accept("large@x.example", content=LARGE)
+            await relay.until(lambda: _has_no_room(relay.queued(large)))
+            small = relay.accept("small@x.example", sender="owner@here.example")
+            await relay.until(lambda: relay.queued(small))
+
+            began_ns = relay.clock.boottime_ns()
+            await relay.until_empty()
+            assert relay.clock.boottime_ns() - began_ns < 70 * SECOND_NS
+        assert recipients(two) == ["large@x.example"]
+        assert recipients(one) == ["first@x.example", "small@x.example"]
+
+
+async def test_a_message_that_spills_wakes_the_line_that_it_goes_to_and_the_one_that_it_left(
     tmp_path: Path,
 ) -> None:
-    clock = virtual_clock()
+    """Both were asleep for an hour: one at its limit, the other without mail."""
+    routes = (
+        "  - {sender: 'owner@here.example', upstreams: [one]}\n  - {upstreams: [one, two], spill_after: 1m}"
+    )
     async with Smarthost() as one, Smarthost() as two:
-        routes = (
-            "  - {recipient_domain: x.one, upstreams: [one, two], failover_after: 1m}\n  - {upstreams: [two]}"
-        )
-        policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, routes)
-        async with Relay(policy_with_limit(policy, "two", "{messages: 1, per: 30d}")) as relay:
-            relay.accept("first@x.two")
-            await relay.until(lambda: two.relayed)
-            assert await relay.operator.pause("one", PauseAsked("anna", 30 * MINUTE_NS)) == OK
-            for number in range(1100):
-                relay.accept(f"r{number}@x.two")
-            relay.accept("only@x.one")
-            await relay.until(lambda: len(relay.sender.queue) == 1101)
-            await leap(relay, clock, 31 * MINUTE_NS)
+        policy = routed(tmp_path, {"one": one.port, "two": two.port}, routes)
+        async with Relay(
+            policy_with_limit(policy, "one", "{messages: 1, per: 1h, for_each: sender}")
+        ) as relay:
+            relay.accept("first@x.example")
             await relay.until(lambda: one.relayed)
-        assert recipients(one) == ["only@x.one"]
+            began_ns = relay.clock.boottime_ns()
+            relay.accept("second@x.example")
+            await relay.until(lambda: two.relayed)
+            assert relay.clock.boottime_ns() - began_ns <= 61 * SECOND_NS
+            relay.accept("third@x.example", sender="owner@here.example")
+            await relay.until(lambda: len(one.relayed) == 2)
+            assert relay.clock.boottime_ns() - began_ns <= 62 * SECOND_NS
 
 
 def policy_with_limit(policy: Policy, name: str, limit: str, **others: int) -> Policy:
@@ -292,31 +251,267 @@ upstreams: {{x: {{host: h, limits: [{limit}]}}}}
     return policy.model_copy(update={"upstreams": {**policy.upstreams, name: changed}})
 
 
-async def test_a_message_in_parts_is_listed_once_with_each_upstream(tmp_path: Path) -> None:
+COUNTED = "relay_route_diverted_messages_total"
+
+
+def told(relay: Relay) -> list[str]:
+    relay.events.flush()
+    return [
+        line.split("]: ", 1)[1].rpartition(" event=")[0]
+        for line in relay.log.getvalue().splitlines()
+        if " route" in line
+    ]
+
+
+def counted(relay: Relay, *labels: str) -> float | None:
+    names = ("upstream", "instead_of", "because")
+    return relay.metrics.registry.get_sample_value(COUNTED, dict(zip(names, labels, strict=True)))
+
+
+def gauges(relay: Relay) -> dict[tuple[str, ...], float]:
+    collector = SnapshotCollector(relay.metrics, relay.watch.snapshot, relay.events, relay.clock)
+    return {
+        tuple(sample.labels.values()): sample.value
+        for family in collector.collect()
+        for sample in family.samples
+        if sample.name in ("relay_route_diverted", "relay_routes_down")
+    }
+
+
+def shown_routes(relay: Relay) -> list[dict[str, Any]]:
+    shown: list[dict[str, Any]] = to_json(relay.watch.snapshot())["routes"]
+    return shown
+
+
+async def test_a_failover_is_told_once_and_counted_by_message(tmp_path: Path) -> None:
     clock = virtual_clock()
-    routes = (
-        "  - {recipient_domain: '*.two', upstreams: [two]}\n  - {upstreams: [one, two], failover_after: 1m}"
-    )
     async with Smarthost() as one, Smarthost() as two:
-        policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, routes)
+        policy = routed(tmp_path, {"one": one.port, "two": two.port}, BOTH)
         async with Relay(policy) as relay:
-            for name in ("one", "two"):
-                assert await relay.operator.pause(name, PauseAsked("anna", 30 * MINUTE_NS)) == OK
-            relay.accept("a@x.one", "b@x.two", "c@x.two")
-            await relay.until(lambda: len(relay.sender.queue) == 1)
-
-            (shown,) = await relay.operator.queue()
-            assert (shown.recipients_left, len(shown.recipients)) == (3, 3)
-            assert {shown.upstream, *shown.further_upstreams} == {"one", "two"}
-            assert shown.eta_at_ns is not None
-            assert shown.eta_at_ns - clock.wall_ns() > 29 * MINUTE_NS
-            snapshot = await relay.operator.snapshot()
-            assert [each.waiting_messages for each in snapshot.upstreams] == [1, 1]
-            assert sum(each.messages for each in snapshot.queue.values()) == 1
-
-            # Both parts in one line: they go one behind the other, and the message ends once.
-            assert await relay.operator.resume("two") == OK
-            await relay.until(lambda: two.relayed)
-            await leap(relay, clock, 2 * MINUTE_NS)
+            failover, spill, all_down = ("two", "one", "failover"), ("two", "one", "spill"), ()
+            await relay.operator.pause("one", LASTING)
+            for number in range(10):
+                relay.accept(f"r{number}@x.example")
+            await relay.until(lambda: len(relay.sender.queue) == 10)
+            assert told(relay) == []
+            await leap(relay, clock, 16 * MINUTE_NS)
             await relay.until_empty()
-        assert [mail.recipients for mail in two.relayed] == [["b@x.two", "c@x.two"], ["a@x.one"]]
+
+            assert told(relay) == ["warning: route 1: mail goes through two instead of one: failover"]
+            assert counted(relay, *failover) == 10
+            assert gauges(relay) == {failover: 1, spill: 0, all_down: 0}
+            shown = shown_routes(relay)[0]
+            assert (shown["because"], shown["upstream"], shown["numbers"]) == ("failover", "two", [1])
+
+            assert await relay.operator.resume("one") == OK
+            relay.accept("last@x.example")
+            await relay.until_empty()
+            await relay.until(lambda: pausing(relay, "one").state.is_used and len(told(relay)) == 2)
+            assert told(relay)[1] == "route 1: mail goes through one again; what is over: failover"
+            assert gauges(relay) == {failover: 0, spill: 0, all_down: 0}
+            assert counted(relay, *failover) == 10
+
+
+async def test_a_route_of_which_every_upstream_is_down_is_told(tmp_path: Path) -> None:
+    clock = virtual_clock()
+    async with Smarthost() as one, Smarthost() as two:
+        routes = "  - {sender: '@a.example', upstreams: [one, two]}\n" + BOTH
+        policy = routed(tmp_path, {"one": one.port, "two": two.port}, routes)
+        async with Relay(policy) as relay:
+            await relay.operator.pause("one", LASTING)
+            await relay.operator.pause("two", LASTING)
+            await leap(relay, clock, 16 * MINUTE_NS)
+            await relay.until(lambda: told(relay))
+
+            # Two routes that differ in what they take alone are told of together.
+            assert told(relay) == ["error: route 1, 2: every upstream is down, and mail waits for one"]
+            assert gauges(relay)[()] == 2
+            assert shown_routes(relay)[0]["takes"] == ["sender", "all other mail"]
+
+
+EIGHT_BIT = CONTENT + b"gr\xc3\xbc\xc3\x9fe\r\n" * 40
+LACKS_EIGHT_BIT = b"250-fake.example\r\n250 SIZE 100000000\r\n"
+SMALL = b"250-fake.example\r\n250-8BITMIME\r\n250 SIZE 300\r\n"
+NO_MORE = "550 5.7.1 daily sending quota exceeded"
+ODD: dict[str, Turn] = {
+    "SIZE 300": SMALL,
+    "no 8BITMIME": LACKS_EIGHT_BIT,
+    "a quota": NO_MORE,
+    "a quota in 502": "502 5.7.1 you have exceeded your hourly limit of messages",
+}
+
+
+async def bounced(relay: Relay) -> int:
+    return relay.sender.totals.bounced
+
+
+def deferred(relay: Relay) -> int:
+    relay.events.flush()
+    return relay.log.getvalue().count("by the word of this connection alone")
+
+
+async def another_look(relay: Relay, clock: FakeClock, after_ns: int = APART_NS) -> None:
+    """Let time pass until another connection counts, and a message asks for one."""
+    before = deferred(relay)
+    clock.advance(after_ns + SECOND_NS)
+    relay.account.wake()
+    # The first may have met the connection from before.
+    await relay.until(lambda: deferred(relay) >= before + 3 or len(relay.sender.queue) == 0)
+
+
+@pytest.mark.parametrize("odd", list(ODD.values()), ids=list(ODD))
+async def test_one_odd_connection_bounces_nobody(tmp_path: Path, odd: Turn) -> None:
+    clock = virtual_clock()
+    async with (
+        Smarthost(Script(ehlo=turns(odd))) as host,
+        Relay(policy_of(tmp_path, host.port, connections=1)) as relay,
+    ):
+        for number in range(20):
+            relay.accept(f"r{number}@there.example", content=EIGHT_BIT)
+        await relay.until(lambda: deferred(relay) or relay.account.pausing.state.why or host.relayed)
+        # Its connection is old by then.
+        clock.advance(relay.policy.upstreams["isp"].max_age_ns)
+        relay.account.pausing.end()
+        relay.account.wake()
+        await relay.until_empty()
+
+        assert await bounced(relay) == 0
+        assert len(host.relayed) == 20
+        assert len(host.sessions) <= 3
+
+
+async def test_what_an_upstream_truly_lacks_bounces_after_three_looks(tmp_path: Path) -> None:
+    clock = virtual_clock()
+    async with (
+        Smarthost(extensions=["ENHANCEDSTATUSCODES"]) as host,
+        Relay(policy_of(tmp_path, host.port, connections=1)) as relay,
+    ):
+        relay.accept(content=EIGHT_BIT)
+        await relay.until(lambda: deferred(relay))
+        await another_look(relay, clock)
+        assert (await bounced(relay), len(relay.sender.queue)) == (0, 1)
+        await another_look(relay, clock)
+        await relay.until_empty()
+
+        (report,) = host.relayed
+        assert b"Status: 5.6.3" in report.content
+        assert report.recipients == ["a@here.example"]
+        # And the next one at once.
+        relay.accept(content=EIGHT_BIT)
+        await relay.until_empty()
+        assert await bounced(relay) == 2
+
+        # So what we refuse ourselves, in however many messages, stops no other mail.
+        for number in range(30):
+            relay.accept(f"r{number}@there.example", sender="", content=EIGHT_BIT)
+        relay.accept()
+        await relay.until_empty()
+        assert relay.account.pausing.state.why == ""
+        assert host.relayed[-1].recipients == ["b@there.example"]
+
+
+async def test_what_one_upstream_can_never_carry_goes_at_once_through_the_next(tmp_path: Path) -> None:
+    clock = virtual_clock()
+    async with Smarthost(extensions=["ENHANCEDSTATUSCODES"]) as one, Smarthost() as two:
+        policy = routed(tmp_path, {"isp": one.port, "two": two.port}, "  - {upstreams: [isp, two]}")
+        async with Relay(policy) as relay:
+            relay.accept(content=EIGHT_BIT)
+            await relay.until(lambda: deferred(relay))
+            for _ in range(2):
+                await another_look(relay, clock)
+            relay.accept("plain@there.example")
+            await relay.until_empty()
+            assert await bounced(relay) == 0
+        assert (recipients(one), recipients(two)) == (["plain@there.example"], ["b@there.example"])
+
+
+REWRITTEN = (
+    b"From: <news@example.com>\r\nX-Original-From: a@here.example\r\nReply-To: a@here.example\r\n"
+    b"Subject: hello\r\n\r\nhello\r\n.dotted\r\n"
+)
+
+
+def rewriting(folder: Path, port: int, *routes: str, keys: str = "") -> Policy:
+    lines = "\n".join(f"  - {route}" for route in routes or ("{upstreams: [isp]}",))
+    retry = "retry: {min: 50ms, max: 100ms, lifetime: 1d}"
+    return policy_of(folder, port, keys, f"{retry}\nroutes:\n{lines}")
+
+
+FIXED = "{upstreams: [isp], rewrite: news@example.com}"
+DOMAIN = "{upstreams: [isp], rewrite: '@example.com'}"
+
+
+@pytest.mark.parametrize("size", [300_000, 1_000_000])
+async def test_long_content_is_streamed_behind_its_rewritten_front(tmp_path: Path, size: int) -> None:
+    line = b"x" * 70 + b"\r\n"
+    long = CONTENT + line * (size // len(line))
+    async with Smarthost() as host, Relay(rewriting(tmp_path, host.port, FIXED)) as relay:
+        relay.accept(content=long)
+        await relay.until_empty()
+
+    (relayed,) = host.relayed
+    assert relayed.content == REWRITTEN + long[len(CONTENT) :]
+    assert f"SIZE={len(relayed.content)}" in relayed.parameters
+
+
+async def test_an_edit_changes_what_is_queued(tmp_path: Path) -> None:
+    is_over: list[bool] = []
+    script = Script(mail=lambda _: DEFAULT if is_over else "450 4.7.1 not now")
+    async with Smarthost(script) as host, Relay(rewriting(tmp_path, host.port)) as relay:
+        queue_id = relay.accept()
+        await relay.until(lambda: (queued := relay.queued(queue_id)) and queued.reason)
+        edited = rewriting(tmp_path, host.port, DOMAIN)
+        await relay.sender.apply(edited)
+        relay.watch.policy = edited
+        await relay.until(lambda: (queued := relay.queued(queue_id)) and queued.part.rewriting)
+        is_over.append(True)
+        await relay.until_empty()
+
+    assert host.relayed[-1].reverse_path == "a@example.com"
+    assert b"From: <a@example.com>\r\nX-Original-From: a@here.example" in host.relayed[-1].content
+
+
+async def test_each_part_goes_by_its_own_route(tmp_path: Path) -> None:
+    plain = "{recipient_domain: inside.example, upstreams: [isp]}"
+    async with Smarthost() as host, Relay(rewriting(tmp_path, host.port, plain, DOMAIN)) as relay:
+        relay.accept("b@inside.example", "c@outside.example")
+        await relay.until_empty()
+
+    assert {each.recipients[0]: each.reverse_path for each in host.relayed} == {
+        "b@inside.example": "a@here.example",
+        "c@outside.example": "a@example.com",
+    }
+
+
+async def test_a_limit_for_each_sender_is_for_the_one_sent(tmp_path: Path) -> None:
+    keys = ", limits: [{messages: 2, per: 1h, for_each: sender}]"
+    async with Smarthost() as host, Relay(rewriting(tmp_path, host.port, FIXED, keys=keys)) as relay:
+        for number in range(4):
+            relay.accept(sender=f"u{number}@here.example")
+        await relay.until(lambda: "limit" in reasons(relay))
+
+    assert len(host.relayed) == 2
+
+
+def reasons(relay: Relay) -> str:
+    return " ".join(queued.reason for queued in relay.sender.queue)
+
+
+async def test_failover_ends_with_an_edit_that_gives_the_upstream_another_account(tmp_path: Path) -> None:
+    clock = virtual_clock()
+    async with Smarthost() as one, Smarthost() as two:
+        routes = "  - {upstreams: [one, two], failover_after: 1m}"
+        policy = routed(tmp_path, {"one": one.port, "two": two.port}, routes)
+        async with Relay(policy) as relay:
+            pausing(relay, "one").rest(Answer(Verdict.STOP, Phase.AUTH, None, "535 account closed"))
+            await leap(relay, clock, 2 * MINUTE_NS)
+            relay.accept("before@x.example")
+            await relay.until_empty()
+            history = HistorySettings(path=tmp_path / "another")
+            another = policy.upstreams["one"].model_copy(update={"history": history})
+            edited = policy.model_copy(update={"upstreams": {**policy.upstreams, "one": another}})
+            await relay.sender.apply(edited)
+            relay.accept("after@x.example")
+            await relay.until_empty()
+
+    assert (recipients(one), recipients(two)) == (["after@x.example"], ["before@x.example"])

@@ -1,15 +1,17 @@
-"""What the spool thread does where the spool does not, and what it keeps at hand."""
+"""What the spool thread does where the spool does not, what it keeps at hand, and many values in one call."""
 
 import asyncio
 import errno
 import random
+import threading
+from collections.abc import Sequence
 
 import pytest
 
+from relay.sender.host import Batch, CallThread
 from relay.sender.spool_thread import AGAIN_SECONDS, MOST_BYTES_AT_HAND, SpoolThread
 from relay.spool.interface import Full, Message, Settlement, Status, Unavailable
 from relay.spool.maildir.engine import MaildirSpool
-from relay.spool.maildir.layout import MaildirLayout
 from tests.engines.spool.engine import CONTENT, accept, note, read
 from tests.engines.spool.maildir_engine import MAILDIR
 from tests.engines.spool.world import prepared
@@ -66,30 +68,6 @@ async def test_what_came_to_pass_is_asked_again_until_it_is_done(
         assert read(queue.spool, each.queue_id).statuses[:2] == (Status.RELAYED, Status.BOUNCED)
 
 
-@pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, Full), (errno.EIO, Unavailable)])
-async def test_what_is_only_asked_for_is_answered(number: int, kind: type[Full | Unavailable]) -> None:
-    queue = Queue()
-    first, second = await queue.claimed()
-    queue.fail(number, "rename", "/hold/")
-    asked = [Settlement(each.queue_id, each.envelope, is_held=True) for each in (first, second)]
-    answers = await asyncio.gather(*map(queue.thread.change, asked), return_exceptions=True)
-
-    assert [type(each) for each in answers] == [kind] * 2
-    assert not read(queue.spool, first.queue_id).is_held
-
-
-async def test_a_message_is_sent_as_it_was_checked_when_it_was_claimed() -> None:
-    queue = Queue()
-    (queue_id, _) = queue.queue_ids
-    await queue.claimed()
-    path = MaildirLayout(MAILDIR.root).queued(queue_id)
-    queue.disk.poke(path, queue.disk.peek(path).replace(b".dots", b".dotz"))
-
-    (message,) = await queue.thread.read([queue_id])
-    assert isinstance(message, Message)
-    assert message.content == CONTENT
-
-
 async def test_what_is_at_hand_is_bounded_and_ends_with_the_first_settlement() -> None:
     long = b"x" * 250_000
     queue = Queue(*[long] * 80)
@@ -107,3 +85,38 @@ async def test_what_is_at_hand_is_bounded_and_ends_with_the_first_settlement() -
     (again,) = await queue.thread.read([first.queue_id])
     assert isinstance(again, Message)
     assert again.left == (1, 2)
+
+
+async def test_what_comes_in_one_turn_of_the_loop_is_one_call_and_each_has_its_own_end() -> None:
+    thread, made = CallThread("calls"), list[list[int]]()
+
+    def commit(values: Sequence[int]) -> list[int | BaseException]:
+        made.append(list(values))
+        return [OSError("no room") if value == 3 else value for value in values]
+
+    batch: Batch[int, int] = Batch(commit, thread)
+    ends = await asyncio.gather(*(batch.submit(number) for number in range(10)), return_exceptions=True)
+    assert isinstance(ends.pop(3), OSError)
+    assert ends == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+    assert made == [list(range(10))]
+    thread.close()
+
+
+async def test_what_was_submitted_is_done_though_its_caller_is_gone_and_others_hear_of_theirs() -> None:
+    thread, gate, made = CallThread("calls"), threading.Event(), list[int]()
+
+    def commit(values: Sequence[int]) -> list[int | BaseException]:
+        gate.wait()
+        made.extend(values)
+        return list(values)
+
+    batch: Batch[int, int] = Batch(commit, thread)
+    gone, other = batch.submit(1), batch.submit(2)
+    await asyncio.sleep(0)
+    gone.cancel()
+    gate.set()
+    assert await other == 2
+    assert made == [1, 2]
+    thread.close()
+    with pytest.raises(RuntimeError):
+        await batch.submit(3)

@@ -1,14 +1,24 @@
-"""Mail through an account of OAuth2: real tokens, a strict smarthost, a consent and its end."""
+"""Mail through an account of OAuth2: real tokens, a strict smarthost, a consent and its end, and edits."""
 
+import asyncio
+import io
 import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import pytest
 
-from relay.control.operations import OK
+from relay.clock import SystemClock
+from relay.policy.model import Upstream
+from relay.policy.shipped import standard_judge
+from relay.sender.logins import Logins
+from relay.spool.disk.durable import RealDisk
+from relay.telemetry.events import Events
+from relay.telemetry.metrics import Metrics, Telemetry
+from relay.upstream.oauth.token_server import TokenRequest
 from relay.verdicts.account import Health
 from tests.fakes.smarthost import Smarthost
 from tests.fakes.smarthost_dialogue import ShownToken
@@ -79,52 +89,6 @@ async def test_a_token_refused_before_its_end_is_replaced_once(server: TokenServ
         assert "stopped" not in relay.log.getvalue()
 
 
-async def test_a_refused_token_that_comes_again_is_worth_no_second_login(
-    server: TokenServer, tmp_path: Path
-) -> None:
-    logins: list[str] = []
-
-    def is_token(shown: ShownToken) -> bool:
-        logins.append(shown.token)
-        return server.is_good(shown)
-
-    async with relaying(server, tmp_path, connections=1, is_token=is_token) as relay:
-        relay.accept()
-        await relay.until_empty()
-        server.revoke_access()
-        again = {"access_token": logins[0], "token_type": "Bearer", "expires_in": 3600}
-        server.failures.append((200, json.dumps(again).encode(), {}))
-        relay.accept()
-        await relay.until(lambda: relay.account.pausing.state.health is Health.REFUSED)
-
-        assert logins == [logins[0]] * 2
-
-
-async def test_a_token_of_another_user_stops_the_upstream(server: TokenServer, tmp_path: Path) -> None:
-    async with relaying(server, tmp_path) as relay:
-        for token in server.granted:
-            token.user = "somebody.else@example.com"
-        queue_id = relay.accept()
-        await relay.until(lambda: relay.account.pausing.state.health is Health.REFUSED)
-
-        assert len(server.requests) == 1  # a token that never worked is worth no second login
-        assert "535" in relay.log.getvalue()
-        assert relay.queued(queue_id) is not None
-
-
-async def test_a_resumed_upstream_begins_with_another_token(server: TokenServer, tmp_path: Path) -> None:
-    # With two, a login of before may be refused behind the resume.
-    async with relaying(server, tmp_path, connections=1) as relay:
-        server.is_taken = False
-        relay.accept()
-        await relay.until(lambda: relay.account.pausing.state.health is Health.REFUSED)
-        # Those of before stay refused, as Microsoft's that were made before the permission was given.
-        server.revoke_access()
-        server.is_taken = True
-        assert await relay.operator.resume("isp") == OK
-        await relay.until_empty()
-
-
 async def test_a_revoked_consent_stops_until_a_new_one_is_there(server: TokenServer, tmp_path: Path) -> None:
     async with relaying(server, tmp_path) as relay:
         server.revoke_consent()
@@ -132,18 +96,6 @@ async def test_a_revoked_consent_stops_until_a_new_one_is_there(server: TokenSer
         await relay.until(lambda: relay.account.pausing.state.health is Health.REFUSED)
         assert "run `relay login isp`" in relay.account.pausing.state.why
         (tmp_path / "refresh").write_text(server.refresh_token())
-        await relay.until_empty()
-
-
-async def test_without_a_consent_the_operator_is_told_how(server: TokenServer, tmp_path: Path) -> None:
-    async with relaying(server, tmp_path) as relay:
-        token = (tmp_path / "refresh").read_text()
-        (tmp_path / "refresh").unlink()
-        relay.accept()
-        await relay.until(lambda: relay.account.pausing.state.health is Health.REFUSED)
-        assert "run `relay login isp`" in relay.account.pausing.state.why
-        (tmp_path / "refresh").touch(0o600)
-        (tmp_path / "refresh").write_text(token)
         await relay.until_empty()
 
 
@@ -188,3 +140,93 @@ async def test_a_disk_that_keeps_no_new_refresh_token_is_told(server: TokenServe
         relay.sender.upstreams.resume("isp")
         await relay.until_empty()
         assert len(server.requests) == 2
+
+
+async def test_an_edit_waits_for_a_request_that_may_rotate(tmp_path: Path) -> None:
+    path, clock, sent = tmp_path / "refresh", SystemClock(), list[str]()
+    path.touch(0o600)
+    path.write_text("r0")
+    is_asked, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def ask(request: TokenRequest) -> tuple[int, bytes, str]:
+        sent.append(parse_qs(request.form)["refresh_token"][0])
+        number = len(sent)
+        is_asked.set()
+        await may_answer.wait()
+        said = {"access_token": f"a{number}", "token_type": "Bearer", "refresh_token": f"r{number}"}
+        return 200, json.dumps(said).encode(), ""
+
+    def upstream(scope: str) -> Upstream:
+        oauth2 = {
+            "grant": "refresh_token",
+            "client_id": "c",
+            "refresh_token_file": str(path),
+            "token_url": "https://login.example/token",
+            "scope": scope,
+        }
+        return Upstream.model_validate({"host": "h", "limits": [], "auth": {"user": "u", "oauth2": oauth2}})
+
+    telemetry = Telemetry(Events(io.StringIO(), "text", clock), Metrics(clock), clock)
+    logins = Logins("isp", upstream("a"), "relay.test", disk=RealDisk(), telemetry=telemetry, ask=ask)
+
+    async def token() -> str:
+        token = (await logins.account(standard_judge())).token
+        assert token is not None
+        return token.token
+
+    before = asyncio.create_task(token())
+    await is_asked.wait()
+    logins.upstream = upstream("b")
+    after = asyncio.create_task(token())
+    for _ in range(9):
+        await asyncio.to_thread(lambda: None)
+    may_answer.set()
+    assert list(await asyncio.gather(before, after)) == ["a1", "a2"]
+    await logins.close()
+    assert sent == ["r0", "r1"]
+    assert path.read_text() == "r2\n"
+
+
+async def test_without_a_consent_the_operator_is_told_how(server: TokenServer, tmp_path: Path) -> None:
+    async with relaying(server, tmp_path) as relay:
+        token = (tmp_path / "refresh").read_text()
+        (tmp_path / "refresh").unlink()
+        relay.accept()
+        await relay.until(lambda: relay.account.pausing.state.health is Health.REFUSED)
+        assert "run `relay login isp`" in relay.account.pausing.state.why
+        (tmp_path / "refresh").touch(0o600)
+        (tmp_path / "refresh").write_text(token)
+        await relay.until_empty()
+
+
+async def test_a_refused_token_that_comes_again_is_worth_no_second_login(
+    server: TokenServer, tmp_path: Path
+) -> None:
+    logins: list[str] = []
+
+    def is_token(shown: ShownToken) -> bool:
+        logins.append(shown.token)
+        return server.is_good(shown)
+
+    async with relaying(server, tmp_path, connections=1, is_token=is_token) as relay:
+        relay.accept()
+        await relay.until_empty()
+        server.revoke_access()
+        again = {"access_token": logins[0], "token_type": "Bearer", "expires_in": 3600}
+        server.failures.append((200, json.dumps(again).encode(), {}))
+        relay.accept()
+        await relay.until(lambda: relay.account.pausing.state.health is Health.REFUSED)
+
+        assert logins == [logins[0]] * 2
+
+
+async def test_a_token_of_another_user_stops_the_upstream(server: TokenServer, tmp_path: Path) -> None:
+    async with relaying(server, tmp_path) as relay:
+        for token in server.granted:
+            token.user = "somebody.else@example.com"
+        queue_id = relay.accept()
+        await relay.until(lambda: relay.account.pausing.state.health is Health.REFUSED)
+
+        assert len(server.requests) == 1  # a token that never worked is worth no second login
+        assert "535" in relay.log.getvalue()
+        assert relay.queued(queue_id) is not None
