@@ -151,7 +151,7 @@ class Account:
 
     async def _run(self) -> None:
         row = self.pausing.row
-        looking = None if row is None else asyncio.create_task(row.look_forever(self._learn))
+        listening = None if row is None else asyncio.create_task(row.listen(self._learn))
         try:
             while not self._is_over:
                 self._wake.clear()
@@ -163,8 +163,8 @@ class Account:
         except Exception as error:  # noqa: BLE001 - whatever it is, mail must not silently stop
             self._fail(error)
         finally:
-            if looking is not None:
-                looking.cancel()
+            if listening is not None:
+                listening.cancel()
 
     async def _beat(self) -> int | None:
         """Begin what may begin; return when to look again, None for "when woken".  Raises HistoryError."""

@@ -1,8 +1,8 @@
 """The state of an account in its row of a database: one pause for all hosts that use the account.
 
 What comes to pass here is applied to what the row says then, which is read and written in one transaction.
-Other hosts hear of it behind the lock of their next reservation, and what a host reserves after the commit
-of a pause it does not begin; one that reserves nothing looks every few seconds.
+Other hosts hear of it at once (NOTIFY), and at the latest behind the lock of their next reservation: what a
+host reserves after the commit of a pause it does not begin.
 A fault of a host's history, and when a host sent nothing, are its own: its file has them (`state_file`).
 While the database is away what came to pass counts here alone, and is told to it later.
 
@@ -10,11 +10,16 @@ Threads: `hear` and `look` may be called from any; the rest belongs to one event
 """
 
 import asyncio
+import contextlib
 import errno
 from collections.abc import Callable
 
-from relay.clock import Clock
+import psycopg
+from psycopg.pq import ConnStatus
+
+from relay.clock import SECOND_NS, Clock
 from relay.mail.text import clean
+from relay.sender.host import seconds
 from relay.sender.state_file import parse, render
 from relay.spool.database import DatabaseError
 from relay.spool.database.account import SharedAccount, clock_ns
@@ -24,7 +29,7 @@ from relay.verdicts.account import AccountState, Event, Happening, PauseRecord, 
 
 OWN = frozenset({Happening.FAULT, Happening.SOUND})
 """What comes to pass on one host alone."""
-LOOK_SECONDS = 5.0
+LISTENS_AGAIN_NS = 5 * SECOND_NS
 _OF_ANOTHER_BOOT = "of the database"
 """The wall clock of the row's records is the history's: it brings them into the time of any host."""
 
@@ -79,12 +84,16 @@ class AccountRow:
         """Wait until the row says all; return nothing, or why it does not."""
         return "" if self._writing is None else await asyncio.shield(self._writing)
 
-    async def look_forever(self, on_news: Callable[[], None]) -> None:
-        """Read the row now and then, for what other hosts change while nothing is reserved here."""
+    async def listen(self, on_news: Callable[[], None]) -> None:
+        """Read the row at once when another host changed it, for ever."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            if await asyncio.to_thread(self.look) == "":  # else the history tells
-                on_news()
+            with contextlib.suppress(psycopg.Error, DatabaseError):  # the history tells of them
+                connection = await asyncio.to_thread(self._listening)
+                try:
+                    await self._hear_on(connection, on_news)
+                finally:
+                    connection.close()
+            await asyncio.sleep(seconds(LISTENS_AGAIN_NS))
 
     def apply(self, event: Event) -> None:
         """Change the row, where no relay runs.  Raises OSError."""
@@ -114,6 +123,7 @@ class AccountRow:
                 "UPDATE relay.account SET state = %s, state_version = %s WHERE name = %s",
                 (written.state, written.version, self._account.name),
             )
+            connection.execute("SELECT pg_notify(%s, '')", (self._account.channel(connection),))
         if told.version == self._version:
             # Nobody else changed it: so it is here already.
             self._version = written.version
@@ -142,3 +152,44 @@ class AccountRow:
         for event in events:
             state = step(lapsed(state, event.at_ns), event)
         return lapsed(state, self._clock.boottime_ns())
+
+    def _listening(self) -> Connection:
+        connection = self._account.database.connect()
+        try:
+            channel = self._account.channel(connection)
+            connection.commit()
+            connection.autocommit = True
+            connection.execute(f"LISTEN {channel}".encode())
+        except psycopg.Error:
+            connection.close()
+            raise
+        return connection
+
+    async def _hear_on(self, connection: Connection, on_news: Callable[[], None]) -> None:
+        """Return once the connection is lost."""
+        loop, came, pgconn, fd = (
+            asyncio.get_running_loop(),
+            asyncio.Event(),
+            connection.pgconn,
+            connection.fileno(),
+        )
+        came.set()  # before it listened something may have changed
+
+        def read() -> None:
+            try:
+                pgconn.consume_input()
+            except psycopg.Error:
+                loop.remove_reader(fd)
+            came.set()
+
+        loop.add_reader(fd, read)
+        try:
+            while pgconn.status == ConnStatus.OK:
+                await came.wait()
+                came.clear()
+                while pgconn.notifies() is not None:
+                    pass
+                await asyncio.to_thread(self.look)
+                on_news()
+        finally:
+            loop.remove_reader(fd)

@@ -122,6 +122,7 @@ FAILURES: dict[str, tuple[Callable[[Server], None], Callable[[Server], None], st
     ),
 }
 VERSION = "UPDATE relay.schema_version SET version = {}"
+DEAF = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"
 DISCONNECT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'relay'"
 
 
@@ -204,6 +205,7 @@ def test_a_host_that_did_not_hear_of_a_refusal_sends_nothing_either(
             first = other if is_connected else one
             send(first)
             first.wait_until_empty()
+            server.execute(DEAF)
             send(one, 1)
             wait_until(lambda: server.is_so("FROM relay.account WHERE state_version > 0", database="mail"))
             send(other, OF_B)

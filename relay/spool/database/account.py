@@ -35,6 +35,10 @@ class SharedAccount:
         connection.execute(insert, (self.name,))
         return AccountColumns(*one(connection, select, (self.name,)))
 
+    def channel(self, connection: Connection) -> str:
+        """Return what changes of its pause are told on."""
+        return f"relay_account_{self.locked(connection).id}"
+
 
 def account_of(login: DatabaseLogin, name: str) -> SharedAccount:
     return SharedAccount(database_of(login), name)
