@@ -10,19 +10,21 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from relay.cli.options import Where, asked, json_option, policy_option, say, where_options
-from relay.control.operations import NotDone
 from relay.mail.formats import span, utc
 from relay.policy.differences import policy_text
 from relay.policy.model import Listen, Policy, Tls, Upstream
 from relay.policy.secrets import MAX_PASSWORD_BYTES, USER_NAME, has_credentials
 from relay.policy.shipped import provider_of, providers
 from relay.policy.source import policy_bytes, read_policy
-from relay.status.plan import Plan, plan_to_json
 from relay.throttle.limit import plain_words
+
+if TYPE_CHECKING:
+    from relay.status.plan import Plan
 
 UNTOLD = 1
 """The exit code of `plan` where nobody can tell."""
@@ -137,6 +139,9 @@ def plan(where: Where, path: Path, *, as_json: bool) -> int:
     Says what differs from the policy in force, which limits would be over at once, and when the mail that
     waits will have gone under either.  By estimate, as in `relay queue`.  Changes nothing.
     """
+    from relay.control.operations import NotDone  # noqa: PLC0415 - only this verb asks a relay
+    from relay.status.plan import plan_to_json  # noqa: PLC0415 - as above
+
     # Every fault is told here, as `relay check` does it; the relay that is asked reads the text once more.
     read_policy(path)
     text = policy_bytes(path).decode()
@@ -151,7 +156,7 @@ def plan(where: Where, path: Path, *, as_json: bool) -> int:
     return os.EX_OK
 
 
-def _plan_lines(planned: Plan, path: Path) -> Iterator[str]:
+def _plan_lines(planned: "Plan", path: Path) -> Iterator[str]:
     how = "the relay that runs" if planned.is_running else "the relay is down: as if it started now with each"
     yield f"{path}, at {utc(planned.at_ns)}; {how}; no policy was changed"
     yield "what differs from the policy in force:"
