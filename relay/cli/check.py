@@ -111,22 +111,11 @@ def _notes(policy: Policy, name: str, upstream: Upstream) -> Iterator[str]:
     refresh_token = None if auth is None or auth.oauth2 is None else auth.oauth2.refresh_token_file
     if refresh_token is not None and not refresh_token.exists():
         yield f"there is no refresh token yet: run `relay login {name}`"
-    if upstream.source_address is not None and not _is_here(upstream.source_address):
-        yield f"this host has no address {upstream.source_address}, so nothing would be sent"
     if not upstream.limits:
         yield "no limits, so mail goes as fast as it is taken"
     if name not in policy.listed_upstreams:
         first = f"all of it goes to the first, {policy.default_upstream}"
         yield f"gets no mail; {'no route names it' if policy.routes else first}"
-
-
-def _is_here(address: str) -> bool:
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM) as bound:
-        try:
-            bound.bind((address, 0))
-        except OSError:
-            return False
-    return True
 
 
 @click.command()
