@@ -10,18 +10,20 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from relay.cli.options import Where, asked, json_option, policy_option, say, where_options
-from relay.control.operations import NotDone
 from relay.mail.formats import span, utc
 from relay.policy.model import Listen, Policy, Tls, Upstream
 from relay.policy.secrets import MAX_PASSWORD_BYTES, USER_NAME, credentials_folder
 from relay.policy.shipped import provider_of, providers
 from relay.policy.source import policy_bytes, policy_text, read_policy
-from relay.status.plan import Plan, plan_to_json
 from relay.throttle.limit import plain_words
+
+if TYPE_CHECKING:
+    from relay.status.plan import Plan
 
 UNTOLD = 1
 """The exit code of `plan` where nobody can tell."""
@@ -108,22 +110,11 @@ def _notes(policy: Policy, name: str, upstream: Upstream) -> Iterator[str]:
     refresh_token = None if auth is None or auth.oauth2 is None else auth.oauth2.refresh_token_file
     if refresh_token is not None and not refresh_token.exists():
         yield f"there is no refresh token yet: run `relay login {name}`"
-    if upstream.source_address is not None and not _is_here(upstream.source_address):
-        yield f"this host has no address {upstream.source_address}, so nothing would be sent"
     if not upstream.limits:
         yield "no limits, so mail goes as fast as it is taken"
     if name not in policy.listed_upstreams:
         first = f"all of it goes to the first, {policy.default_upstream}"
         yield f"gets no mail; {'no route names it' if policy.routes else first}"
-
-
-def _is_here(address: str) -> bool:
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM) as bound:
-        try:
-            bound.bind((address, 0))
-        except OSError:
-            return False
-    return True
 
 
 @click.command()
@@ -136,6 +127,9 @@ def plan(where: Where, path: Path, *, as_json: bool) -> int:
     Says what differs from the policy in force, which limits would be over at once, and when the mail that
     waits will have gone under either.  By estimate, as in `relay queue`.  Changes nothing.
     """
+    from relay.control.operations import NotDone  # noqa: PLC0415 - only this verb asks a relay
+    from relay.status.plan import plan_to_json  # noqa: PLC0415 - as above
+
     # Every fault is told here, as `relay check` does it; the relay that is asked reads the text once more.
     read_policy(path)
     text = policy_bytes(path).decode()
@@ -150,7 +144,7 @@ def plan(where: Where, path: Path, *, as_json: bool) -> int:
     return os.EX_OK
 
 
-def _plan_lines(planned: Plan, path: Path) -> Iterator[str]:
+def _plan_lines(planned: "Plan", path: Path) -> Iterator[str]:
     how = "the relay that runs" if planned.is_running else "the relay is down: as if it started now with each"
     yield f"{path}, at {utc(planned.at_ns)}; {how}; no policy was changed"
     yield "what differs from the policy in force:"

@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from relay.control.client import ControlClient
-from relay.control.operations import Session
 from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
 from relay.policy.named_file import read_regular
-from relay.status.filters import Filters
-from relay.status.snapshot import QueueState
 
 if TYPE_CHECKING:
+    from relay.control.client import ControlClient
+    from relay.control.operations import Session
     from relay.policy.model import Policy, Upstream
 
 DEFAULT_POLICY = Path("policy.yaml")
@@ -166,7 +164,7 @@ def where_options(verb: CliVerb) -> CliVerb:
 
 
 @contextlib.contextmanager
-def asked(where: Where) -> Iterator[Session]:
+def asked(where: Where) -> "Iterator[Session]":
     """Give the relay that runs, or the spool of one that is down, as a start would read it."""
     session: Session
     session, policy = located(where)
@@ -187,6 +185,8 @@ def located(where: Where) -> "tuple[ControlClient, Policy | None]":
 
     Raises PolicyError where there is neither, and Failed where a spool was named on which none runs.
     """
+    from relay.control.client import ControlClient  # noqa: PLC0415 - see the beginning
+
     spool = where.spool or _spool_in(where.policy_path)
     if spool is not None and (client := ControlClient(spool)).is_up():
         return client, None
@@ -256,7 +256,6 @@ ids_argument = click.argument(
 )
 """At least one `ID`, which a verb takes as `ids: list[QueueId]`."""
 
-_STATES = [state.value for state in QueueState if state is not QueueState.INCOMING]
 _sender = checked("relay.policy.lane", "sender_pattern")
 _text = checked("builtins", "str")
 _FILTERS: tuple[tuple[str, str, str, Any, str], ...] = (
@@ -282,6 +281,10 @@ _FILTERS: tuple[tuple[str, str, str, Any, str], ...] = (
 
 def filter_options(verb: CliVerb) -> CliVerb:
     """Give a verb the options, which it takes as `filters: Filters`."""
+    from relay.status.filters import Filters  # noqa: PLC0415 - see the beginning
+    from relay.status.snapshot import QueueState  # noqa: PLC0415 - see the beginning
+
+    states = [state.value for state in QueueState if state is not QueueState.INCOMING]
 
     @functools.wraps(verb)
     def filtered(*arguments: Any, **options: Any) -> Any:
@@ -290,7 +293,7 @@ def filter_options(verb: CliVerb) -> CliVerb:
         return verb(*arguments, filters=Filters(**named), **options)
 
     for option, name, metavar, read, words in reversed(_FILTERS):
-        choice = click.Choice(_STATES) if name == "states" else None
+        choice = click.Choice(states) if name == "states" else None
         is_many = name not in ("older_ns", "size_bytes")
         filtered = click.option(
             option, name, type=choice, metavar=metavar or None, multiple=is_many, callback=read, help=words

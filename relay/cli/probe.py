@@ -136,26 +136,28 @@ def login(policy_path: Path, upstream: str) -> None:
     Needs `grant: refresh_token`; run it as the user that the relay runs as.  A running relay takes the new
     token by itself.  Exit codes: 0, 75 to try later, 77 if it was refused, 78 for a fault in the policy.
     """
+
+    def failed(why: str, code: int) -> Failed:
+        return Failed(printable(f"{upstream}: {why}"), code)
+
     auth = named_upstream(read_policy(policy_path), upstream).auth
     oauth2 = None if auth is None else auth.oauth2
     path = None if oauth2 is None else oauth2.refresh_token_file
     if auth is None or oauth2 is None or path is None or oauth2.grant is not GrantType.REFRESH_TOKEN:
         why = "it has no auth.oauth2 with `grant: refresh_token`: there is nothing to consent to"
-        raise Failed(printable(f"{upstream}: {why}"), os.EX_CONFIG)
+        raise failed(why, os.EX_CONFIG)
     try:
         _refuse_unwritable(path)
         token = asyncio.run(_consent(auth, oauth2))
         # Crash here: the consent is lost, and is asked for again.
         RefreshTokenFile(path, RealDisk()).write(token)
-    except LoginFailed as failed:
-        why = str(failed).replace("UPSTREAM", upstream)
-        code = os.EX_TEMPFAIL if failed.may_pass else os.EX_NOPERM
-        raise Failed(printable(f"{upstream}: {why}"), code) from failed
+    except LoginFailed as error:
+        why = str(error).replace("UPSTREAM", upstream)
+        raise failed(why, os.EX_TEMPFAIL if error.may_pass else os.EX_NOPERM) from error
     except PermissionError:
         raise
     except OSError as error:
-        why = f"the refresh token could not be kept: {error}"
-        raise Failed(printable(f"{upstream}: {why}"), os.EX_TEMPFAIL) from error
+        raise failed(f"the refresh token could not be kept: {error}", os.EX_TEMPFAIL) from error
     say(f"{upstream}: consent is kept in {path}; try it: relay probe {upstream}")
 
 

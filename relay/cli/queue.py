@@ -5,7 +5,6 @@ the exit code is 75 if some message was busy, else 1 if some was absent or could
 """
 
 import contextlib
-import getpass
 import json
 import os
 import sys
@@ -358,9 +357,4 @@ def resume(where: Where, upstream: str, *, believes: bool) -> int:
 
 def who_asks() -> str:
     """Return who asks: the user behind sudo, if there is one."""
-    if name := os.environ.get("SUDO_USER"):
-        return name
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return f"user {os.getuid()}"
+    return os.environ.get("SUDO_USER") or os.environ.get("USER") or f"user {os.getuid()}"

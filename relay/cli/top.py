@@ -32,7 +32,7 @@ from relay.control.client import ControlClient
 from relay.control.operations import ABSENT, BUSY, OK, TABLE, UNCHANGED, Unreachable, Verb
 from relay.mail.formats import span
 from relay.status.filters import EVERYTHING, By, Filters, GroupRow, Wanted
-from relay.status.snapshot import LimitStatus, QueueState, Snapshot, UpstreamStatus
+from relay.status.snapshot import QueueState, Snapshot, UpstreamStatus
 from relay.verdicts.account import PauseAsked
 
 EVERY_SECONDS = 2.0
@@ -40,7 +40,6 @@ COUNT_NS = 10_000_000_000
 OFTEN = 20
 """A count is made again after so many times as long as the last one took, and not before COUNT_NS."""
 MOST_SENDERS = 20
-BAR_CELLS = 20
 ENDS = (signal.SIGTERM, signal.SIGHUP)
 _QUESTIONS = {
     "pause": "Pause upstream {}: what is in flight finishes, and mail waits until it is used again",
@@ -87,31 +86,22 @@ def _rows(snapshot: Snapshot, senders: list[GroupRow], now_ns: int) -> Iterator[
     for upstream in snapshot.upstreams:
         yield Row("upstream", upstream.name, _upstream(upstream, now_ns))
         for limit in upstream.limits:
-            yield Row("limit", f"{upstream.name} {limit.words}", _limit(limit, now_ns))
+            yield Row(
+                "limit",
+                f"{upstream.name} {limit.words}",
+                f"{used_words(limit)}, {limit.opening_words(now_ns)}",
+            )
     for lane in snapshot.lanes:
         waits = f"{lane.waiting_messages} waiting, oldest {span(lane.oldest_age_ns)}"
-        waiting = waits if lane.waiting_messages else "empty"
-        yield Row("lane", lane.name, f"share {lane.share_percent:.4g} %; {waiting}")
+        yield Row("lane", lane.name, f"share {lane.share_percent:.4g} %; {waits}")
     for group in senders:
         if group.key:
             yield Row("sender", group.key, f"{group.messages} messages, {group.recipients} recipients")
 
 
 def _upstream(upstream: UpstreamStatus, now_ns: int) -> str:
-    facts = [state_words(upstream, now_ns)]
-    if upstream.in_flight:
-        facts.append(f"{upstream.in_flight} in flight")
-    if upstream.waiting_messages:
-        facts.append(f"{upstream.waiting_messages} waiting, drained {drain_words(upstream, now_ns)}")
-    return "; ".join(facts)
-
-
-def _limit(limit: LimitStatus, now_ns: int) -> str:
-    # The bar is full only where no room is left, and empty only where nothing is used.
-    some = max(min(1, limit.used), min(BAR_CELLS - 1, limit.used * BAR_CELLS // limit.count))
-    filled = BAR_CELLS if limit.used >= limit.count else some
-    opens = "" if limit.opens_at_ns is None else f", {limit.opening_words(now_ns)}"
-    return f"[{'#' * filled:-<{BAR_CELLS}}] {used_words(limit)}{opens}"
+    waits = f"{upstream.waiting_messages} waiting, drained {drain_words(upstream, now_ns)}"
+    return f"{state_words(upstream, now_ns)}; {upstream.in_flight} in flight; {waits}"
 
 
 class Top(App[None]):

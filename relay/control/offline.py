@@ -43,7 +43,7 @@ def offline(policy: Policy) -> Iterator[Session]:
     """Raise SpoolBusy, OSError (PermissionError: another user's spool), ValueError for another format."""
     refuse_strangers(policy.spool)
     with asyncio.Runner() as runner:
-        operator = runner.run(_operator(policy))
+        operator = OfflineOperator(policy)
         try:
             yield _Offline(runner, operator)
         finally:
@@ -60,10 +60,6 @@ class _Offline(Session):
         answer = values(getattr(self._operator, name)(**arguments))
         while (value := self._runner.run(_next(answer))) is not _END:
             yield value
-
-
-async def _operator(policy: Policy) -> "OfflineOperator":
-    return OfflineOperator(policy)
 
 
 async def _next(answer: AsyncGenerator[Any, None]) -> Any:
@@ -101,19 +97,17 @@ class OfflineOperator(Operator):
         is_kept = verb != "first"
         return await super().act(verb, queue_ids, states) if is_kept else dict.fromkeys(queue_ids, IS_DOWN)
 
-    async def pause(self, upstream: str, asked: PauseAsked) -> str:
+    async def pause(self, upstream: str, asked: PauseAsked | None) -> str:
+        """Have the next start pause it; with nothing asked, have it go on with no pause."""
         if upstream not in self._policy.upstreams:
             return ABSENT
-        record(self._policy, upstream, asked, self._disk, self._clock)
-        return OK
+        is_new = record(self._policy, upstream, asked, self._disk, self._clock)
+        return OK if is_new else UNCHANGED
 
     async def resume(self, upstream: str, *, believes: bool = False) -> str:
-        """End a pause that the next start would go on with."""
-        if upstream not in self._policy.upstreams:
-            return ABSENT
         if believes:
             return "the relay is down; which refusals it doubts is known while it runs"
-        return OK if record(self._policy, upstream, None, self._disk, self._clock) else UNCHANGED
+        return await self.pause(upstream, None)
 
     async def _know(self, queue_ids: Collection[QueueId] | None = None) -> None:
         if not self._is_begun:
@@ -121,8 +115,8 @@ class OfflineOperator(Operator):
             self._is_begun = True
         if self._is_whole:
             return
-        is_of_few = queue_ids is not None and len(queue_ids) <= MOST_NAMED
-        if queue_ids is None or not is_of_few or not await self._sender.read_only(queue_ids):
+        is_of_many = queue_ids is None or len(queue_ids) > MOST_NAMED
+        if is_of_many or not await self._sender.read_only(queue_ids or ()):
             await self._sender.read()
             self._is_whole = True
 

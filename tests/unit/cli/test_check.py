@@ -227,26 +227,3 @@ def test_the_line_is_a_user_of_a_users_file(tmp_path: Path) -> None:
 def test_what_sasl_or_a_users_file_cannot_carry_exits_64(name: str, password: bytes) -> None:
     ran = forked("hash-password", name, given=password)
     assert (ran.returncode, ran.stdout, b"hunter2" in ran.stderr) == (os.EX_USAGE, b"", False)
-
-
-def test_a_terminal_is_asked_twice_and_shows_nothing() -> None:
-    ours, theirs = os.openpty()
-    # A session of its own: getpass must find this terminal, and not the one of whoever runs the test.
-    with subprocess.Popen(
-        [sys.executable, "-m", "relay", "hash-password", "ann"],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-    ) as ran:
-        os.close(theirs)
-        seen = b""
-        for prompt in (b"Password: ", b"confirmation: "):
-            # Answered only once it is asked: echo is off by then.
-            while not seen.endswith(prompt):
-                seen += os.read(ours, 1024)
-            os.write(ours, b"hunter2\n")
-        while b"\nann:$argon2id$" not in seen:
-            seen += os.read(ours, 1024)
-    os.close(ours)
-    assert (ran.returncode, b"hunter2" in seen) == (0, False)
