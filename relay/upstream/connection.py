@@ -70,6 +70,8 @@ class UpstreamUnavailable(Exception):  # noqa: N818 - it is what the upstream is
 
 
 class Connection:
+    """One open session; for one transaction at a time."""
+
     def __init__(self, channel: Channel, *, name: str, opened_at_ns: int) -> None:
         self.name = name
         self.opened_at_ns = opened_at_ns
