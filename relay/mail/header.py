@@ -115,19 +115,14 @@ def decoded(value: str) -> str:
     """Return a field's value without its encoded words (RFC 2047); one that cannot be decoded as it is."""
     # Behind the last one no word ends: Python would look for its end from each beginning there.
     words, end, rest = value.rpartition("?=")
+    text = ""
     try:
-        text = "".join(
-            part if isinstance(part, str) else part.decode(_codec(charset or "ascii"), "replace")
-            for part, charset in decode_header(words + end)
-        )
+        for part, charset in decode_header(words + end):
+            codec = normalize_encoding((charset or "ascii").lower())
+            if codec not in _CHARSETS:
+                return value
+            text += part if isinstance(part, str) else part.decode(codec, "replace")
     except (MessageError, LookupError, ValueError):
         return value
     # A charset may give half of a pair of surrogates, or an end of line.
     return " ".join((text + rest).encode("utf-8", "replace").decode().split())
-
-
-def _codec(charset: str) -> str:
-    name = normalize_encoding(charset.lower())
-    if name not in _CHARSETS:
-        raise LookupError(charset)
-    return name

@@ -37,7 +37,7 @@ from relay.telemetry.metrics import Telemetry
 from relay.upstream.connection import UpstreamServer, UpstreamUnavailable
 from relay.upstream.oauth.token_server import Ask, Denied
 from relay.upstream.oauth.token_server import ask as ask_server
-from relay.upstream.oauth.tokens import Asked, Tokens, TokenUnavailable
+from relay.upstream.oauth.tokens import Tokens, TokenUnavailable
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Judge, Ruling, Scope, Verdict
 
@@ -216,7 +216,7 @@ class HeldToken:
         self._file = None if path is None else RefreshTokenFile(path, disk)
         self._events, self._metrics, self._clock = telemetry
         self._sent = AccountSecrets()
-        self.tokens = Tokens(Asked(oauth2, auth.user, ask), self, self._clock)
+        self.tokens = Tokens(oauth2, auth.user, ask, self, self._clock)
 
     async def token(self, upstream: Upstream) -> BearerToken:
         """Return a token for a login now.  Raises UpstreamUnavailable and SecretError."""

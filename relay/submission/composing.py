@@ -147,7 +147,8 @@ def submitted(
     named = list(header_fields(b"".join(fields)))
     recipients = [addresses_in(each, author.hostname) for each in argv]
     if takes_header:
-        recipients += [addresses_in(each, author.hostname) for each in _recipients_of(named)]
+        names = _RESENT if any(name in _RESENT for name, _ in named) else _TO
+        recipients += [addresses_in(value, author.hostname) for name, value in named if name in names]
     sender = author.sender
     reverse_path = _own_address(author) if sender is None else _reverse_path(sender, author.hostname)
     kept = [each for each in fields if field_name(each) not in _NEVER_SENT]
@@ -161,11 +162,6 @@ def _crlf(text: bytes) -> bytes:
     """Make each end of a line CRLF, whatever it was, and end the last one."""
     lines = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").replace(b"\n", b"\r\n")
     return lines if not lines or lines.endswith(b"\r\n") else lines + b"\r\n"
-
-
-def _recipients_of(named: Sequence[tuple[str, str]]) -> list[str]:
-    names = _RESENT if any(name in _RESENT for name, _ in named) else _TO
-    return [value for name, value in named if name in names]
 
 
 def _missing(names: set[str], author: Author, reverse_path: str) -> list[bytes]:

@@ -30,7 +30,7 @@ from relay.smtp.reply import Phase, Reply
 from relay.smtp.sasl import BearerToken, Credentials
 from relay.upstream.login import AnyMechanism, choose, log_in
 from relay.upstream.protocol import Broken, StrictProtocol, Timeouts
-from relay.upstream.transaction import Channel, Exchange, Introduction, Transaction, unfit
+from relay.upstream.transaction import Channel, Exchange, Transaction, unfit
 from relay.verdicts.echo import ClientWords
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import Judge, Ruling, Verdict
@@ -70,6 +70,8 @@ class UpstreamUnavailable(Exception):  # noqa: N818 - it is what the upstream is
 
 
 class Connection:
+    """One open session; for one transaction at a time."""
+
     def __init__(self, channel: Channel, *, name: str, opened_at_ns: int) -> None:
         self.name = name
         self.opened_at_ns = opened_at_ns
@@ -134,7 +136,7 @@ class _Opening:
         self._protocol = StrictProtocol(self._loop)
         self._name = f"{account.host}:{account.port}"
         self._extensions = Extensions()
-        self._introduction = Introduction(b"EHLO " + account.helo_name.encode("ascii", "replace"))
+        self._hello_line, self._welcome = b"EHLO " + account.helo_name.encode("ascii", "replace"), ""
 
     async def run(self) -> Connection:
         try:
@@ -152,8 +154,10 @@ class _Opening:
                 case OSError():
                     raise self._unavailable(_why(error)) from error
             raise
-        account = self._account
-        channel = Channel(self._protocol, self._extensions, self._timeouts, account.judge, self._introduction)
+        channel = Channel(
+            *(self._protocol, self._extensions, self._timeouts, self._account.judge),
+            *(self._hello_line, self._welcome),
+        )
         return Connection(channel, name=self._name, opened_at_ns=self._clock.boottime_ns())
 
     async def _open(self) -> None:
@@ -239,12 +243,11 @@ class _Opening:
         return addresses
 
     async def _hello(self) -> None:
-        line = self._introduction.line
-        reply = await self._protocol.command(line, Phase.EHLO, self._timeouts.hello_s)
+        reply = await self._protocol.command(self._hello_line, Phase.EHLO, self._timeouts.hello_s)
         self._expect(reply, 250)
         offered = extensions_of(reply)
         self._extensions = replace(offered, pipelining=offered.pipelining and self._account.pipelining)
-        self._introduction = Introduction(line, reply.lines[0])
+        self._welcome = reply.lines[0]
         self._on_step("ehlo", " ".join(line.strip() for line in reply.lines[1:]) or "no extensions")
 
     async def _log_in(self, user: str) -> None:

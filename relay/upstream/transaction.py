@@ -84,18 +84,9 @@ class Channel:
     extensions: Extensions
     timeouts: Timeouts
     judge: Judge
-    introduction: "Introduction"
-
-
-class Introduction(NamedTuple):
-    """What we said first, and by what its answer is known again."""
-
-    line: bytes
+    hello: bytes
+    """What we said first, and the first line of its answer, by which that is known again."""
     welcome: str = ""
-
-    def is_answered_by(self, reply: Reply) -> bool:
-        """Whether a reply can only be one to this line; never of one line, which any 250 may be."""
-        return reply.code == 250 and len(reply.lines) > 1 and reply.lines[0] == self.welcome
 
 
 class Exchange:
@@ -249,8 +240,9 @@ class Exchange:
         if not any(answer and answer.verdict is Verdict.BOUNCE for answer in self._answers):
             await self._finish(b"RSET", 250)
             return
-        introduction = self._channel.introduction
-        if not introduction.is_answered_by(await self._finish(introduction.line)):
+        reply = await self._finish(self._channel.hello)
+        # A reply of one line any command may have.
+        if (reply.code, reply.lines[:1], len(reply.lines) > 1) != (250, (self._channel.welcome,), True):
             await self._finish(b"QUIT", 221)
             self._protocol.abort()
         self._know_in_step()

@@ -21,7 +21,6 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from relay.mail.header import decoded, header_fields
 from relay.mail.text import MAX_TEXT_CHARACTERS
@@ -53,6 +52,8 @@ _DOMAIN = re.compile(r"@([^\s<>@,;\"()]+)")
 
 @dataclass(frozen=True, slots=True)
 class ClientWords:
+    """What the author of a message told the upstream so far: its reply may say it again."""
+
     reverse_path: str = ""
     recipients: Sequence[str] = ()
     """The recipients the reply may be about: behind RCPT that one alone, behind DATA all."""
@@ -66,16 +67,11 @@ class ClientWords:
 NOTHING_SAID = ClientWords()
 
 
-class Reading(NamedTuple):
-    """A reply, in lower case and on one line; each part that was taken out left an `@`."""
+def without_echo(lines: Sequence[str], words: ClientWords) -> tuple[str, str, bool]:
+    """Return the two readings of a reply in printable ASCII, and whether it names the sender.
 
-    text: str
-    doubtful: str
-    names_sender: bool = False
-
-
-def without_echo(lines: Sequence[str], words: ClientWords) -> Reading:
-    """Return the two readings of a reply; `lines` as it came, in printable ASCII."""
+    They are in lower case and on one line; each part that was taken out left an `@`.
+    """
     text = " ".join(" ".join(lines).lower().split())[:MAX_TEXT_CHARACTERS]
     if "%40" in text:  # why?id=joe%40here.example
         text = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text).lower()
@@ -90,7 +86,7 @@ def without_echo(lines: Sequence[str], words: ClientWords) -> Reading:
             plain = re.sub(rf"\b{re.escape(host.lower())}\b", "@", plain)
     # A line may end within a host: then its letters are found, and its text is not.
     rest = _QUOTED.sub("@", _NAMES.sub("@", _without(text, hosts)))
-    return Reading(plain, _without(rest, _bare(words), is_cut=True), names_sender)
+    return plain, _without(rest, _bare(words), is_cut=True), names_sender
 
 
 def _without(text: str, words: Iterable[str], *, is_cut: bool = False) -> str:

@@ -128,8 +128,8 @@ def is_about_dsn(reply: Reply) -> bool:
 def gravest(answers: Iterable[Answer]) -> Answer | None:
     """Return the gravest answer about us: a stop, else a pause, else None."""
     about_us = [answer for answer in answers if answer.is_about_us]
-    return min(about_us, key=_gravity, default=None)
-
-
-def _gravity(answer: Answer) -> tuple[bool, bool]:
-    return (answer.verdict is not Verdict.STOP, answer.scope is not Scope.UPSTREAM)
+    return min(
+        about_us,
+        key=lambda each: (each.verdict is not Verdict.STOP, each.scope is not Scope.UPSTREAM),
+        default=None,
+    )

@@ -11,7 +11,7 @@ early is refused again, or blocked for longer.
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from relay.clock import SECOND_NS
@@ -121,16 +121,14 @@ def retry_after_ns(text: str) -> int | None:
 
     None where it asks for none, or for what nobody would believe; else from 1 ns to LONGEST_RETRY_NS.
     """
-    believed = [wait_ns for wait_ns in _waits_ns(text) if 0 < wait_ns <= LONGEST_BELIEVED_NS]
-    return min(max(believed), LONGEST_RETRY_NS) if believed else None
-
-
-def _waits_ns(text: str) -> Iterator[int]:
+    longest_ns = 0
     for found in _SUM.finditer(text):
         before = text[max(0, found.start() - _REACH) : found.start()]
         is_over = text.startswith((" ago", " old"), found.end())
         if _BEFORE.search(before) and not is_over:
-            yield sum(int(one[1] or 1) * UNIT_NS[one[2]] for one in _ONE.finditer(found[0]))
+            wait_ns = sum(int(one[1] or 1) * UNIT_NS[one[2]] for one in _ONE.finditer(found[0]))
+            longest_ns = max(longest_ns, wait_ns if wait_ns <= LONGEST_BELIEVED_NS else 0)
+    return min(longest_ns, LONGEST_RETRY_NS) or None
 
 
 def is_too_much(text: str) -> bool:

@@ -121,8 +121,6 @@ class Dialogue:
             case "EHLO":
                 self._envelope = None
                 await self._say(script.ehlo, argument, self._greeting_lines())
-            case "HELO":
-                await self._say(script.helo, argument, "250 fake.example")
             case "STARTTLS" if self._host.tls is not None:
                 await self._start_tls()
             case "AUTH" if self._host.accounts is not None:

@@ -77,7 +77,6 @@ class Script:
 
     connect: Scripted | None = None
     ehlo: Scripted | None = None
-    helo: Scripted | None = None
     starttls: Scripted | None = None
     auth: Scripted | None = None
     """The reply that decides, after the exchange of the mechanism."""

@@ -13,7 +13,7 @@ Assumes: one event loop.
 """
 
 import asyncio
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from relay.clock import SECOND_NS, Clock
 from relay.mail.text import clean
@@ -56,17 +56,10 @@ class TokenUnavailable(Exception):  # noqa: N818 - what a token is
         self.denied = denied
 
 
-class Asked(NamedTuple):
-    oauth2: OAuth2
-    user: str
-    ask: Ask
-
-
 class Tokens:
-    def __init__(self, asked: Asked, owner: TokenOwner, clock: Clock) -> None:
-        self._asked = asked
-        self._clock = clock
-        self._owner = owner
+    def __init__(self, oauth2: OAuth2, user: str, ask: Ask, owner: TokenOwner, clock: Clock) -> None:
+        self._oauth2, self._user, self._ask_server = oauth2, user, ask
+        self._owner, self._clock = owner, clock
         self._token = ""
         self._usable_until_ns = 0
         self._worked = ""  # the last token that a login succeeded with
@@ -140,7 +133,7 @@ class Tokens:
         except OSError as error:
             return Denied(f"the refresh token is not safely on disk: {clean(str(error))}", is_final=False)
         if isinstance(answer, Granted):
-            is_rotated = self._asked.oauth2.grant is GrantType.REFRESH_TOKEN and (
+            is_rotated = self._oauth2.grant is GrantType.REFRESH_TOKEN and (
                 answer.refresh_token not in {"", secrets.refresh_token}
             )
             if is_rotated:
@@ -161,7 +154,7 @@ class Tokens:
     async def _ask(self, secrets: AccountSecrets) -> TokenAnswer:
         wall_seconds = self._clock.wall_ns() // SECOND_NS
         try:
-            request = token_request(self._asked.oauth2, secrets, self._asked.user, wall_seconds)
+            request = token_request(self._oauth2, secrets, self._user, wall_seconds)
         except Unaskable as error:
             return Denied(str(error), is_final=True)
-        return token_in(await said_by(self._asked.ask, request))
+        return token_in(await said_by(self._ask_server, request))

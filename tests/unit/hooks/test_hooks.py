@@ -256,6 +256,7 @@ async def test_the_oldest_go_first_and_a_stop_waits_for_no_receiver(
     await telling.until("dropped", 3)
     await telling.hooks.close()
 
+    assert len(receiver.contents) == 1, "one attempt at a time"
     assert "too many wait" in telling.said
     assert telling.count("dropped") == MOST_NOTICES + 3
     assert f"{MOST_NOTICES}, the relay stopped" in telling.said

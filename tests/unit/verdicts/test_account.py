@@ -142,7 +142,7 @@ def test_where_no_probe_is_allowed_only_somebody_ends_it() -> None:
 def test_a_pause_grows_only_by_what_a_later_refusal_asks_for() -> None:
     paused = step(AccountState(), event(Happening.PAUSE))
     assert paused.until_ns == FIRST_NS
-    assert step(paused, event(Happening.PAUSE, SECOND_NS)) == paused
+    assert step(paused, event(Happening.PAUSE, 9 * SECOND_NS)) == paused
     longer = step(paused, event(Happening.PAUSE, SECOND_NS, ruling_of("try again in 5 minutes")))
     assert (longer.until_ns, longer.in_a_row) == (301 * SECOND_NS, 1)
 

@@ -15,8 +15,8 @@ from relay.verdicts.verdict import Scope, Verdict
 
 JUDGE = standard_judge()
 UNKNOWN = "Administrative prohibition"
-NOBODY = "no such user here"
 MESSAGE = QueueId("0123456789abcdef")
+_INSTANTS = itertools.count(1)
 
 
 def _answer(text: str, code: int = 550, enhanced: str | None = None, phase: Phase = Phase.RCPT) -> Answer:
@@ -25,55 +25,74 @@ def _answer(text: str, code: int = 550, enhanced: str | None = None, phase: Phas
     return Answer(ruling.verdict, phase, reply, str(reply), ruling=ruling)
 
 
-RELAYED = _answer("ok", 250, phase=Phase.EOD)
-_LACKS = Answer(Verdict.BOUNCE, Phase.MAIL, None, "no 8BITMIME", own_status="5.6.3", lack=Need.EIGHT_BIT)
+def _unproven(text: str = "5.1.1 no such user", *, is_unproven: bool = True) -> Answer:
+    reply = Reply(550, "5.1.1", text)
+    return Answer(Verdict.DEFER, Phase.RCPT, reply, str(reply), is_unproven=is_unproven)
 
 
-_INSTANTS = itertools.count()
+SAYS = {
+    "u": _answer(UNKNOWN),
+    "x": _answer("Sorry"),
+    "k": _answer("no such user here", enhanced="5.1.1"),
+    "o": Answer(Verdict.BOUNCE, Phase.MAIL, None, "no 8BITMIME", own_status="5.6.3", lack=Need.EIGHT_BIT),
+    "r": _answer("ok", 250, phase=Phase.EOD),
+    "n": _unproven(),
+    "m": _unproven("5.7.1 in other words"),
+    "p": _unproven(is_unproven=False),
+    "1": _unproven("5.1.1 no such <a@b.example> user 17"),
+    "2": _unproven("5.1.1 no such <c@d.example> user 18"),
+}
+"""What an upstream says: unknown refusals, a known one, one of ours, a success, and unproven ones."""
+BECOMES = {
+    Verdict.DEFER: "D",
+    Verdict.BOUNCE: "B",
+    Verdict.STOP: "S",
+    Verdict.RELAYED: "R",
+    Verdict.PAUSE: "P",
+}
 
 
 def _judge(
-    shield: Shield,
-    *answers: Answer,
-    message: QueueId = MESSAGE,
-    first: int = 0,
-    sender: str | None = None,
-    began_ns: int | None = None,
+    shield: Shield, *answers: Answer, first: int = 0, sender: str | None = None, in_flight: bool = False
 ) -> Outcome:
-    """By default each message has another sender, and begins when the last one had ended."""
+    """By default each recipient has another sender, and a transaction begins when the last one had ended.
+
+    One `in_flight` began before all others.
+    """
     now_ns = next(_INSTANTS)
     asked = [(first + place, f"r{first + place}@there.example") for place in range(len(answers))]
-    sender = f"{message}-{first}@here.example" if sender is None else sender
-    span_ns = (now_ns if began_ns is None else began_ns, now_ns)
-    return shield.judge(Outcome(answers), sender, message, asked, span_ns)
+    sender = f"s{first}@here.example" if sender is None else sender
+    return shield.judge(Outcome(answers), sender, MESSAGE, asked, (0 if in_flight else now_ns, now_ns))
 
 
-def _verdicts(outcome: Outcome) -> list[Verdict]:
-    return [answer.verdict for answer in outcome.answers]
+def _tell(shield: Shield, story: str) -> str:
+    """Tell a story and return it with what became of each: `u0` is said of recipient 0, `u0!` in flight."""
+    told = []
+    for step in story.split():
+        said, number, is_in_flight = step[0], step[1:].rstrip("!BDRS"), "!" in step
+        outcome = _judge(shield, SAYS[said], first=int(number), in_flight=is_in_flight)
+        told.append(f"{said}{number}{'!' * is_in_flight}{BECOMES[outcome.answers[0].verdict]}")
+    return " ".join(told)
 
 
-def test_an_unknown_refusal_is_doubted_until_others_went_through() -> None:
-    shield, refused = Shield(), _answer(UNKNOWN)
-    assert refused.verdict is Verdict.BOUNCE
-    assert _verdicts(_judge(shield, refused)) == [Verdict.DEFER]
-    assert _verdicts(_judge(shield, refused)) == [Verdict.DEFER]
-    _judge(shield, RELAYED, first=7)
-    assert _verdicts(_judge(shield, refused)) == [Verdict.BOUNCE]
-    assert shield.suspects == ()
-
-
-def test_what_was_under_way_at_the_first_refusal_proves_nothing() -> None:
-    shield, refused = Shield(), _answer(UNKNOWN)
-    began_ns = next(_INSTANTS)
-    _judge(shield, refused)
-    _judge(shield, RELAYED, first=7, began_ns=began_ns)
-    assert _verdicts(_judge(shield, refused)) == [Verdict.DEFER]
-    _judge(shield, RELAYED, first=8)
-    assert _verdicts(_judge(shield, refused)) == [Verdict.BOUNCE]
-
-
-def test_a_refusal_that_a_rule_recognises_is_believed_at_once() -> None:
-    assert _verdicts(_judge(Shield(), _answer(NOBODY, enhanced="5.1.1"))) == [Verdict.BOUNCE]
+@pytest.mark.parametrize(
+    "story",
+    [
+        # Doubted until others went through, that were begun since.
+        "u0D u0D r7R u0B",
+        "u0D r7!R u0D r8R u0B",
+        "k0B",
+        # Three in a row; what was in flight does not end the row.  Tripped, until one is relayed.
+        "u0D u1D r7!R u2S",
+        "u0D u1D u2S x4S k4B r5R x6D",
+        # Also where it is off: the same words met the recipient twice; another's confirm nothing.
+        *("n0D m0D n0D n0B", "n0D p0D n0D n0B", "n0D n1D", "10D 20B"),
+    ],
+)
+def test_what_becomes_of_refusals(story: str) -> None:
+    shield = Shield(in_a_row=3, is_off=story[0] in "n1")
+    assert _tell(shield, story) == story
+    assert story[-3:] != "u0B" or shield.suspects == ()
 
 
 @pytest.mark.parametrize("sender", ["", "list@here.example"])
@@ -81,86 +100,53 @@ def test_one_sender_refused_alike_has_only_that_sender_wait(sender: str) -> None
     shield = Shield(in_a_row=10)
     refusals = [_answer(f"{UNKNOWN} <r{n}@there.example> id-{n}") for n in range(50)]
     outcome = _judge(shield, *refusals, sender=sender)
-    assert set(_verdicts(outcome)) == {Verdict.PAUSE}
+    assert {answer.verdict for answer in outcome.answers} == {Verdict.PAUSE}
     assert outcome.pause is not None
     assert outcome.pause.scope is Scope.SENDER
     assert "50 recipients in a row were refused alike" in outcome.pause.text
     assert len(shield.suspects) == 50
     # As soon as another sender is refused alike, it is the account.
-    outcome = _judge(
-        shield, _answer(f"{UNKNOWN} <r50@there.example> id-50"), first=50, sender="other@here.example"
-    )
+    outcome = _judge(shield, _answer(f"{UNKNOWN} <r50@there.example> id-50"), first=50)
     assert outcome.pause is not None
     assert (outcome.pause.verdict, outcome.pause.scope) == (Verdict.STOP, Scope.UPSTREAM)
+    assert outcome.pause.is_doubted
 
 
-def test_what_was_under_way_and_is_relayed_in_between_does_not_end_the_row() -> None:
-    shield, began_ns = Shield(in_a_row=3), next(_INSTANTS)
-    for number in (0, 1):
-        assert _one(shield, _answer(UNKNOWN), number) is Verdict.DEFER
-    _judge(shield, RELAYED, first=7, began_ns=began_ns)
-    assert _one(shield, _answer(UNKNOWN), 2) is Verdict.STOP
-
-
-@pytest.mark.parametrize("refused", [_answer(NOBODY, enhanced="5.1.1"), _LACKS], ids=["recognised", "ours"])
-def test_what_a_rule_knows_and_what_we_refuse_ourselves_stops_nothing(refused: Answer) -> None:
-    shield = Shield(in_a_row=3)
-    for number in range(3 * WINDOW):
-        assert _one(shield, refused, number) is Verdict.BOUNCE
-
-
-def _one(shield: Shield, answer: Answer, number: int) -> Verdict:
-    """Have one recipient answered, in a message of its own."""
-    return _verdicts(_judge(shield, answer, first=number))[0]
+@pytest.mark.parametrize("known", ["k", "o"])
+def test_what_a_rule_knows_and_what_we_refuse_ourselves_stops_nothing(known: str) -> None:
+    story = " ".join(f"{known}{number}B" for number in range(3 * WINDOW))
+    assert _tell(Shield(in_a_row=3), story) == story
 
 
 @pytest.mark.parametrize("every", [2, 3, 5, 9])
-def test_unknown_words_while_some_go_through_bounce_nobody(
-    every: int,
-) -> None:
+def test_unknown_words_while_some_go_through_bounce_nobody(every: int) -> None:
     shield, waiting, asked = Shield(), list(range(60)), 0
     while waiting:
         for number in list(waiting):
             asked += 1
-            verdict = _one(shield, RELAYED if asked % every == 0 else _answer(UNKNOWN), number)
-            assert verdict in (Verdict.RELAYED, Verdict.DEFER)
-            if verdict is Verdict.RELAYED:
+            became = _tell(shield, f"{'u' if asked % every else 'r'}{number}")[-1]
+            assert became in "RD"
+            if became == "R":
                 waiting.remove(number)
 
 
 def test_words_the_operator_believed_are_believed_but_not_of_a_row() -> None:
-    shield, refused = Shield(in_a_row=3), _answer(UNKNOWN)
-    for number in range(3):
-        _one(shield, refused, number)
+    shield = Shield(in_a_row=3)
+    _tell(shield, "u0 u1 u2")
     shield.believe(shield.suspects)
     shield.clear()
-    assert [_one(shield, refused, number) for number in range(3, 6)] == [Verdict.BOUNCE] * 2 + [Verdict.STOP]
-
-
-def test_once_tripped_every_unknown_refusal_stops_until_one_is_relayed() -> None:
-    shield = Shield(in_a_row=3)
-    assert [_one(shield, _answer(UNKNOWN), number) for number in range(3)][-1] is Verdict.STOP
-    outcome = _judge(shield, _answer("Sorry"), first=4)
-    assert _verdicts(outcome) == [Verdict.STOP]
-    assert outcome.pause is not None
-    assert outcome.pause.text.startswith("3 recipients in a row")
-    assert outcome.pause.is_doubted
-    assert _one(shield, _answer(NOBODY, enhanced="5.1.1"), 4) is Verdict.BOUNCE
-    _one(shield, RELAYED, 5)
-    assert _one(shield, _answer("Sorry"), 6) is Verdict.DEFER
+    assert _tell(shield, "u3 u4 u5") == "u3B u4B u5S"
 
 
 def test_a_shield_that_is_off_changes_nothing() -> None:
-    outcome = Outcome(tuple(_answer(UNKNOWN) for _ in range(50)))
+    outcome = Outcome((SAYS["u"],) * 50)
     asked = [(n, f"r{n}@x") for n in range(50)]
     assert Shield(is_off=True).judge(outcome, "", MESSAGE, asked, (0, 0)) is outcome
 
 
 answers = st.sampled_from(
     [
-        RELAYED,
-        _answer(UNKNOWN),
-        _answer(NOBODY, enhanced="5.1.1"),
+        *(SAYS[each] for each in "urk"),
         _answer("try later", 451, "4.3.0"),
         _answer("sending limit exceeded", 550, "5.4.5"),
         Answer(Verdict.BOUNCE, Phase.DATA, None, "ours", own_status="5.6.0"),
@@ -188,28 +174,7 @@ def test_of_a_long_refusal_little_is_remembered() -> None:
     lines = tuple(f"{number} and {UNKNOWN}" for number in range(2000))
     reply = Reply(550, None, " ".join(lines)[:2000], lines)
     shield = Shield()
-    _judge(
-        shield, Answer(Verdict.BOUNCE, Phase.RCPT, reply, str(reply), ruling=JUDGE.ruling(Phase.RCPT, reply))
-    )
+    _judge(shield, Answer(Verdict.BOUNCE, Phase.RCPT, reply, "550", ruling=JUDGE.ruling(Phase.RCPT, reply)))
 
     (suspect,) = shield.suspects
     assert len(repr(suspect)) < 10_000
-
-
-def _unproven(text: str = "5.1.1 no such user", *, is_unproven: bool = True) -> Answer:
-    reply = Reply(550, "5.1.1", text)
-    return Answer(Verdict.DEFER, Phase.RCPT, reply, str(reply), is_unproven=is_unproven)
-
-
-def test_an_unproven_refusal_counts_once_the_same_words_met_the_recipient_twice() -> None:
-    shield = Shield(is_off=True)
-    betweens = _unproven("5.7.1 in other words"), _unproven(is_unproven=False)
-    for number, between in enumerate(betweens):
-        for answer in (_unproven(), between, _unproven()):
-            assert _one(shield, answer, number) is Verdict.DEFER
-    # What another recipient or message was told confirms nothing.
-    assert _one(shield, _unproven(), 7) is Verdict.DEFER
-    other = _judge(shield, _unproven(), message=QueueId("0000000000000002"))
-    assert _verdicts(other) == [Verdict.DEFER]
-    assert _one(shield, _unproven("5.1.1 no such <a@b.example> user 17"), 8) is Verdict.DEFER
-    assert _one(shield, _unproven("5.1.1 no such <c@d.example> user 18"), 8) is Verdict.BOUNCE

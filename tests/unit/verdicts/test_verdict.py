@@ -1,4 +1,4 @@
-"""Verdicts: what a reply means, and the laws that no rule may break."""
+"""Verdicts: what a reply means, the laws that no rule may break, and the status of an answer."""
 
 import pytest
 from hypothesis import given
@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from relay.policy.shipped import provider_rules, providers, standard_judge, standard_rules
 from relay.smtp.reply import Phase, Reply
 from relay.verdicts.echo import ClientWords
+from relay.verdicts.outcome import Answer, gravest
 from relay.verdicts.verdict import (
     ABOUT_US,
     BEFORE_MAIL,
@@ -14,6 +15,7 @@ from relay.verdicts.verdict import (
     Judge,
     Layer,
     Rule,
+    Ruling,
     Scope,
     Verdict,
     verdict_of_silence,
@@ -34,10 +36,6 @@ ANY_JUDGE = st.sampled_from([None, *providers()]).map(
 )
 
 
-def verdict_of(phase: Phase, reply: Reply) -> Verdict:
-    return standard_judge().ruling(phase, reply).verdict
-
-
 def reply_of(text: str) -> Reply:
     code, _, rest = text.partition(" ")
     first = rest.partition(" ")[0]
@@ -48,30 +46,23 @@ def reply_of(text: str) -> Reply:
 @pytest.mark.parametrize(
     ("phase", "text", "expected"),
     [
-        (Phase.EOD, "250 ok", Verdict.RELAYED),
-        # Nothing before MAIL is a message's fault.
+        # Nothing before MAIL is a message's fault, nor is authentication, whenever it is asked for.
         (Phase.CONNECT, "554 5.7.1 you are listed", Verdict.PAUSE),
-        (Phase.EHLO, "550 5.7.1 no", Verdict.PAUSE),
         (Phase.STARTTLS, "454 4.7.0 TLS not available", Verdict.PAUSE),
-        # Nor is authentication, whenever it is asked for.
-        (Phase.RCPT, "530 5.7.0 Must issue a STARTTLS command first", Verdict.STOP),
         (Phase.EOD, "535 5.7.8 token expired", Verdict.STOP),
         # Too many recipients for one transaction; 452 for another reason is not that.
         (Phase.RCPT, "552 5.5.3 too many recipients", Verdict.LATER),
         (Phase.RCPT, "452 4.3.1 Insufficient system storage", Verdict.DEFER),
         # What nobody knows, by its first digit.
         (Phase.RCPT, "550 5.7.1 this recipient is not for you", Verdict.BOUNCE),
-        (Phase.DATA, "554 5.5.1 no valid recipients", Verdict.BOUNCE),
         (Phase.EOD, "451 4.3.0 try again", Verdict.DEFER),
         # Neither yes nor no.
-        (Phase.EOD, "251 forwarded", Verdict.DEFER),
-        (Phase.EOD, "354 go on", Verdict.DEFER),
-        (Phase.MAIL, "354 go on", Verdict.DEFER),
-        (Phase.DATA, "250 ok", Verdict.DEFER),
+        *((Phase.EOD, text, Verdict.DEFER) for text in ("251 forwarded", "354 go on")),
+        *((Phase.MAIL, "354 go on", Verdict.DEFER), (Phase.DATA, "250 ok", Verdict.DEFER)),
     ],
 )
 def test_verdict(phase: Phase, text: str, expected: Verdict) -> None:
-    assert verdict_of(phase, reply_of(text)) is expected
+    assert standard_judge().ruling(phase, reply_of(text)).verdict is expected
 
 
 @st.composite
@@ -149,3 +140,39 @@ def test_a_refusal_at_mail_that_quotes_the_sender_pauses_it_alone() -> None:
     assert judge.ruling(Phase.MAIL, reply, ClientWords("bob@here.example")).words == "pause sender"
     assert judge.ruling(Phase.MAIL, reply, ClientWords("alice@here.example")).words == "pause"
     assert judge.ruling(Phase.MAIL, reply, ClientWords()).words == "pause"
+
+
+def answer(verdict: Verdict, phase: Phase, reply: str | None, own_status: str | None = None) -> Answer:
+    return Answer(verdict, phase, None if reply is None else reply_of(reply), "", own_status)
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (answer(Verdict.BOUNCE, Phase.RCPT, "550 5.1.1 who?"), "5.1.1"),
+        (answer(Verdict.BOUNCE, Phase.RCPT, "550 who?"), "5.0.0"),
+        (answer(Verdict.BOUNCE, Phase.MAIL, None, "5.6.3"), "5.6.3"),
+        (answer(Verdict.RELAYED, Phase.EOD, "250 ok"), "2.0.0"),
+        (answer(Verdict.RELAYED, Phase.EOD, "250 2.6.0 ok"), "2.6.0"),
+        (answer(Verdict.DEFER, Phase.EOD, None), "4.4.2"),
+        (answer(Verdict.PAUSE, Phase.MAIL, "421 bye"), "4.0.0"),
+        # Its class is the verdict's, but where it is about us: of that no report is made.
+        (answer(Verdict.DEFER, Phase.RCPT, "550 5.2.1 at a rate"), "4.2.1"),
+        (answer(Verdict.BOUNCE, Phase.RCPT, "450 4.1.1 by your own rule"), "5.1.1"),
+        (answer(Verdict.STOP, Phase.AUTH, "535 5.7.8 wrong"), "5.7.8"),
+    ],
+)
+def test_status_is_the_upstreams_or_follows_from_the_verdict(told: Answer, expected: str) -> None:
+    assert told.status == expected
+
+
+def test_the_gravest_of_many_answers_is_the_one_that_reaches_furthest() -> None:
+    said = {
+        words: Answer(verdict, Phase.RCPT, None, words, ruling=Ruling(verdict, scope))
+        for words, (verdict, scope) in WORDS.items()
+    }
+
+    assert gravest(said.values()) == said["stop"]
+    assert gravest([said["pause sender"], said["bounce message"], said["pause"]]) == said["pause"]
+    assert gravest([said["later"], said["pause sender"]]) == said["pause sender"]
+    assert gravest([said["bounce recipient"], said["defer message"]]) is None

@@ -19,6 +19,7 @@ MINUTE, HOUR, DAY = 60, 3600, 86400
         ("try again in 1 hour, 30 minutes and 5 seconds.", 90 * MINUTE + 5),
         ("wait 1 hour(s) and 5 minute(s)", 65 * MINUTE),
         ("wait 1 hr. 30 min.", 90 * MINUTE),
+        ("blocked for 1d 2h 3m 4s", DAY + 2 * HOUR + 3 * MINUTE + 4),
         ("blocked an hour", HOUR),
         ("try again in 10-15 minutes", 15 * MINUTE),
         ("a 15-minute penalty applies: wait 15-minutes", 15 * MINUTE),
@@ -30,6 +31,7 @@ MINUTE, HOUR, DAY = 60, 3600, 86400
         # The longest, whatever stands first.
         ("at most 100 messages in 24 hours, try again in 2 hours", 2 * HOUR),
         ("wait 5 seconds between messages, you are blocked for 1 hour", HOUR),
+        ("blocked for 1 hour, wait 5 seconds between messages", HOUR),
         # A window.
         ("limited to 100 an hour, try again later", None),
         ("rate limited: 300 in 10 minutes", None),

@@ -12,6 +12,7 @@ from relay.policy.model import OAuth2
 from relay.policy.secrets import AccountSecrets
 from relay.upstream.oauth.login import (
     LoginClient,
+    LoginFailed,
     begin,
     begin_in_browser,
     finish_in_browser,
@@ -138,6 +139,9 @@ async def test_a_link_comes_back_as_a_refresh_token() -> None:
     assert login.verifier not in login.url
     client = LoginClient(_browser(), "s", answer)
     address = f" http://127.0.0.1:1/?state={login.state}&code=4/the-code&scope=mail\n"
+    with pytest.raises(LoginFailed, match="of another login"):
+        await finish_in_browser(client, login, address.replace(login.state, "another"))
+    assert not forms
     granted = await finish_in_browser(client, login, address)
 
     assert granted.refresh_token == "r"

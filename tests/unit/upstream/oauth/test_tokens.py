@@ -11,7 +11,7 @@ import pytest
 from relay.policy.model import GrantType, OAuth2
 from relay.policy.secrets import AccountSecrets
 from relay.upstream.oauth.token_server import TokenRequest, TokenServerUnreachable
-from relay.upstream.oauth.tokens import Asked, Tokens, TokenUnavailable
+from relay.upstream.oauth.tokens import Tokens, TokenUnavailable
 from tests.fakes.clock import FakeClock
 from tests.fakes.virtual_time import VirtualTimeLoop, pass_time
 
@@ -43,7 +43,7 @@ class World:
                 "token_url": "https://login.example/token",
             }
         )
-        self.tokens = Tokens(Asked(oauth2, "u", self.ask), self, self.clock)
+        self.tokens = Tokens(oauth2, "u", self.ask, self, self.clock)
 
     async def ask(self, request: TokenRequest) -> tuple[int, bytes, str]:
         sent = parse_qs(request.form)["refresh_token"][0]
