@@ -4,16 +4,13 @@
 - a *deferred* message until its back-off is over;
 - a key of a limit, or of a sender's pause, until it is to be asked again.  The messages of a key wait in
   order, those of each lane by themselves; one that comes to the front meanwhile joins them.  When the key is
-  due the first of them comes back, in front of its sender's others, and each that gets a grant, or leaves,
-  lets the next one come.
-A lane at its ceiling is closed until an instant.  Where the limits of the whole account leave no room, the
-message that was asked for waits in its place, and all behind it: until the instant, or until another message
-is first.
+  due the first of them comes back, and each that gets a grant, or leaves, lets the next one come.
+A lane at its ceiling is closed until an instant.  Where the account has no room, the message that was asked
+for waits in its place, and all behind it: until the instant, or until another message is first.
 
 Every change that may let a message go calls `on_change`; `next_look_ns` is when time alone does.  A look
-moves at most `SLICE` messages, however long the queue is; where more are to be moved first, nothing goes, and
-`next_look_ns` says at once.  Only an edit of lanes or limits touches each message that is ready: 0.5 s of
-200,000.
+moves at most `SLICE` messages; where more are to be moved first, nothing goes, and `next_look_ns` says at
+once.  Only an edit of lanes or limits touches each message that is ready: 0.5 s of 200,000.
 Instants are nanoseconds of one boot (`Clock.boottime_ns`).
 """
 
