@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from relay.throttle.admission import Admission, Request, Reservation, TooLarge, Wait, judged, shares_of
 from relay.throttle.compaction import BOUNDS, Bounds, compacted, end_of
-from relay.throttle.events import Ended, Event, Issued, Share, Slot
+from relay.throttle.history import Ended, Event, Issued, Share, Slot
 from relay.throttle.limit import Limit
 from relay.throttle.limit_state import Limited, LimitState
 

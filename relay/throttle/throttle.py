@@ -29,8 +29,7 @@ from relay.clock import Clock
 from relay.throttle.admission import Admission, Request, Reservation, TooLarge, Wait
 from relay.throttle.audit import Audit, audit
 from relay.throttle.book import Book
-from relay.throttle.events import Ended, Event, Slot
-from relay.throttle.history import History, Transaction
+from relay.throttle.history import Ended, Event, History, Slot, Transaction
 from relay.throttle.limit import Limit
 from relay.throttle.limit_state import Limited, Usage
 
