@@ -1,4 +1,4 @@
-"""Every call to the disk of the history fails: nothing is granted that is not charged, and it goes on after."""
+"""Every call to the disk of the history fails: nothing is granted that is not charged; it goes on after."""
 
 import contextlib
 import errno
