@@ -401,7 +401,7 @@ class Queues:
             if (
                 is_better(route, name, choice.upstream, self._standings)
                 and not self.line(name).has_candidate
-                and not self.line(name).is_closed_for(part, now_ns)
+                and self.line(name).closed_for(part, now_ns) is None
             ):
                 return Choice(name, Because.PROBE, part.upstream)
         preferred = (part.part.route or self._default).upstreams[0]

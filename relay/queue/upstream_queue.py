@@ -94,10 +94,6 @@ class UpstreamQueue:
         """Whether a message is on its way, or could be."""
         return bool(self.ready_count or self.counts.members(State.ACTIVE))
 
-    def is_closed_for(self, message: Queued, now_ns: int) -> bool:
-        """Whether a message, in this line or not, has to wait for a key."""
-        return self._closed_for(message, now_ns) is not None
-
     def lane_of(self, message: Queued) -> str:
         return self._lanes.home_of(message.lane) if self._lanes.by.lanes else ""
 
@@ -279,15 +275,15 @@ class UpstreamQueue:
     def _next(self) -> Turn | None:
         """Return what goes next; a message whose key is closed joins those that wait for it."""
         while self._steps_left > 0 and (turn := self._lanes.next(self._now_ns)) is not None:
-            if (closed := self._closed_for(turn.message, self._now_ns)) is None:
+            if (closed := self.closed_for(turn.message, self._now_ns)) is None:
                 return turn
             self._steps_left -= 1
             self._lanes.remove(turn.message)
             self._join(turn.message, *closed)
         return None
 
-    def _closed_for(self, message: Queued, now_ns: int) -> tuple[Hashable, int, WaitReason] | None:
-        """Return the key that a message must wait for, until when, and why; None where it may go."""
+    def closed_for(self, message: Queued, now_ns: int) -> tuple[Hashable, int, WaitReason] | None:
+        """Return the key that a message, of this line or not, must wait for, until when, and why; or None."""
         of_pause = _pause_key(message.sender, message.past.refusals)
         if (pause := self.sender_pauses.of(message.sender, now_ns)) is not None:
             return of_pause, pause.until_ns, WaitReason(pause.reason, WaitKind.SENDER_PAUSE)
