@@ -2,12 +2,12 @@
 
 A message whose recipients go by several routes is in the queue in parts; every other message is one part.
 A part stands in one line at a time, as `relay.queue.routes.choose` says, and moves when that changes:
-`note` and `use` tell what changed, `move_on` moves, and `next_look_ns` is the next instant at which
-time alone changes it.  Lines are independent, so what keeps one upstream's mail keeps no other's.
+`note` and `use` tell what changed, `move_on` moves, and `next_look_ns` is when time alone changes it.
+Lines are independent, so what keeps one upstream's mail keeps no other's.
 
 Guarantees:
-- a part that is active moves only once it is not (it may just be sent);
-- a part whose last transaction may still relay it stays with that upstream until the deadline;
+- a part that is active moves only once it is not (it may just be sent), and one whose last transaction may
+  still relay it stays with that upstream until the deadline;
 - a part that can never go through an upstream (`pass_on`) is not asked for there again until an edit;
 - a part that has waited in a line for its route's `spill_after` goes to the next upstream that is usable;
 - the parts of a message are counted as one message;
@@ -401,7 +401,7 @@ class Queues:
             if (
                 is_better(route, name, choice.upstream, self._standings)
                 and not self.line(name).has_candidate
-                and not self.line(name).is_closed_for(part, now_ns)
+                and self.line(name).closed_for(part, now_ns) is None
             ):
                 return Choice(name, Because.PROBE, part.upstream)
         preferred = (part.part.route or self._default).upstreams[0]

@@ -4,16 +4,13 @@
 - a *deferred* message until its back-off is over;
 - a key of a limit, or of a sender's pause, until it is to be asked again.  The messages of a key wait in
   order, those of each lane by themselves; one that comes to the front meanwhile joins them.  When the key is
-  due the first of them comes back, in front of its sender's others, and each that gets a grant, or leaves,
-  lets the next one come.
-A lane at its ceiling is closed until an instant.  Where the limits of the whole account leave no room, the
-message that was asked for waits in its place, and all behind it: until the instant, or until another message
-is first.
+  due the first of them comes back, and each that gets a grant, or leaves, lets the next one come.
+A lane at its ceiling is closed until an instant.  Where the account has no room, the message that was asked
+for waits in its place, and all behind it: until the instant, or until another message is first.
 
 Every change that may let a message go calls `on_change`; `next_look_ns` is when time alone does.  A look
-moves at most `SLICE` messages, however long the queue is; where more are to be moved first, nothing goes, and
-`next_look_ns` says at once.  Only an edit of lanes or limits touches each message that is ready: 0.5 s of
-200,000.
+moves at most `SLICE` messages; where more are to be moved first, nothing goes, and `next_look_ns` says at
+once.  Only an edit of lanes or limits touches each message that is ready: 0.5 s of 200,000.
 Instants are nanoseconds of one boot (`Clock.boottime_ns`).
 """
 
@@ -96,10 +93,6 @@ class UpstreamQueue:
     def has_candidate(self) -> bool:
         """Whether a message is on its way, or could be."""
         return bool(self.ready_count or self.counts.members(State.ACTIVE))
-
-    def is_closed_for(self, message: Queued, now_ns: int) -> bool:
-        """Whether a message, in this line or not, has to wait for a key."""
-        return self._closed_for(message, now_ns) is not None
 
     def lane_of(self, message: Queued) -> str:
         return self._lanes.home_of(message.lane) if self._lanes.by.lanes else ""
@@ -282,15 +275,15 @@ class UpstreamQueue:
     def _next(self) -> Turn | None:
         """Return what goes next; a message whose key is closed joins those that wait for it."""
         while self._steps_left > 0 and (turn := self._lanes.next(self._now_ns)) is not None:
-            if (closed := self._closed_for(turn.message, self._now_ns)) is None:
+            if (closed := self.closed_for(turn.message, self._now_ns)) is None:
                 return turn
             self._steps_left -= 1
             self._lanes.remove(turn.message)
             self._join(turn.message, *closed)
         return None
 
-    def _closed_for(self, message: Queued, now_ns: int) -> tuple[Hashable, int, WaitReason] | None:
-        """Return the key that a message must wait for, until when, and why; None where it may go."""
+    def closed_for(self, message: Queued, now_ns: int) -> tuple[Hashable, int, WaitReason] | None:
+        """Return the key that a message, of this line or not, must wait for, until when, and why; or None."""
         of_pause = _pause_key(message.sender, message.past.refusals)
         if (pause := self.sender_pauses.of(message.sender, now_ns)) is not None:
             return of_pause, pause.until_ns, WaitReason(pause.reason, WaitKind.SENDER_PAUSE)

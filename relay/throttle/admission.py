@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from relay.mail.address import comparable, comparable_domain
 from relay.mail.envelope import Envelope
-from relay.throttle.events import Share, Slot, key_of
+from relay.throttle.history import Share, Slot, key_of
 from relay.throttle.limit import ForEach
 from relay.throttle.limit_state import LimitState
 

@@ -13,7 +13,7 @@ limit added, what was sent before may well exceed it.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from relay.throttle.events import Slot, weights_in
+from relay.throttle.history import Slot, weights_in
 from relay.throttle.limit import Limit
 
 

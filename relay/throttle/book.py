@@ -14,11 +14,9 @@ from collections.abc import Iterable, Sequence
 
 from relay.throttle.admission import Admission, Request, Reservation, TooLarge, Wait, judged, shares_of
 from relay.throttle.compaction import BOUNDS, Bounds, compacted, end_of
-from relay.throttle.events import Ended, Event, Issued, Share, Slot
+from relay.throttle.history import Ended, Event, Issued, Share, Slot
 from relay.throttle.limit import Limit
 from relay.throttle.limit_state import Limited, LimitState
-
-NEVER_NS = 1 << 80
 
 
 class Book:
@@ -29,8 +27,6 @@ class Book:
         self.limits: list[LimitState] = []
         self.now_ns = 0
         self.in_flight: dict[int, Slot] = {}
-        self._next_deadline_ns = NEVER_NS
-        """No slot in flight has an earlier one."""
         self.ended: list[Slot] = []
         """Ascending by their ends."""
         self._size, self._compact_above = 0, bounds.least
@@ -47,16 +43,13 @@ class Book:
     def advance(self, now_ns: int) -> None:
         """Know that it is this late, or later; what is past its deadline ends at that."""
         self.now_ns = max(self.now_ns, now_ns)
-        if self._next_deadline_ns > self.now_ns:
-            return
         for slot in [slot for slot in self.in_flight.values() if slot.until_ns <= self.now_ns]:
             self._end(slot.id, slot.until_ns)
-        self._next_deadline_ns = min(map(end_of, self.in_flight.values()), default=NEVER_NS)
 
     def reset(self, events: Iterable[Event], now_ns: int) -> None:
         """Forget all but these events, as of an instant."""
         self.now_ns = max(self.now_ns, now_ns)
-        self.in_flight, self._next_deadline_ns, self.ended, self._size = {}, NEVER_NS, [], 0
+        self.in_flight, self.ended, self._size = {}, [], 0
         # The windows are filled at the end, once: most slots have ended by then.
         self.limits = []
         self.apply(events)
@@ -69,7 +62,6 @@ class Book:
                 case Slot(is_open=True):
                     self._last_id = max(self._last_id, event.id)
                     self.in_flight[event.id] = event
-                    self._next_deadline_ns = min(self._next_deadline_ns, event.until_ns)
                     for state in self.limits:
                         state.start(event)
                 case Slot():

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from relay.clock import LONGEST_DURATION_NS
-from relay.throttle.events import UNKNOWN, Share, Slot
+from relay.throttle.history import UNKNOWN, Share, Slot
 
 KEEP_NS = 2 * LONGEST_DURATION_NS
 """The longest period and the longest guard that a policy can hold."""

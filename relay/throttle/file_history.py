@@ -32,8 +32,7 @@ from relay.clock import SECOND_NS, Clock
 from relay.spool.disk.durable import Disk, write_with_room
 from relay.spool.disk.os_errors import is_lack_of_room
 from relay.spool.disk.replacing import InDoubt, put_in_place
-from relay.throttle.events import Event, moved
-from relay.throttle.history import NOTHING_SENT, HistoryError
+from relay.throttle.history import NOTHING_SENT, Event, HistoryError, moved
 from relay.throttle.history_format import (
     MAKE_OURS,
     MARK_BYTES,

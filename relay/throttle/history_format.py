@@ -38,7 +38,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from relay.mail.text import clean
-from relay.throttle.events import Ended, Event, Issued, Share, Slot
+from relay.throttle.history import Ended, Event, Issued, Share, Slot
 
 BEGIN_ANEW = "stop, wait for the longest period of its limits, move it and its .lock away, start"
 MAKE_OURS = "chown it to the relay's user, chmod 600, `relay resume` (or wait a minute); leave it there"

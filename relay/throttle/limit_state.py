@@ -27,7 +27,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from relay.throttle.events import Slot, weights_in
+from relay.throttle.history import Slot, weights_in
 from relay.throttle.limit import ForEach, Limit, Unit
 
 LONGEST_DEFAULT_GUARD_NS = 1_000_000_000

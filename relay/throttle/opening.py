@@ -13,9 +13,8 @@ from relay.clock import Clock
 from relay.policy.model import HistoryPlace
 from relay.spool.disk.durable import Disk, opened
 from relay.throttle.book import Book
-from relay.throttle.events import Event, moved
 from relay.throttle.file_history import FileHistory, check_mark, found_in, refusal
-from relay.throttle.history import NOTHING_SENT, History, HistoryError
+from relay.throttle.history import NOTHING_SENT, Event, History, HistoryError, moved
 from relay.throttle.history_format import MAKE_OURS, MARK_BYTES, Contents, DamagedHistory, read_mark
 from relay.throttle.limit import Limit
 

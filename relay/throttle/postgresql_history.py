@@ -28,8 +28,7 @@ from relay.spool.database.account import SharedAccount, clock_ns
 from relay.spool.database.connection import Connection, commit, in_words
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.replacing import replace_file
-from relay.throttle.events import Event
-from relay.throttle.history import NOTHING_SENT, HistoryError
+from relay.throttle.history import NOTHING_SENT, Event, HistoryError
 from relay.throttle.history_format import DamagedHistory, events_in, words_of
 
 SKEW_NS = SECOND_NS // 2

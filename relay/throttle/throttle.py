@@ -1,17 +1,16 @@
 """The door of the room: what may start now, when to ask again, and what can be asked meanwhile.
 
-Guarantees: in any window of any limit the upstream never sees more than N, wherever between a
-transaction's start and its end it counts (the proof is in `limit_state`); through crashes, clock steps and
-edits, and together with every other process that uses the same history.  What `reserve` grants is durable
-before it returns, so before the first byte of MAIL.  An account without limits is recorded too: the first
-limit that an edit gives it judges all that went before.
+Guarantees: in any window of any limit the upstream never sees more than N (the proof is in `limit_state`);
+through crashes, clock steps and edits, and together with every other process that uses the same history.
+What `reserve` grants is durable before it returns, so before the first byte of MAIL.  An account without
+limits is recorded too: the first limit that an edit gives it judges all that went before.
 
 Assumes that its caller
 - starts nothing without a grant, and asks the upstream for no more than it grants;
-- ends each transaction within its duration, from which on it counts as ended.  One that is settled later is
-  charged once more from its real end, which is the most that can still be done;
-- settles when the reply was seen, or the upstream hung up before the final dot.  Where the
-  transaction may go on unheard, it does not settle, and the slot ends at its deadline;
+- ends each transaction within its duration, from which on it counts as ended; one that is settled later is
+  charged once more from its real end;
+- settles when the reply was seen, or the upstream hung up before the final dot; where the transaction may go
+  on unheard, the slot ends at its deadline;
 - backs off on HistoryError, and sends nothing meanwhile: the account cannot be judged.
 
 An end is known here at once and becomes durable with the next decision or `flush`; one that a crash takes
@@ -30,8 +29,7 @@ from relay.clock import Clock
 from relay.throttle.admission import Admission, Request, Reservation, TooLarge, Wait
 from relay.throttle.audit import Audit, audit
 from relay.throttle.book import Book
-from relay.throttle.events import Ended, Event, Slot
-from relay.throttle.history import History, Transaction
+from relay.throttle.history import Ended, Event, History, Slot, Transaction
 from relay.throttle.limit import Limit
 from relay.throttle.limit_state import Limited, Usage
 

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from relay.clock import SECOND_NS
-from relay.throttle.events import Ended, Event, Issued, Slot
-from relay.throttle.history import HistoryError
+from relay.throttle.history import Ended, Event, HistoryError, Issued, Slot
 from relay.throttle.history_format import At, DamagedHistory, group, header, read_groups, read_header
 from tests.engines.history.limits import granted, messages, throttle
 from tests.fakes.clock import START_WALL_NS, FakeClock

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from threading import Lock
 
-from relay.throttle.events import Event
-from relay.throttle.history import HistoryError
+from relay.throttle.history import Event, HistoryError
 from tests.fakes.clock import FakeClock
 
 

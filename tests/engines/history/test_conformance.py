@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.throttle.events import Ended, Event, Issued, Share, Slot
-from relay.throttle.history import History
+from relay.throttle.history import Ended, Event, History, Issued, Share, Slot
 from tests.fakes.clock import FakeClock
 
 Opens = Callable[[], History]

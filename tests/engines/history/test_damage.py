@@ -99,21 +99,6 @@ def test_what_is_found_is_told_alike_and_damage_sends_nothing(
             book_in_file(used, (), None, RealDisk(), clock).slots()
 
 
-def test_a_file_that_others_may_write_stays_where_it_is_and_goes_on(used: Path, clock: FakeClock) -> None:
-    used.chmod(0o666)
-    account = throttle(used, RealDisk(), clock, LIMITS)
-    (found,) = history_findings(used, RealDisk(), clock)
-    with pytest.raises(HistoryError) as caught:
-        ask(account, 1)
-    for said in (found.advice, str(caught.value)):
-        assert "chmod 600" in said
-        assert "relay resume" in said
-        assert "away" not in said
-
-    used.chmod(0o600)
-    assert len(granted(account, *[1] * 9)) == 5
-
-
 def test_damage_at_any_byte_sends_nothing(used: Path, clock: FakeClock) -> None:
     whole = used.read_bytes()
     for offset in range(len(whole)):

@@ -1,7 +1,4 @@
-"""Every call to the disk of the history fails: nothing is granted that is not charged, and it goes on after.
-
-On the disk of the spool's tests, so that one set of faults and cuts serves both.
-"""
+"""Every call to the disk of the history fails: nothing is granted that is not charged; it goes on after."""
 
 import contextlib
 import errno
@@ -27,8 +24,6 @@ from tests.figures import FIGURES
 
 PATH = Path("/var/history/isp")
 LIMIT = messages(5, seconds=60)
-
-
 OFTEN = ("EIO", "half a write, then ENOSPC", "a lying write", "EIO from then on")
 """Of the kinds of faults those in each `make test`."""
 

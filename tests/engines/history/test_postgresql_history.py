@@ -12,8 +12,7 @@ from relay.clock import SECOND_NS
 from relay.spool.database.account import SharedAccount
 from relay.spool.database.connection import Database
 from relay.spool.disk.durable import RealDisk
-from relay.throttle.events import Issued
-from relay.throttle.history import HistoryError
+from relay.throttle.history import HistoryError, Issued
 from relay.throttle.postgresql_history import HighWaterMark, PostgresqlHistory
 from relay.throttle.throttle import Throttle
 from tests.engines.history.limits import TRANSACTION_NS, granted, messages

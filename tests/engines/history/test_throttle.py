@@ -10,7 +10,7 @@ from relay.mail.envelope import Envelope
 from relay.spool.disk.durable import Disk
 from relay.throttle.admission import Place, Request, TooLarge, Wait, request_for
 from relay.throttle.file_history import LONGEST_BELIEVED_NS
-from relay.throttle.limit import ForEach, PlainLimit, plain_words
+from relay.throttle.limit import ForEach, PlainLimit
 from relay.throttle.throttle import Reservation, Throttle
 from tests.engines.history.limits import (
     TRANSACTION_NS,
@@ -201,19 +201,6 @@ def test_clients_users_and_lanes_are_keys_too(memory: ModelDisk, clock: FakeCloc
     assert isinstance(other, Reservation)
     assert isinstance(waits, Wait)
     assert waits.place == Place("lane", "lists")
-
-
-@pytest.mark.parametrize(
-    ("each", "words"),
-    [
-        (messages(100, 3600), "100 messages per 1h"),
-        (messages(5, 86400, "sender_domain"), "5 messages per 24h for each sender domain"),
-        (limit(7, 60 * SECOND_NS, "recipients", "lane", "lists"), "7 recipients per 1m for lane lists"),
-        (limit(1 << 30, 86400 * SECOND_NS, "bytes"), "1G per 24h"),
-    ],
-)
-def test_people_read_a_limit_in_the_units_of_a_policy(each: PlainLimit, words: str) -> None:
-    assert plain_words(each) == words
 
 
 def test_an_edit_judges_the_same_past_and_a_limit_that_comes_back_has_missed_nothing(

@@ -316,6 +316,24 @@ def settle(queue: Queues, now_ns: int) -> None:
         queue.move_on(now_ns)
 
 
+DOWN, A_B = Availability(down_since_ns=0), Route(("a", "b"), 15)
+
+
+def failed_over(*numbers: int, sender: str = "") -> Queues:
+    """Return a queue whose mail goes by B, as A is down."""
+    queue = Queues()
+    queue.use(("a", "b"), (A_B,))
+    queue.note("a", DOWN)
+    for number in numbers:
+        queue.add(*message(number, Part(A_B), sender=sender), now_ns=20)
+    return queue
+
+
+def prove(queue: Queues, now_ns: int) -> None:
+    queue.note("a", DOWN._replace(is_proving=True))
+    settle(queue, now_ns)
+
+
 def test_a_long_queue_moves_in_slices_and_in_order() -> None:
     queue = Queues()
     queue.use(NAMES, ROUTES)
@@ -349,21 +367,14 @@ def test_a_part_that_moves_takes_along_when_it_waited_for_an_upstream_that_was_d
 
 
 def test_a_probe_that_was_refused_goes_back_before_what_came_later_and_another_one_is_next() -> None:
-    queue, down = Queues(), Availability(down_since_ns=0)
-    route = Route(("a", "b"), 15)
-    queue.use(("a", "b"), (route,))
-    queue.note("a", down)
-    for number in range(4):
-        queue.add(*message(number, Part(route)), now_ns=20)
-    probed = []
+    queue, probed = failed_over(*range(4)), []
     for _ in range(3):
-        queue.note("a", down._replace(is_proving=True))
-        settle(queue, 30)
+        prove(queue, 30)
         (probe,) = queue.line("a").take(9, 30)
         assert probe.choice.because is Because.PROBE
         probed.append(int(probe.queue_id))
         queue.line("a").give_back(probe, NO_REASON)
-        queue.note("a", down)
+        queue.note("a", DOWN)
         settle(queue, 30)
         assert not len(queue.line("a"))
 
@@ -376,18 +387,13 @@ def test_a_probe_that_was_refused_goes_back_before_what_came_later_and_another_o
 def test_where_the_first_candidate_proves_nothing_the_oldest_that_waits_elsewhere_is_next(
     lost_by: str,
 ) -> None:
-    queue, down, route = Queues(), Availability(down_since_ns=0), Route(("a", "b"), 15)
-    queue.use(("a", "b"), (route,))
-    queue.note("a", down)
-    line, its = queue.line("a"), message(9, Part(Route(("a",))), sender="s@x")
+    queue = failed_over(1, 2, 3)
+    line = queue.line("a")
     if lost_by != "unknown":
-        queue.add(*its, now_ns=20)
-    for number in range(1, 4):
-        queue.add(*message(number, Part(route)), now_ns=20)
+        queue.add(*message(9, Part(Route(("a",))), sender="s@x"), now_ns=20)
     if lost_by == "sender paused":
         line.sender_pauses.begin("s@x", 20, "553 not yours")
-    queue.note("a", down._replace(is_proving=True))
-    settle(queue, 30)
+    prove(queue, 30)
     for first in line.take(9, 30):
         if lost_by == "removed":
             queue.remove(first.queue_id)
@@ -405,17 +411,11 @@ def test_where_the_first_candidate_proves_nothing_the_oldest_that_waits_elsewher
 
 
 def test_what_may_have_been_relayed_proves_an_upstream_once_it_was_not() -> None:
-    queue, down = Queues(), Availability(down_since_ns=0)
-    route = Route(("a", "b"), 15)
-    queue.use(("a", "b"), (route,))
-    queue.note("a", down)
-    (part,) = message(1, Part(route))
-    queue.add(part, now_ns=20)
-    assert queue.line("b").take(1, 20) == [part]
+    queue = failed_over(1)
+    (part,) = queue.line("b").take(1, 20)
     queue.stay_unknown(part, 50)
     queue.line("b").again(part, NO_REASON)
-    queue.note("a", down._replace(is_proving=True))
-    settle(queue, 30)
+    prove(queue, 30)
     assert part.upstream == "b"
     assert queue.next_look_ns() == 50
     queue.move_on(50)
@@ -444,26 +444,20 @@ def test_an_edit_of_its_route_leaves_a_message_what_is_known_of_it() -> None:
 
 
 def test_what_waits_for_a_paused_sender_probes_nothing_there_before_the_pause_ends() -> None:
-    queue, down, route = Queues(), Availability(down_since_ns=0), Route(("a", "b"), 15)
-    queue.use(("a", "b"), (route,))
-    queue.note("a", down)
-    for number in range(1, 4):
-        queue.add(*message(number, Part(route), sender="s@x"), now_ns=20)
+    queue = failed_over(1, 2, 3, sender="s@x")
     until_ns = queue.line("a").sender_pauses.begin("s@x", 20, "553 not yours")
-    queue.note("a", down._replace(is_proving=True))
-    settle(queue, 30)
+    prove(queue, 30)
     assert len(queue.line("a")) == 0
-    queue.add(*message(4, Part(route), sender="s@x"), now_ns=until_ns)
+    queue.add(*message(4, Part(A_B), sender="s@x"), now_ns=until_ns)
     assert [part.choice.because for part in queue.line("a").take(9, until_ns)] == [Because.PROBE]
 
 
 def test_refusals_and_the_reason_of_a_paused_sender_do_not_outlive_a_move() -> None:
-    queue, route = Queues(), Route(("a", "b"), 15)
-    queue.use(("a", "b"), (route,))
-    (part,) = message(1, Part(route), sender="s@x")
-    queue.add(part, now_ns=0)
+    queue = Queues()
+    queue.use(("a", "b"), (A_B,))
+    queue.add(*message(1, Part(A_B), sender="s@x"), now_ns=0)
     line = queue.line("a")
-    assert line.take(1, 0) == [part]
+    (part,) = line.take(1, 0)
     line.sender_pauses.begin("s@x", 0, "553 not yours")
     line.attempted(part, frozenset([0]), 2, RecipientsLeft(1))
     line.give_back(part, WaitReason("553 not yours"))

@@ -1,6 +1,6 @@
 """The line of one account: what each verb does, and all against limits that let so many go at a time."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 import pytest
 
@@ -49,51 +49,31 @@ def waits(message: Queued, until_ns: int, key: Hashable = None) -> Waits:
     return Waits(message, until_ns, key, WaitReason("no room"))
 
 
-# By verb: what becomes of WAITING, ACTIVE, DEFERRED, HELD, REPORTING.
-CELLS = {
-    "take": (A, A, D, H, R),
-    "give back": (W, W, D, H, R),
-    "again": (W, W, D, H, R),
-    "wait": (W, W, D, H, R),
-    "postpone": (W, D, D, H, R),
-    "hold": (H, H, H, H, H),
-    "release": (W, A, W, W, R),
-    "seize": (A, A, A, A, A),
-    "put back": (W, H, D, H, R),
+Verb = Callable[[UpstreamQueue, Queued], object]
+VERBS: dict[str, tuple[Verb, tuple[State, ...]]] = {
+    "take": (lambda line, _: line.take(1, 0), (A, A, D, H, R)),
+    "give back": (lambda line, message: line.give_back(message, NO_REASON), (W, W, D, H, R)),
+    "again": (lambda line, message: line.again(message, NO_REASON), (W, W, D, H, R)),
+    "wait": (lambda line, message: line.wait([waits(message, 100, "key")]), (W, W, D, H, R)),
+    "postpone": (lambda line, message: line.postpone(message, 100, NO_REASON), (W, D, D, H, R)),
+    "release": (lambda line, message: line.release(message), (W, A, W, W, R)),
+    "put back": (lambda line, message: line.put_back(message, H), (W, H, D, H, R)),
+    "hold": (lambda line, message: line.keep(message, H, NO_REASON), (H, H, H, H, H)),
+    "seize": (lambda line, message: line.seize(message), (A, A, A, A, A)),
 }
-
-
-def do(line: UpstreamQueue, verb: str, message: Queued) -> None:
-    match verb:
-        case "take":
-            line.take(1, 0)
-        case "give back":
-            line.give_back(message, NO_REASON)
-        case "again":
-            line.again(message, NO_REASON)
-        case "wait":
-            line.wait([waits(message, 100, "key")])
-        case "postpone":
-            line.postpone(message, 100, NO_REASON)
-        case "hold":
-            line.keep(message, H, NO_REASON)
-        case "release":
-            line.release(message)
-        case "seize":
-            line.seize(message)
-        case "put back":
-            line.put_back(message, H)
+"""What becomes of WAITING, ACTIVE, DEFERRED, HELD, REPORTING."""
 
 
 @pytest.mark.parametrize("state", list(State))
-@pytest.mark.parametrize("verb", CELLS)
+@pytest.mark.parametrize("verb", VERBS)
 def test_each_verb_does_to_each_state_what_the_table_says(verb: str, state: State) -> None:
     message = a_message("a", state=state)
     line = a_line(message)
 
-    do(line, verb, message)
+    does, becomes = VERBS[verb]
+    does(line, message)
 
-    after = CELLS[verb][list(State).index(state)]
+    after = becomes[list(State).index(state)]
     assert message.state is after
     # Whoever may go now goes, and nobody else.
     goes_later = verb == "wait" and state is A
@@ -106,9 +86,9 @@ def test_a_message_that_is_gone_comes_back_by_nothing() -> None:
     line.take(1, 0)
     line.leave(message)
     message.choice = Choice("")
-    for verb in CELLS:
+    for verb, (does, _) in VERBS.items():
         if verb not in ("hold", "seize"):
-            do(line, verb, message)
+            does(line, message)
     assert (line.take(9, 10**9), len(line), line.next_look_ns()) == ([], 0, None)
 
 
