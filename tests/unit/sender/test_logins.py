@@ -132,7 +132,7 @@ async def test_half_of_a_renewal_changes_nothing(world: World, made: Certificate
     written.write_bytes(crt(made.right).read_bytes())
 
     assert await world.send() == der(made.wrong_name)
-    assert world.told("its private key is not that of the certificate") == 1
+    assert world.told("it holds no private key of the certificate") == 1
     world.put(made.right)
     assert await world.send() == der(made.right)
 
