@@ -9,6 +9,7 @@ nobody is told where the sender is `<>`.
 """
 
 import base64
+import binascii
 import enum
 import hashlib
 import re
@@ -204,11 +205,16 @@ def _header(content: bytes) -> bytes:
 
 
 def _encoded(kind: str, text: bytes, *, is_guessed: bool) -> MIMEPart:
-    """Return a part of text, to the octet: in base64 where it is not plain, or a guess would go by it."""
-    if _PLAIN_LINES.match(text) and not is_guessed:
-        return _part({"Content-Type": kind}, text.decode())
-    fields = {"Content-Type": kind, "Content-Transfer-Encoding": "base64"}
-    return _part(fields, base64.encodebytes(text).decode())
+    """Return a part of text, to the octet: legible, but in base64 where a guess would go by it."""
+    fields = {"Content-Type": kind}
+    if is_guessed:
+        encoded = base64.encodebytes(text).decode()
+        return _part(fields | {"Content-Transfer-Encoding": "base64"}, encoded)
+    if _PLAIN_LINES.match(text):
+        return _part(fields, text.decode())
+    # By lines, since an end of line other than CRLF is to be an octet like any other (RFC 2045, 6.7).
+    lines = [binascii.b2a_qp(line, istext=False).decode() for line in text.split(b"\r\n")]
+    return _part(fields | {"Content-Transfer-Encoding": "quoted-printable"}, "\n".join(lines))
 
 
 def _part(fields: Mapping[str, str], payload: list[Message | str] | str = "") -> MIMEPart:

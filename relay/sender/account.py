@@ -80,8 +80,10 @@ class Account:
         self._wake = asyncio.Event()
         self._line.on_change = self._wake.set
         self._judge = Judge(())
-        unrecorded = partial(self._tell_error, "pause_unrecorded")
-        history, row = policy.history_of(name), account_row(policy.history_of(name), host.clock, unrecorded)
+        history, row = (
+            policy.history_of(name),
+            account_row(policy.history_of(name), host.clock, self._tell_unrecorded),
+        )
         exact = Throttle(
             open_history(
                 history, host.disk, host.clock, lambda told: None if row is None else row.hear(told)
@@ -101,7 +103,7 @@ class Account:
         self.pausing = Pausing(
             name,
             telemetry,
-            account_file(policy, name, host.disk, unrecorded),
+            account_file(policy, name, host.disk, self._tell_unrecorded),
             row=row,
             leaves_in_ns=self.throttle.view.leaves_in_ns,
             on_refused=self._tell_cut_off,
@@ -264,8 +266,8 @@ class Account:
                 lane=self._line.lane_of(queued) or None,
             )
 
-    def _tell_error(self, event: str, error: str) -> None:
-        self._events.tell(event, upstream=self.name, error=error)
+    def _tell_unrecorded(self, error: str) -> None:
+        self._events.tell("pause_unrecorded", upstream=self.name, error=error)
 
     def _tell_cut_off(self, answer: Answer) -> None:
         """Tell what our own windows held where the upstream says that it was too much."""
@@ -295,7 +297,7 @@ class Account:
 
     def _tell_history(self, error: HistoryError) -> None:
         self._metrics.history_failed(self.name)
-        self._tell_error("history_failed", str(error))
+        self._events.tell("history_failed", upstream=self.name, error=str(error))
 
     async def audit(self) -> None:
         """Count what each limit held at most."""

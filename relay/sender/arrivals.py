@@ -273,9 +273,13 @@ class Arrivals:
         elif choice.because is Because.ALL_DOWN:
             self._events.tell("route_down", routes=routes, upstream=upstream)
         else:
-            instead_of, because = choice.instead_of, choice.because
-            about = {"instead_of": instead_of, "because": because}
-            self._events.tell("route_diverted", routes=routes, upstream=upstream, **about)
+            self._events.tell(
+                "route_diverted",
+                routes=routes,
+                upstream=upstream,
+                instead_of=choice.instead_of,
+                because=choice.because,
+            )
 
 
 def _place(message: Message, sorter: Sorter) -> _Place:
