@@ -46,7 +46,7 @@ class Assembly:
         late = LateMail(
             self.sender.queue,
             self.sender.settling,
-            self.host.clock,
+            self.host,
             self.sender.upstreams.pausing,
         )
         guard = self.sender.upstreams.guard

@@ -11,12 +11,12 @@ Does not: promise that no sender is told of a message that goes a moment later.
 import asyncio
 from collections.abc import Callable, Sequence
 
-from relay.clock import SECOND_NS, Clock
+from relay.clock import SECOND_NS
 from relay.mail.dsn import Notify
 from relay.queue.queued import Queued, State
 from relay.queue.queues import Queues
 from relay.queue.upstream_queue import SLICE
-from relay.sender.host import seconds
+from relay.sender.host import Host, seconds
 from relay.sender.pausing import Pausing
 from relay.sender.settling import Settling
 from relay.spool.interface import Message, Note
@@ -30,15 +30,16 @@ CONGESTED = "4.4.5"
 
 class LateMail:
     def __init__(
-        self, queue: Queues, settling: Settling, clock: Clock, pausing: Callable[[str], Pausing | None]
+        self, queue: Queues, settling: Settling, host: Host, pausing: Callable[[str], Pausing | None]
     ) -> None:
-        self._queue, self._settling, self._clock, self._pausing = queue, settling, clock, pausing
+        self._queue, self._settling, self._pausing = queue, settling, pausing
+        self._clock, self._look_seconds = host.clock, host.look_seconds
 
     async def run(self) -> None:
         while True:
             await self.look()
             period_ns = min(LOOK_NS, (self._settling.terms.warn_after_ns or 4 * LOOK_NS) // 4)
-            await asyncio.sleep(seconds(max(SECOND_NS, period_ns)))
+            await asyncio.sleep(max(self._look_seconds, seconds(period_ns)))
 
     async def look(self) -> int:
         """Warn of late messages, in slices between turns of the loop; return how many were warned."""
