@@ -42,9 +42,8 @@ class AccountStore:
         """By which the server's clock was stepped."""
         self.is_away = False
         """It takes no connection."""
-        self.cut_after = -1
-        """After so many statements the connection of the next one is lost."""
-        self.commits = 0
+        self.cut_after = {"statement": -1, "COMMIT": -1}
+        """After so many of them the connection of the next one is lost."""
 
     # What a simulation does in its own way.
 
@@ -80,12 +79,9 @@ class AccountStore:
         for session in list(self.sessions):
             session.lose()
 
-    def step_clock(self, by_ns: int) -> None:
-        self.offset_ns += by_ns
-
-    def is_cut(self) -> bool:
-        self.cut_after -= 1
-        return self.cut_after == -1
+    def is_cut(self, what: str) -> bool:
+        self.cut_after[what] -= 1
+        return self.cut_after[what] == -1
 
     def notify(self, channel: str) -> None:
         for session in self.sessions:
@@ -135,7 +131,7 @@ class Session:
 
     def commit(self) -> None:
         if self._is_begun:
-            self._asked(lambda: self._end(is_kept=not self._has_failed))
+            self._asked(lambda: self._end(is_kept=not self._has_failed), "COMMIT")
 
     def rollback(self) -> None:
         if self._is_begun:
@@ -178,11 +174,13 @@ class Session:
         now_ns, since_ns = self.store.time_ns(), self._idle_since_ns
         return since_ns is not None and now_ns - since_ns > IDLE_SECONDS * SECOND_NS
 
-    def _asked(self, does: Callable[[], Any]) -> Any:
+    def _asked(self, does: Callable[[], Any], what: str = "statement") -> Any:
         """Have the server do something; the time that it takes passes before that, or behind it."""
         store = self.store
-        is_cut, is_late = store.is_cut(), store.rng.random() < 0.5
-        if not is_late:
+        if self.closed:
+            raise psycopg.OperationalError("the connection is closed")
+        is_cut, is_late = store.is_cut(what), store.rng.random() < 0.5
+        if not is_late or self.is_cut_off:
             self._pass_time(is_lost=is_cut)
         if self.is_left_alone():
             self._fail("terminating connection due to idle-in-transaction timeout")
@@ -191,7 +189,7 @@ class Session:
             value = does()
         finally:
             self._idle_since_ns = store.time_ns() if self._is_begun else None
-        if is_late:
+        if is_late or self.is_cut_off:
             self._pass_time(is_lost=is_cut)
         return value
 
@@ -214,7 +212,6 @@ class Session:
         self._is_begun = self._has_failed = False
         self._idle_since_ns = None
         if is_kept:
-            store.commits += bool(writes)
             for key, value in writes.items():
                 store.rows[key] = value
                 if value is None:
@@ -238,7 +235,7 @@ class Session:
                 continue
             store.sleep(AGAIN_S)
             if self.closed:
-                self._fail("server closed the connection unexpectedly")
+                raise psycopg.OperationalError("server closed the connection unexpectedly")
             if store.time_ns() - began_ns > STATEMENT_SECONDS * SECOND_NS:
                 raise psycopg.errors.LockNotAvailable("canceling statement due to lock timeout")
         return self._writes.get(key, store.rows.get(key))
@@ -247,7 +244,7 @@ class Session:
         self.locked(key)
         self._writes[key] = value
 
-    def note(self, channel: str) -> None:
+    def notify(self, channel: str) -> None:
         self._notified.append(channel)
 
 
@@ -335,7 +332,7 @@ def _clock(session: Session, _found: "re.Match[str]", _values: tuple[Any, ...]) 
 
 
 def _notify(session: Session, _found: "re.Match[str]", values: tuple[Any, ...]) -> Rows:
-    session.note(values[0])
+    session.notify(values[0])
     return []
 
 

@@ -52,7 +52,8 @@ class Manners:
             if isinstance(event, Disturb) and event.how == NO_NEWS:
                 continue
             if not isinstance(event, Send | Feel | Crash):
-                lasts_s = event.seconds if isinstance(event, Disturb | SetClock) else 0
+                is_step = isinstance(event, SetClock) and "step" in event.how
+                lasts_s = event.seconds if isinstance(event, Disturb | SetClock) and not is_step else 0
                 self._disturbed.append((_ns(event.at_s), _ns(event.at_s + lasts_s + 5)))
         all_limits = [limit for each in limits.values() for limit in each]
         self._is_keyed = any(limit.for_each or limit.unit in ("bytes", "recipients") for limit in all_limits)

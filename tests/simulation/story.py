@@ -235,7 +235,13 @@ class Story:
 
     def _set_clock(self, event: SetClock) -> None:
         by_ns = event.seconds * SECOND_NS
+        if event.how in ("suspend", "stop") and by_ns > MAX_TRANSACTION_NS:
+            # What a transaction came to meanwhile the relay does not believe.
+            self._crashes_ns.append(self._clock.true_ns)
         clock = self._clock if self._store is None else self._rng.choice(self._processes).host.clock
+        if self._store is not None and event.how == "step of the database":
+            self._store.offset_ns += self._rng.choice((1, -1)) * by_ns
+            return
         match event.how:
             case "year":
                 clock.step_wall(YEAR_NS)
@@ -307,8 +313,8 @@ class Story:
         self._loop.call_later(event.seconds, heal)
 
     def _disturb_store(self, store: SimulatedStore, event: Disturb) -> None:
-        if event.how == "database: a line is lost":
-            store.cut_after = event.nth
+        if event.how.endswith("line is lost"):
+            store.cut_after["COMMIT" if "COMMIT" in event.how else "statement"] = event.nth
         elif event.how == NO_NEWS:
             store.cut_off(listening=True)
         else:
