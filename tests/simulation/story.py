@@ -114,7 +114,7 @@ class Story:
         self._faults: list[BaseException] = []
         self._set_aside: list[str] = []
         self._orders = Orders()
-        self._is_damaged = self._is_history_damaged = False
+        self._is_damaged = self._is_history_damaged = self._is_booting = False
         self._regimes: dict[str, list[Regime]] = {name: [] for name in self._world.upstreams}
         self._regime_since_ns = 0
         self._disturbed_until_ns = self._calm_since_ns = 0
@@ -235,6 +235,9 @@ class Story:
 
     def _set_clock(self, event: SetClock) -> None:
         by_ns = event.seconds * SECOND_NS
+        self._is_booting &= not any(process.is_up for process in self._processes)
+        if self._is_booting and event.how in ("step", "year"):
+            return  # set ahead while the host is off, a clock frees slots too early (docs/guarantees.md)
         if event.how in ("suspend", "stop") and by_ns > MAX_TRANSACTION_NS:
             # What a transaction came to meanwhile the relay does not believe.
             self._crashes_ns.append(self._clock.true_ns)
@@ -394,6 +397,7 @@ class Story:
             self._kill(each)
         self._loop.network.cut(is_silent=False)
         self._clock.reboot(int(event.down_s * SECOND_NS))
+        self._is_booting = True
         for each in self._processes:
             self._start_later(each, 0.5)
 
