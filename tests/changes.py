@@ -111,6 +111,20 @@ CHANGES = (
         "synced = [None] * len(fds)",
         SIMULATION,
     ),
+    Change(
+        "a host does not look at the pause of others behind its reservation",
+        "sender/account.py",
+        "        self.pausing.learn()\n        return not self._must_not_begin\n",
+        "        return not self._must_not_begin\n",
+        SIMULATION,
+    ),
+    Change(
+        "what other hosts committed is learned in any order",
+        "throttle/postgresql_history.py",
+        " ORDER BY position",
+        "",
+        SIMULATION,
+    ),
     # The maildir.
     Change(
         "the name of an accepted message is not made durable",
@@ -196,13 +210,6 @@ CHANGES = (
         CUTS,
     ),
     Change(
-        "a new segment's name is not made durable",
-        "spool/log/writer.py",
-        "            self._disk.sync_directory(self._layout.log)\n",
-        "",
-        CUTS,
-    ),
-    Change(
         "a segment says that all of the one before it counts",
         "spool/log/writer.py",
         "header = header_of(self.position)",
@@ -276,13 +283,6 @@ CHANGES = (
         "listener/content.py",
         "if not has_only_crlf(block):",
         "if False:",
-        LISTENER,
-    ),
-    Change(
-        "the limit of hops is off by one",
-        "listener/content.py",
-        "self.hops > self._max_hops",
-        "self.hops >= self._max_hops",
         LISTENER,
     ),
     Change(

@@ -43,6 +43,6 @@ class Assembly:
 
     def chores(self) -> list[Coroutine[Any, Any, None]]:
         """Return what goes on for as long as the relay runs; whose end by an error ends the sender."""
-        late = LateMail(self.sender.queue, self.sender.settling, self.host.clock)
+        late = LateMail(self.sender.queue, self.sender.settling, self.host)
         guard = self.sender.upstreams.guard
         return [guard(late.run)]

@@ -22,8 +22,6 @@ from relay.telemetry.events import Events
 NO_ROOM = "452 4.3.1 Insufficient system storage, try again later"
 NO_LUCK = "451 4.3.0 Local error, try again later"
 
-LOOK_SECONDS = 1.0
-"""How old the free space may be by which a declared size is judged."""
 _SPILLS_AT_ONCE = 4
 
 
@@ -34,8 +32,13 @@ class SpoolIntake:
         trigger: TriggerPort,
         on_error: Callable[[Unavailable], None] = lambda _error: None,
         workers: Workers = THREADS,
+        look_seconds: float = 1.0,
     ) -> None:
-        """Tell `on_error` what went wrong with the spool, which the client is not told."""
+        """Tell `on_error` what went wrong with the spool, which the client is not told.
+
+        `look_seconds`: how old the free space may be by which a declared size is judged.
+        """
+        self._look_seconds = look_seconds
         self._intake = intake
         self._trigger = trigger
         self._on_error = on_error
@@ -63,7 +66,7 @@ class SpoolIntake:
     async def keep_looking_for_room(self) -> None:
         while True:
             await self.look_for_room()
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(self._look_seconds)
 
     async def spill(self, draft: Draft) -> None:
         writing = asyncio.get_running_loop().run_in_executor(self._spills, draft.spill)
@@ -113,4 +116,5 @@ def spool_intake(policy: Policy, host: Host, events: Events) -> SpoolIntake:
         host.trigger(str(policy.spool), host.disk),
         lambda error: events.tell("spool_failed", error=f"accept: {error}"),
         host.workers,
+        host.look_seconds,
     )

@@ -55,7 +55,9 @@ class Arrivals:
         *,
         owed: OwedReports,
         guard: Guard,
+        look_seconds: float,
     ) -> None:
+        self._sweep_ns = max(SWEEP_NS, int(look_seconds * SECOND_NS))
         self._trigger = trigger
         self._queue, self._spool_thread, self._settling = backlog
         self._events, self._metrics, self._clock = telemetry
@@ -103,7 +105,7 @@ class Arrivals:
                 self._spool_thread.tell(trouble)
                 await asyncio.sleep(seconds(SWEEP_NS))
                 continue
-            await woken(self._new_mail, self._clock.boottime_ns() + SWEEP_NS, self._clock)
+            await woken(self._new_mail, self._clock.boottime_ns() + self._sweep_ns, self._clock)
             self._new_mail.clear()
 
     async def take(self) -> None:

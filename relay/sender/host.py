@@ -133,6 +133,11 @@ class Host:
     workers: Workers = THREADS
     trigger: Callable[[str, Disk], TriggerPort] = Trigger
     """Of the spool's folder."""
+    look_seconds: float = 1.0
+    """At least between two looks at the clock, the spool, free space and secrets, and for late mail.
+
+    So old may be what a snapshot shows of the spool.
+    """
 
 
 def seconds(span_ns: int) -> float:

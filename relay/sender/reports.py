@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
-from relay.clock import SECOND_NS, Clock
+from relay.clock import SECOND_NS
 from relay.mail.dsn import Notify
 from relay.mail.envelope import Envelope, QueueId
 from relay.mail.report import Reason, ReportedMessage, ReportedRecipient, report
@@ -218,14 +218,15 @@ class LateMail:
     Late counts from acceptance, with pauses.  What goes a moment later may be warned of all the same.
     """
 
-    def __init__(self, queue: Queues, settling: "Settling", clock: Clock) -> None:
-        self._queue, self._settling, self._clock = queue, settling, clock
+    def __init__(self, queue: Queues, settling: "Settling", host: Host) -> None:
+        self._queue, self._settling = queue, settling
+        self._clock, self._look_seconds = host.clock, host.look_seconds
 
     async def run(self) -> None:
         while True:
             await self.look()
             period_ns = min(LOOK_NS, (self._settling.terms.warn_after_ns or 4 * LOOK_NS) // 4)
-            await asyncio.sleep(seconds(max(SECOND_NS, period_ns)))
+            await asyncio.sleep(max(self._look_seconds, seconds(period_ns)))
 
     async def look(self) -> int:
         """Warn of late messages, in slices between turns of the loop; return how many were warned."""

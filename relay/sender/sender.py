@@ -28,10 +28,8 @@ from relay.verdicts.decision import Terms
 
 SUSPEND_NS = SECOND_NS
 """How far this boot's time may run ahead of the loop's before we call it a suspend."""
-AUDIT_SECONDS = 300.0
-"""Longest age of the count of what each limit held at most."""
-LOOK_SECONDS = 1.0
-"""Longest age of what a snapshot shows of the spool."""
+LOOKS_TO_AN_AUDIT = 300
+"""So many looks old is the count of what each limit held at most."""
 TIDY_SECONDS = 3600.0
 
 
@@ -50,6 +48,7 @@ class Sender:
         self.queue = Queues(keys_of)
         self.spool_thread = SpoolThread(spool, telemetry.spool_trouble, host.workers)
         self.seen = SpoolLook()
+        self._look_seconds = host.look_seconds
         self._telemetry, self._on_fault = telemetry, on_fault
         self._chores: list[asyncio.Task[None]] = []
         self._finishing = asyncio.Lock()
@@ -74,6 +73,7 @@ class Sender:
             telemetry,
             owed=self._owed,
             guard=self.upstreams.guard,
+            look_seconds=host.look_seconds,
         )
         self._go_by(policy)
 
@@ -98,7 +98,7 @@ class Sender:
             self._arrivals.route_forever,
             self._look_forever,
             self.upstreams.audit,
-            partial(_every, AUDIT_SECONDS, self.upstreams.audit),
+            partial(_every, LOOKS_TO_AN_AUDIT * self._look_seconds, self.upstreams.audit),
             partial(_every, TIDY_SECONDS, self._tidy),
             lambda: self._owed.run(self.settling.report),
         ):
@@ -195,13 +195,13 @@ class Sender:
         steps = StepWatch(clock)
         now_ns = clock.boottime_ns()
         while True:
-            due_at = asyncio.get_running_loop().time() + LOOK_SECONDS
-            await asyncio.sleep(LOOK_SECONDS)
+            due_at = asyncio.get_running_loop().time() + self._look_seconds
+            await asyncio.sleep(self._look_seconds)
             lag_seconds = asyncio.get_running_loop().time() - due_at
             metrics.observe("relay_event_loop_lag_seconds", span_ns=int(lag_seconds * SECOND_NS))
             events.flush()
             before_ns, now_ns = now_ns, clock.boottime_ns()
-            if now_ns - before_ns > (LOOK_SECONDS + lag_seconds) * SECOND_NS + SUSPEND_NS:
+            if now_ns - before_ns > (self._look_seconds + lag_seconds) * SECOND_NS + SUSPEND_NS:
                 # The timers of the loop stood still while this host was suspended.
                 self.wake()
                 self.reroute()

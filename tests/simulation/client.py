@@ -11,7 +11,6 @@ from tests.simulation.loop import SimulatedLoop
 from tests.simulation.script import Send
 
 PORT = 2525
-AGAIN_S = 15.0
 TIMEOUT_S = 300.0
 
 
@@ -36,10 +35,11 @@ class Copy:
 
 
 class Client:
-    def __init__(self, loop: SimulatedLoop, send: Send, port: int) -> None:
+    def __init__(self, loop: SimulatedLoop, send: Send, port: int, again_s: float) -> None:
         self._loop = loop
         self._send = send
         self._port = port
+        self._again_s = again_s
         self.copies: list[Copy] = []
 
     async def run(self) -> None:
@@ -50,7 +50,7 @@ class Client:
                 await self._hand_over(copy)
             if copy.is_accepted or copy.refused:
                 return
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(self._again_s)
 
     def _copy(self) -> Copy:
         send, key = self._send, f"{self._send.number}.{len(self.copies)}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from relay.clock import SECOND_NS
 from relay.policy.lane import LimitSettings
-from tests.simulation.client import AGAIN_S, TIMEOUT_S, Copy
+from tests.simulation.client import TIMEOUT_S, Copy
 from tests.simulation.keys import key_of_sender, rewritten
 from tests.simulation.script import Crash, Disturb, Event, Feel, Script, Send, SetClock, World
 from tests.simulation.upstream import (
@@ -31,8 +31,6 @@ TRANSACTION_S = 3.0
 """At most, while the upstream is well: its delays and the network's."""
 EACH_S = 1.0
 """On the average, of two connections."""
-RETRY_S = 9.0
-"""`retry.max` of every world."""
 TRACE_BYTES = 400
 REPORT_BYTES = 4_000
 MAX_TRANSACTION_S = 180.0
@@ -51,7 +49,9 @@ def calm_ns(world: World, limits: Limits, left: Sequence[Copy], script: Script) 
     if world.calm_s is not None:
         return int(world.calm_s * SECOND_NS)
     longest_s = max(limit.per_ns for each in limits.values() for limit in each) / SECOND_NS
-    bound_s = sum(_span_s(world, each, left) for each in limits.values()) + longest_s + PROVING_S + AGAIN_S
+    bound_s = (
+        sum(_span_s(world, each, left) for each in limits.values()) + longest_s + PROVING_S + world.again_s
+    )
     if any(map(_loses_replies, script.events)):
         # A slot whose end nobody saw.
         bound_s += MAX_TRANSACTION_S + longest_s
@@ -179,7 +179,7 @@ def _span_s(world: World, limits: Sequence[LimitSettings], left: Sequence[Copy])
         spans_s += windows * (limit.per_ns / SECOND_NS + 1 + TRANSACTION_S)
     deferred = max((own - 1 + max(0, reports - 1) for own, reports in tries), default=0)
     transactions = sum(own + reports for own, reports in tries)
-    return spans_s + transactions * EACH_S + TRANSACTION_S + deferred * (RETRY_S + TRANSACTION_S)
+    return spans_s + transactions * EACH_S + TRANSACTION_S + deferred * (world.retry_max_s + TRANSACTION_S)
 
 
 def _tries(copy: Copy, most_recipients: int = 1_000) -> tuple[int, int]:

@@ -4,7 +4,8 @@ Guarantees: time passes only when nothing else can happen, and then to the next 
 do takes drawn time and happens in one piece, in this thread.  A *life* is one process: whatever runs in its
 context ends at `end`, at once and without another step, as by SIGKILL; what is under way elsewhere goes on.
 Between `freeze` and `thaw` it makes no step, as by SIGSTOP: its timers fire and octets arrive meanwhile, and
-it meets them all at once afterwards.
+it meets them all at once afterwards.  Where `has_fibers` is set, what a thread does happens in pieces: it may
+`pass_time` in the middle, when others go on, and a process may end there.
 
 Assumes: nothing waits for a real descriptor.  `add_reader` serves the simulation's own numbers (`wake`).
 """
@@ -14,6 +15,7 @@ import contextvars
 import random
 import selectors
 import socket
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -43,14 +45,18 @@ class SimulatedClock(FakeClock):
         self.true_ns = 0
         """By the upstreams' clock, which nobody sets."""
 
+        self.others: list[FakeClock] = []
+        """Those of other hosts, which advance alike."""
+
     def advance(self, by_ns: int) -> None:
-        super().advance(by_ns)
+        self.suspend(by_ns)
         self.monotonic_ns += by_ns
-        self.true_ns += by_ns
 
     def suspend(self, by_ns: int) -> None:
         """Pass time that CLOCK_MONOTONIC does not count."""
         super().advance(by_ns)
+        for each in self.others:
+            each.advance(by_ns)
         self.true_ns += by_ns
 
     def reboot(self, down_ns: int = 0, *, boottime_ns: int = 5 * SECOND_NS) -> None:
@@ -78,6 +84,62 @@ class Life:
 LIFE: contextvars.ContextVar[Life | None] = contextvars.ContextVar("LIFE", default=None)
 
 
+class Ended(BaseException):
+    """The process of this thread is over."""
+
+
+class Fiber(threading.Thread):
+    """A call in a thread of the kernel, which runs while the loop waits for it, until it passes time."""
+
+    def __init__(
+        self, loop: "SimulatedLoop", function: Callable[[], object], ended: Callable[[], None]
+    ) -> None:
+        super().__init__(daemon=True)
+        self.life = LIFE.get()
+        self.is_ended = False
+        self._loop, self._ended = loop, ended
+        self._function = function
+        self._context = contextvars.copy_context()
+        self._may_run, self._may_others = threading.Semaphore(0), threading.Semaphore(0)
+        self._passes_s: float | None = None
+        loop.fibers.append(self)
+        self.start()
+
+    def run(self) -> None:
+        self._may_run.acquire()
+        try:
+            if not self.is_ended:
+                self._context.run(self._function)
+        except Ended:
+            pass
+        finally:
+            self._passes_s = None
+            self._may_others.release()
+
+    def go_on(self) -> None:
+        self._may_run.release()
+        self._may_others.acquire()
+        if self._passes_s is None:
+            self._loop.fibers.remove(self)
+            self._ended()
+        else:
+            self._loop.call_later(self._passes_s, self.go_on)
+
+    def pass_time(self, seconds: float) -> None:
+        if not self.is_ended:
+            self._passes_s = seconds
+            self._may_others.release()
+            self._may_run.acquire()
+        if self.is_ended:
+            raise Ended
+
+    def end(self) -> None:
+        """Do nothing more but what ends a `with`; the one that runs ends when it next passes time."""
+        self.is_ended = True
+        if self is not threading.current_thread():
+            self.go_on()
+
+
 class SimulatedLoop(asyncio.SelectorEventLoop):
     def __init__(self, clock: SimulatedClock, rng: random.Random) -> None:
         self.clock = clock
@@ -86,6 +148,8 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self._readers: dict[int, tuple[Callable[..., object], tuple[object, ...], contextvars.Context]] = {}
         super().__init__(_Selector(clock))
         self._clock_resolution = 1e-6
+        self.has_fibers = False
+        self.fibers: list[Fiber] = []
 
     def time(self) -> float:
         return self.clock.monotonic_ns / SECOND_NS
@@ -99,6 +163,8 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
             if handle._context.get(LIFE) is life:
                 handle.cancel()
         life.held.clear()
+        for fiber in [each for each in self.fibers if each.life is life]:
+            fiber.end()
         self.network.lose(life)
 
     def thaw(self, life: Life) -> None:
@@ -123,6 +189,12 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
     def thread_delay_s(self) -> float:
         return self.rng.choice(THREAD_DELAYS_S)
+
+    def pass_time(self, seconds: float) -> None:
+        """Let others go on for so long in the middle of a call of a thread."""
+        fiber = threading.current_thread()
+        assert isinstance(fiber, Fiber)
+        fiber.pass_time(seconds)
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]  # more than the base class says
         del executor
@@ -176,7 +248,7 @@ class SimulatedThread:
         del name
         self._waiting: deque[tuple[asyncio.Future[Any], Callable[[], Any]]] = deque()
         self._free_at = 0.0
-        self._is_closed = False
+        self._is_closed = self._is_busy = False
 
     def call(self, function: Callable[[], Returned]) -> "asyncio.Future[Returned]":
         if self._is_closed:
@@ -191,26 +263,44 @@ class SimulatedThread:
 
     def close(self) -> None:
         self._is_closed = True
-        while self._waiting:
+        while self._waiting and not self._is_busy:
             self._next()
 
     def _next(self) -> None:
-        if not self._waiting:
+        if not self._waiting or self._is_busy:
             return
         done, function = self._waiting.popleft()
         if done.cancelled():
             return
-        value, error = None, None
-        try:
-            value = function()
-        except Exception as raised:  # noqa: BLE001 - it is its caller's
-            error = raised
-        if done.done():
-            return
-        if error is None:
-            done.set_result(value)
+        loop = done.get_loop()
+        assert isinstance(loop, SimulatedLoop)
+        value: Any = None
+        error: Exception | None = None
+
+        def call() -> None:
+            nonlocal value, error
+            try:
+                value = function()
+            except Exception as raised:  # noqa: BLE001 - it is its caller's
+                error = raised
+
+        def ended() -> None:
+            self._is_busy = False
+            if self._waiting and loop.has_fibers:
+                loop.call_soon(self._next)
+            if done.done():
+                return
+            if error is None:
+                done.set_result(value)
+            else:
+                done.set_exception(error)
+
+        self._is_busy = True
+        if loop.has_fibers:
+            Fiber(loop, call, ended).go_on()
         else:
-            done.set_exception(error)
+            call()
+            ended()
 
 
 class _Selector(selectors.DefaultSelector):

@@ -11,14 +11,16 @@ from itertools import pairwise
 from relay.clock import SECOND_NS
 from tests.simulation.client import Copy
 from tests.simulation.liveness import Limits
-from tests.simulation.script import Crash, Damage, Disturb, Feel, Script, Send, SetClock, World
+from tests.simulation.script import NO_NEWS, Crash, Damage, Disturb, Feel, Script, Send, SetClock, World
 from tests.simulation.upstream import Ledger, Taken
 
 GRACE_NS = SECOND_NS
 """What was under way when a reply came; and replies that are under way themselves."""
+SHARED_GRACE_NS = 5 * SECOND_NS
+"""And until all hosts know of it."""
 SENDER_RESTS_NS = 15 * 60 * SECOND_NS
 RETRY_NS = 7 * SECOND_NS
-"""`retry.min` of every world."""
+"""`retry.min`, at least."""
 DURABLE_NS = 3 * SECOND_NS
 """So long after a reply what it came to is on the disk."""
 IN_A_ROW = 11
@@ -44,9 +46,14 @@ class Manners:
         self._feels = [event for event in script.events if isinstance(event, Feel)]
         self._is_fair = all(isinstance(event, Send) for event in script.events)
         self._disturbed = [(at_ns, at_ns) for at_ns in crashes_ns]
+        self._grace_ns = SHARED_GRACE_NS if world.is_shared else GRACE_NS
         for event in script.events:
+            # A host that hears no news learns them behind the lock of its next reservation.
+            if isinstance(event, Disturb) and event.how == NO_NEWS:
+                continue
             if not isinstance(event, Send | Feel | Crash):
-                lasts_s = event.seconds if isinstance(event, Disturb | SetClock) else 0
+                is_step = isinstance(event, SetClock) and "step" in event.how
+                lasts_s = event.seconds if isinstance(event, Disturb | SetClock) and not is_step else 0
                 self._disturbed.append((_ns(event.at_s), _ns(event.at_s + lasts_s + 5)))
         all_limits = [limit for each in limits.values() for limit in each]
         self._is_keyed = any(limit.for_each or limit.unit in ("bytes", "recipients") for limit in all_limits)
@@ -61,13 +68,17 @@ class Manners:
         )
 
     def of_upstream(self, name: str, ledger: Ledger, copies: Sequence[Copy]) -> Iterator[str]:
-        if self._is_clock_set or self._world.relays > 1:
+        if not self._world.is_shared and (self._is_clock_set or self._world.relays > 1):
             return
         mails = [(seen.true_ns, seen.sender) for seen in ledger.seen if seen.what == "mail"]
         for said_ns, until_ns in ledger.refusals:
             for at_ns in self._within(said_ns, until_ns, [at_ns for at_ns, _ in mails]):
                 yield f"{name} refused the account at {_s(said_ns)}, and saw MAIL at {_s(at_ns)}"
+            if self._world.is_shared:
+                continue  # what else it says each host learns by itself
             yield from self._one_at_a_time(name, ledger, said_ns, until_ns)
+        if self._world.is_shared:
+            return
         yield from self._stops(name, ledger, [at_ns for at_ns, _ in mails])
         yield from self._of_aliens(name, ledger, mails)
         sent = Counter(recipient for copy in copies if copy.is_sent for recipient in copy.recipients)
@@ -113,7 +124,7 @@ class Manners:
     ) -> Iterator[int]:
         """Yield those between; what is `durable_ns` after it was said survives a crash."""
         for at_ns in instants:
-            if said_ns + GRACE_NS < at_ns < until_ns - GRACE_NS:
+            if said_ns + self._grace_ns < at_ns < until_ns - GRACE_NS:
                 heard_ns = said_ns + durable_ns if durable_ns and self._has_crashes_only else at_ns
                 if at_ns < self._calm_ns and self._is_quiet(said_ns - GRACE_NS, min(at_ns, heard_ns)):
                     yield at_ns

@@ -16,7 +16,7 @@ from tests.simulation.client import Copy, asked_for
 from tests.simulation.keys import key_of_sender, rewritten
 from tests.simulation.liveness import Limits, Passed, late_in_failover, late_in_fair_weather
 from tests.simulation.manners import Manners
-from tests.simulation.script import Feel, Script, Send, World
+from tests.simulation.script import Feel, Script, Send, SetClock, World
 from tests.simulation.upstream import FAILING, Ledger, Mood, Seen, Taken
 
 _KEY = re.compile(rb"^X-Copy: (\S+)", re.MULTILINE)
@@ -198,10 +198,16 @@ def _may_be_returned(past: Past, copy: Copy, recipient: str, report: Taken) -> N
         return
     if past.world.lifetime_ns and (copy.sender.startswith("alien") or not recipient.startswith("ok")):
         age_ns = report.true_ns - copy.begun_ns - _rested_ns(past, copy.begun_ns, report.true_ns)
-        if age_ns >= past.world.lifetime_ns:
+        if age_ns >= past.world.lifetime_ns - _set_on_ns(past):
             return
         raise Broken("never cut off by us", f"{copy.key} to {recipient} expired after {_s(age_ns)}")
     raise Broken("never cut off by us", f"{copy.key} to {recipient} was returned")
+
+
+def _set_on_ns(past: Past) -> int:
+    """Return by how much clocks were set on at most: over a reboot an age goes by them."""
+    steps = [event for event in past.script.events if isinstance(event, SetClock) and event.how == "step"]
+    return sum(event.seconds for event in steps) * SECOND_NS
 
 
 def _rested_ns(past: Past, since_ns: int, until_ns: int) -> int:
@@ -284,14 +290,15 @@ def _told_right(past: Past) -> None:
 
 def _warned_in_time(past: Past, copy: Copy, recipient: str, warnings: Sequence[Taken]) -> None:
     who, warn_after_ns = f"{copy.key} to {recipient}", past.world.warn_after_ns
-    if any(not 0 < warn_after_ns <= each.true_ns - copy.begun_ns for each in warnings):
+    early_ns = _set_on_ns(past)
+    if any(not 0 < warn_after_ns <= each.true_ns - copy.begun_ns + early_ns for each in warnings):
         raise Broken("warned", f"its sender was told too early that {who} is late")
     if len({found[1] for each in warnings if (found := _MESSAGE_ID.search(each.content))}) > 1:
         raise Broken("warned", f"its sender was told twice that {who} is late")
     passed, notify = _taken(past)[copy.key, recipient], _notify(copy, recipient)
     waited_ns = passed[0].begun_ns - copy.accepted_ns if passed else 0
     is_owed = past.world.warns_of_waiting and (not notify or "DELAY" in notify)
-    if is_owed and not warnings and waited_ns > warn_after_ns + LOOK_NS:
+    if is_owed and not warnings and waited_ns > warn_after_ns + LOOK_NS + int(past.world.look_s * SECOND_NS):
         raise Broken("warned", f"nobody was told that {who} waits for {_s(waited_ns)}")
 
 
@@ -379,8 +386,15 @@ def _obeyed(past: Past) -> None:
             for held, since_ns, until_ns in orders.held:
                 if held == queue_id and since_ns < taken.begun_ns < until_ns:
                     raise Broken("operators are obeyed", f"{key} went at {_s(taken.begun_ns)}, and was held")
-    if past.world.relays > 1 or past.world.weights.get("clock"):
+    if not past.world.is_shared and (past.world.relays > 1 or past.world.weights.get("clock")):
         return
+    # A process that is stopped may go on with what it was granted before.
+    if not any(isinstance(event, SetClock) and event.how == "stop" for event in past.script.events):
+        _paused_as_asked(past)
+
+
+def _paused_as_asked(past: Past) -> None:
+    orders = past.orders
     for name, since_ns, paused_until_ns in orders.paused:
         ends = [at_ns for upstream, at_ns in orders.resumed if upstream == name and at_ns >= since_ns]
         ends += [at_ns for upstream, at_ns, _ in orders.paused if upstream == name and at_ns > since_ns]

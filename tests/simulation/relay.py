@@ -4,6 +4,7 @@ import asyncio
 import io
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from relay.daemon.assembly import Assembly
@@ -20,15 +21,24 @@ from relay.spool.engines import open_spool
 from relay.status.snapshot import PolicyStatus
 from relay.telemetry.events import Events, ListenerObserver
 from relay.telemetry.metrics import Metrics, Telemetry
+from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
 from tests.fakes.platter import Platter
-from tests.simulation.loop import SimulatedClock, SimulatedLoop, SimulatedThread
+from tests.simulation.loop import SimulatedLoop, SimulatedThread
+
+
+@dataclass
+class SimulatedHost:
+    clock: FakeClock
+    platter: Platter
+    look_s: float
+    """Between two looks at what tells nobody that it changed."""
 
 
 class SimulatedDisk(ModelDisk):
     """One process's view of a platter; its clock is the host's, and it may be full."""
 
-    def __init__(self, platter: Platter, clock: SimulatedClock) -> None:
+    def __init__(self, platter: Platter, clock: FakeClock) -> None:
         self._clock = clock
         self.is_full = False
         super().__init__(platter)
@@ -92,11 +102,11 @@ class SimulatedRelay:
         self,
         loop: SimulatedLoop,
         policy_text: str,
-        platter: Platter,
+        host: SimulatedHost,
         port: int,
         on_fault: Callable[[BaseException], None],
     ) -> None:
-        clock = loop.clock
+        clock, platter = host.clock, host.platter
         self.policy = policy = parsed(policy_text)
         self.disk, self.listener_disk = SimulatedDisk(platter, clock), SimulatedDisk(platter, clock)
         self.log = io.StringIO()
@@ -116,9 +126,14 @@ class SimulatedRelay:
             return SimulatedTrigger(loop, number)
 
         workers = SimulatedWorkers()
-        self.intake = spool_intake(policy, Host(clock, self.listener_disk, workers, trigger), events)
-        host, telemetry = Host(clock, self.disk, workers, trigger), Telemetry(events, metrics, clock)
-        self._parts = Assembly(spool, host, policy, "relay.test", telemetry, PolicyStatus("", 0), on_fault)
+        self.intake = spool_intake(
+            policy, Host(clock, self.listener_disk, workers, trigger, host.look_s), events
+        )
+        ports, telemetry = (
+            Host(clock, self.disk, workers, trigger, host.look_s),
+            Telemetry(events, metrics, clock),
+        )
+        self._parts = Assembly(spool, ports, policy, "relay.test", telemetry, PolicyStatus("", 0), on_fault)
         self.sender, self.watch = self._parts.sender, self._parts.watch
         self.operator = self._parts.operator
         metrics.know_listeners(str(listen.address) for listen in policy.listen)

@@ -82,9 +82,13 @@ class SetClock:
         return f"clock: {self.how} {self.seconds} s"
 
 
+NO_NEWS = "database: no news"
+"""What one host commits the others hear of only when they ask."""
+
+
 @dataclass(frozen=True)
 class Disturb:
-    """A disk is full, or fails; or connections are lost."""
+    """A disk is full, or fails; or connections are lost; or the database is away."""
 
     at_s: float
     how: str
@@ -154,8 +158,15 @@ class World:
     """YAML; `{ENGINE}` is the engine.  The first one holds from the beginning."""
     upstreams: tuple[str, ...] = ("isp",)
     relays: int = 1
+    is_shared: bool = False
+    """Each relay is on a host of its own, and they share a database."""
     messages: int = 14
     minutes: float = 4.0
+    look_s: float = 1.0
+    """Between two looks of a relay at its files."""
+    again_s: float = 15.0
+    """After so long a client tries again."""
+    retry_max_s: float = 9.0
     moods: tuple[Mood, ...] = tuple(Mood)
     lasting_s: tuple[float, ...] = (1.0, 20.0, 90.0)
     """How long a mood lasts."""
@@ -189,6 +200,16 @@ class World:
     """The least that a lane may use of a limit."""
     reports_per_hour: int = 0
     """0: as many as are owed."""
+    disturbances: tuple[str, ...] = (
+        *("disk full", "sync fails", "read fails", "connections reset", "connections silent"),
+    )
+    downs_s: tuple[float, ...] = (0.0, 3.0, 100.0)
+    """For how long a host, or a relay, is gone."""
+    steps_s: tuple[int, ...] = (1, 30, 400, 31_536_000)
+    """By how much a clock is set."""
+    away_s: tuple[int, ...] = (1, 30, 400, 4_000)
+    """For how long a host is suspended."""
+    faults_s: tuple[float, ...] = (0.5, 10.0, 60.0)
     clocks: tuple[str, ...] = ("step", "step back", "suspend", "stop")
     weights: Mapping[str, int] = field(default_factory=dict)
     """How many of each kind of event are drawn at most, beside messages."""
@@ -226,13 +247,13 @@ def drawn(world: World, seed: int, engine: str) -> Script:
     events += [Edit(at_s, rng.randrange(len(world.policies))) for at_s in times("edit")]
     for at_s in times("clock"):
         how = rng.choice(world.clocks)
-        events.append(SetClock(at_s, how, rng.choice((1, 30, 400, 31_536_000 if "step" in how else 4_000))))
+        events.append(SetClock(at_s, how, rng.choice(world.steps_s if "step" in how else world.away_s)))
     for at_s in times("disturb"):
-        how = rng.choice(("disk full", "sync fails", "read fails", "connections reset", "connections silent"))
-        events.append(Disturb(at_s, how, rng.choice((0.5, 10.0, 60.0)), rng.randint(1, 60)))
+        how = rng.choice(world.disturbances)
+        events.append(Disturb(at_s, how, rng.choice(world.faults_s), rng.randint(1, 60)))
     for at_s in times("crash"):
         kind, steps = rng.choice(("kill", "power", "power")), rng.randint(1, 200)
-        events.append(Crash(at_s, kind, steps, rng.choice((0.0, 3.0, 100.0))))
+        events.append(Crash(at_s, kind, steps, rng.choice(world.downs_s)))
     for at_s in times("damage")[:1]:
         where, how = rng.choice(("spool", "spool", "history")), rng.choice(("flip", "zero"))
         down_s = rng.choice((0.0, 2.0))

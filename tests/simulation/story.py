@@ -17,6 +17,8 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
+import psycopg
+
 from relay.clock import SECOND_NS, Clock
 from relay.control.operations import OK
 from relay.mail.envelope import QueueId
@@ -24,19 +26,33 @@ from relay.policy.lane import LimitSettings
 from relay.spool.identity import Identities
 from relay.spool.interface import Full, Unavailable
 from relay.verdicts.account import FOREVER_NS, PauseAsked
+from tests.fakes.clock import START_WALL_NS, FakeClock
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model, Platter
 from tests.simulation import damage, liveness, oracle
 from tests.simulation.client import PORT, Client
 from tests.simulation.loop import Life, SimulatedClock, SimulatedLoop, Stuck, sleep_until
 from tests.simulation.oracle import Broken, Orders, Past, Regime
-from tests.simulation.relay import SimulatedDisk, SimulatedRelay, parsed
-from tests.simulation.script import Act, Crash, Damage, Disturb, Edit, Event, Feel, Script, Send, SetClock
+from tests.simulation.relay import SimulatedDisk, SimulatedHost, SimulatedRelay, parsed
+from tests.simulation.script import (
+    NO_NEWS,
+    Act,
+    Crash,
+    Damage,
+    Disturb,
+    Edit,
+    Event,
+    Feel,
+    Script,
+    Send,
+    SetClock,
+)
+from tests.simulation.store import SimulatedStore
 from tests.simulation.upstream import Ledger, Upstream
 from tests.simulation.worlds import PORTS, WORLDS
 
 MAX_TRANSACTION_NS = 180 * SECOND_NS
-YEAR_S = 31_536_000
+YEAR_NS = 31_536_000 * SECOND_NS
 MAY_END_A_RELAY = (OSError, Full, Unavailable)
 """It exits, and its supervisor starts it again.  Anything else is a fault of ours."""
 LOOK_S = 5.0
@@ -61,6 +77,7 @@ class _Process:
     """A place for a relay, which a supervisor keeps filled."""
 
     number: int
+    host: SimulatedHost
     life: Life | None = None
     relay: SimulatedRelay | None = None
 
@@ -77,17 +94,27 @@ class Story:
         self._rng = random.Random(f"run/{script.seed}")
         self._clock = SimulatedClock()
         self._loop = SimulatedLoop(self._clock, self._rng)
-        self._platter = Platter(self._rng.choice(list(Model)))
+        models = list(Model)
+        host = SimulatedHost(self._clock, Platter(self._rng.choice(models)), self._world.look_s)
+        self._processes = [_Process(number, host) for number in range(self._world.relays)]
+        self._store: SimulatedStore | None = None
+        if self._world.is_shared:
+            self._store = SimulatedStore(self._loop)
+            for process in self._processes:
+                # It is up for some time, and by its own calendar.
+                up_ns, wrong_ns = self._rng.randrange(YEAR_NS), self._rng.randrange(-YEAR_NS, YEAR_NS)
+                clock = FakeClock(up_ns, START_WALL_NS + wrong_ns)
+                process.host = SimulatedHost(clock, Platter(self._rng.choice(models)), self._world.look_s)
+                self._clock.others.append(clock)
         self._policy = self._world.policies[0]
         self._ledgers = {name: Ledger() for name in self._world.upstreams}
         self._upstreams: dict[str, Upstream] = {}
-        self._processes = [_Process(number) for number in range(self._world.relays)]
         self._clients: list[Client] = []
         self._crashes_ns: list[int] = []
         self._faults: list[BaseException] = []
         self._set_aside: list[str] = []
         self._orders = Orders()
-        self._is_damaged = self._is_history_damaged = False
+        self._is_damaged = self._is_history_damaged = self._is_booting = False
         self._regimes: dict[str, list[Regime]] = {name: [] for name in self._world.upstreams}
         self._regime_since_ns = 0
         self._disturbed_until_ns = self._calm_since_ns = 0
@@ -95,7 +122,8 @@ class Story:
 
     def run(self) -> Outcome:
         """Raise Broken where a promise was not kept; `outcome` is then as far as it came."""
-        with _quietly(), _ids_by_seed(self._rng):
+        connect = psycopg.connect if self._store is None else self._store.connect
+        with _quietly(), _ids_by_seed(self._rng), patch.object(psycopg, "connect", connect):
             # Of processes that were killed nobody hears.
             self._loop.set_exception_handler(lambda _loop, _context: None)
             try:
@@ -126,8 +154,8 @@ class Story:
             upstream = Upstream(name, PORTS[name], self._loop, self._rng, ledger)
             upstream.most_recipients = self._world.most_recipients
             self._upstreams[name] = upstream
-        ModelDisk(self._platter).make_directory("/var/history")
         for process in self._processes:
+            ModelDisk(process.host.platter).make_directory("/var/history")
             self._start(process)
         sending: list[asyncio.Task[None]] = []
         for event in self._script.events:
@@ -140,7 +168,7 @@ class Story:
         await self._calm(sending)
 
     async def _send(self, event: Send) -> None:
-        client = Client(self._loop, event, PORT + event.number % self._world.relays)
+        client = Client(self._loop, event, PORT + event.number % self._world.relays, self._world.again_s)
         self._clients.append(client)
         await client.run()
         copy = client.copies[-1]
@@ -207,15 +235,25 @@ class Story:
 
     def _set_clock(self, event: SetClock) -> None:
         by_ns = event.seconds * SECOND_NS
+        self._is_booting &= not any(process.is_up for process in self._processes)
+        if self._is_booting and event.how in ("step", "year"):
+            return  # set ahead while the host is off, a clock frees slots too early (docs/guarantees.md)
+        if event.how in ("suspend", "stop") and by_ns > MAX_TRANSACTION_NS:
+            # What a transaction came to meanwhile the relay does not believe.
+            self._crashes_ns.append(self._clock.true_ns)
+        clock = self._clock if self._store is None else self._rng.choice(self._processes).host.clock
+        if self._store is not None and event.how == "step of the database":
+            self._store.offset_ns += self._rng.choice((1, -1)) * by_ns
+            return
         match event.how:
             case "year":
-                self._clock.step_wall(YEAR_S * SECOND_NS)
+                clock.step_wall(YEAR_NS)
             case "year back":
-                self._clock.step_wall(-YEAR_S * SECOND_NS)
+                clock.step_wall(-YEAR_NS)
             case "step":
-                self._clock.step_wall(by_ns)
+                clock.step_wall(by_ns)
             case "step back":
-                self._clock.step_wall(-by_ns)
+                clock.step_wall(-by_ns)
             case "suspend":
                 self._clock.suspend(by_ns)
             case _:
@@ -241,7 +279,7 @@ class Story:
             for process in self._processes:
                 self._kill(process)
                 self._start_later(process, event.down_s)
-        found = damage.strike(self._platter, event)
+        found = damage.strike(self._processes[0].host.platter, event)
         if found is not None:
             self._note(f"damaged: {found}")
             self._is_damaged = True
@@ -255,6 +293,9 @@ class Story:
             self._loop.network.cut(is_silent=event.how.endswith("silent"))
             return
         self._disturbed(event.seconds)
+        if self._store is not None and event.how.startswith("database"):
+            self._disturb_store(self._store, event)
+            return
         disks = [disk for process in self._processes if process.relay for disk in process.relay.disks]
         for disk in disks:
             if event.how == "disk full":
@@ -274,6 +315,19 @@ class Story:
 
         self._loop.call_later(event.seconds, heal)
 
+    def _disturb_store(self, store: SimulatedStore, event: Disturb) -> None:
+        if event.how.endswith("line is lost"):
+            store.cut_after["COMMIT" if "COMMIT" in event.how else "statement"] = event.nth
+        elif event.how == NO_NEWS:
+            store.cut_off(listening=True)
+        else:
+            store.is_away = True
+            if event.how == "database: silent":
+                store.cut_off(listening=False)
+            else:
+                store.stop()
+            self._loop.call_later(event.seconds, setattr, store, "is_away", False)
+
     def _disturbed(self, seconds: float) -> None:
         until_ns = self._clock.true_ns + int(seconds * SECOND_NS)
         self._disturbed_until_ns = max(self._disturbed_until_ns, until_ns)
@@ -292,7 +346,7 @@ class Story:
 
         try:
             text, port = self._text(process.number), PORT + process.number
-            process.relay = SimulatedRelay(self._loop, text, self._platter, port, on_fault)
+            process.relay = SimulatedRelay(self._loop, text, process.host, port, on_fault)
         except Exception as error:  # noqa: BLE001 - the daemon ends, whatever it was
             on_fault(error)
             return
@@ -331,15 +385,24 @@ class Story:
             self._kill(process)
             self._start_later(process, event.down_s)
             return
-        self._platter = self._rng.choice(list(ModelDisk(self._platter).cuts(self._rng, 6))).platter
+        host = process.host
+        host.platter = self._rng.choice(list(ModelDisk(host.platter).cuts(self._rng, 6))).platter
+        if self._store is not None:
+            # All other hosts go on.
+            self._kill(process, is_told=False)
+            host.clock.reboot()
+            self._start_later(process, event.down_s + 0.5)
+            return
         for each in self._processes:
             self._kill(each)
         self._loop.network.cut(is_silent=False)
         self._clock.reboot(int(event.down_s * SECOND_NS))
+        self._is_booting = True
         for each in self._processes:
             self._start_later(each, 0.5)
 
-    def _kill(self, process: _Process) -> None:
+    def _kill(self, process: _Process, *, is_told: bool = True) -> None:
+        """`is_told`: the kernel closes its connections."""
         life, relay = process.life, process.relay
         if life is None or life.is_over:
             return
@@ -348,6 +411,8 @@ class Story:
             self._keep_log(relay)
             for disk in relay.disks:
                 disk.detach()
+        if self._store is not None:
+            self._store.end(life, is_told=is_told)
         self._loop.end(life)
 
     def _start_later(self, process: _Process, seconds: float) -> None:
@@ -461,7 +526,7 @@ class Story:
         longest_ns = max(limit.per_ns for upstream in upstreams for limit in upstream.limits or ())
         await asyncio.sleep(longest_ns / SECOND_NS)
         for name in self._regimes:
-            damage.remove(self._platter, f"/var/history/{name}")
+            damage.remove(self._processes[0].host.platter, f"/var/history/{name}")
         self._is_history_damaged = False
         for process in self._processes:
             self._start(process)
@@ -484,6 +549,8 @@ class Story:
         return f"after {calm_ns / SECOND_NS:g} s {len(left)} are left, such as {left[:5]}"
 
     def _finish(self) -> None:
+        for fiber in list(self._loop.fibers):
+            fiber.end()
         for process in self._processes:
             if process.relay is not None:
                 self._keep_log(process.relay)

@@ -1,22 +1,26 @@
 """The worlds: policies, and what may happen under each."""
 
+from typing import Any
+
 from relay.clock import SECOND_NS
-from tests.simulation.script import World
+from tests.simulation.script import NO_NEWS, World
 from tests.simulation.upstream import Mood
 
+DAY_NS = 86_400 * SECOND_NS
 _HEAD = """
 spool: {path: /var/spool, engine: {ENGINE}}
 hostname: relay.test
 listen: [{address: "127.0.0.1:2525", clients: [127.0.0.0/8], processes: 0}]
-retry: {min: 7s, max: 9s, lifetime: %s, warn_after: %s}
+retry: {min: %s, lifetime: %s, warn_after: %s}
 reports: {per_hour: %s}
 """
+_RETRY = "7s, max: 9s"
 
 
-def _upstream(name: str, port: int, limits: str) -> str:
+def _upstream(name: str, port: int, limits: str, history: str = "") -> str:
     return (
         f"  {name}: {{host: 127.0.0.1, port: {port}, tls: none, connections: 2, "
-        f"history: /var/history/{name}, max_transaction: 3m, limits: [{limits}]}}\n"
+        f"history: '{history or f'/var/history/{name}'}', max_transaction: 3m, limits: [{limits}]}}\n"
     )
 
 
@@ -27,9 +31,11 @@ def _one(
     lifetime: str = "5d",
     warn_after: str = "null",
     reports_per_hour: str = "null",
+    history: str = "",
+    retry: str = _RETRY,
 ) -> str:
-    head = _HEAD % (lifetime, warn_after, reports_per_hour)
-    return f"{head}upstreams:\n{_upstream('isp', 1001, limits)}{rest}"
+    head = _HEAD % (retry, lifetime, warn_after, reports_per_hour)
+    return f"{head}upstreams:\n{_upstream('isp', 1001, limits, history)}{rest}"
 
 
 PORTS = {"isp": 1001, "other": 1002}
@@ -54,6 +60,21 @@ _ACCOUNTS = (
     *(_OTHER_ACCOUNT + _ROUTES, _OTHER_ACCOUNT + _REVERSED),
 )
 
+_BY_THE_MONTH = "{messages: 300, per: 30d}, {messages: 40, per: 1d}, {messages: 9, per: 1h}"
+_SLOW: Any = {
+    "look_s": 3_600.0,
+    "again_s": 900.0,
+    "retry_max_s": 8 * 3_600.0,
+    "minutes": 100 * 1_440.0,
+    "messages": 40,
+    "lasting_s": (60.0, 5_000.0, 20_000.0),
+    "downs_s": (0.0, 100.0, 40_000.0, 86_400.0),
+    "away_s": (30, 4_000, 40_000),
+    "faults_s": (10.0, 4_000.0, 20_000.0),
+    "calm_s": 200 * 86_400.0,
+}
+"""What is the same where days pass in between."""
+
 WORLDS = {
     world.name: world
     for world in (
@@ -70,7 +91,7 @@ WORLDS = {
         ),
         World(
             "routes",
-            (_HEAD % ("5d", "null", "null") + f"upstreams:\n{_TWO}{_ROUTES}",),
+            (_HEAD % (_RETRY, "5d", "null", "null") + f"upstreams:\n{_TWO}{_ROUTES}",),
             upstreams=("isp", "other"),
             domains=("x.test", "y.test"),
             routes={"x.test": ("isp", 120), "y.test": ("other", 0)},
@@ -181,7 +202,7 @@ WORLDS = {
         ),
         World(
             "failover",
-            (_HEAD % ("5d", "null", "null") + f"upstreams:\n{_TWO_WIDE}{_ROUTES}",),
+            (_HEAD % (_RETRY, "5d", "null", "null") + f"upstreams:\n{_TWO_WIDE}{_ROUTES}",),
             upstreams=("isp", "other"),
             domains=("x.test", "y.test"),
             routes={"x.test": ("isp", 120), "y.test": ("other", 0)},
@@ -204,7 +225,7 @@ WORLDS = {
         ),
         World(
             "accounts edited",
-            tuple(_HEAD % ("5d", "null", "null") + f"upstreams:\n{each}" for each in _ACCOUNTS),
+            tuple(_HEAD % (_RETRY, "5d", "null", "null") + f"upstreams:\n{each}" for each in _ACCOUNTS),
             upstreams=("isp", "other"),
             domains=("x.test", "y.test"),
             acts=("pause", "pause", "resume", "hold"),
@@ -219,6 +240,7 @@ WORLDS = {
             moods=(),
             acts=(),
             weights={"crash": 2, "disturb": 0},
+            look_s=20.0,
             messages=12,
             calm_s=5 * 3_600.0,
         ),
@@ -268,6 +290,7 @@ WORLDS = {
             moods=(),
             acts=(),
             messages=25,
+            look_s=20.0,
             minutes=240.0,
             weights={"crash": 0, "disturb": 0},
             calm_s=17 * 3_600.0,
@@ -307,6 +330,7 @@ WORLDS = {
         World(
             "by the hour",
             (_one("{messages: 6, per: 1h}, {messages: 4, per: 30s}"),),
+            look_s=20.0,
             minutes=14.0,
             messages=7,
             calm_s=4 * 3_600.0,
@@ -363,6 +387,54 @@ WORLDS = {
             (_one("{messages: 7, per: 20s}"),),
             relays=2,
             weights={"crash": 2},
+        ),
+        World(
+            "months",
+            (_one(_BY_THE_MONTH, lifetime="20d", warn_after="1d", retry="15m, max: 8h"),),
+            kinds=("ok", "ok", "ok", "later", "bad", "never"),
+            lifetime_ns=20 * DAY_NS,
+            warn_after_ns=DAY_NS,
+            steps_s=(1, 400, 3_600),
+            acts=("retry", "first", "pause", "resume"),
+            weights={"crash": 6, "clock": 5, "feel": 6, "disturb": 3},
+            **_SLOW,
+        ),
+        World(
+            "months of wrong clocks",
+            (_one(_BY_THE_MONTH, lifetime="366d", retry="15m, max: 8h"),),
+            steps_s=(1, 400, 60 * 86_400),
+            weights={"crash": 6, "clock": 5, "feel": 6, "disturb": 3},
+            **_SLOW,
+        ),
+        World(
+            "three hosts",
+            (_one("{messages: 7, per: 20s}", lifetime="366d", history="postgresql://db.test/relay"),),
+            relays=3,
+            is_shared=True,
+            messages=30,
+            disturbances=(
+                *("database: stops", "database: silent", "database: a line is lost", NO_NEWS),
+                *("database: a COMMIT's line is lost", "database: a COMMIT's line is lost"),
+                *("disk full", "sync fails"),
+            ),
+            steps_s=(1, 400, 60 * 86_400),
+            clocks=("step", "step back", "stop"),
+            weights={"crash": 4, "disturb": 10, "clock": 2, "feel": 2},
+            calm_s=400.0,
+        ),
+        World(
+            "three hosts without news",
+            (_one("{messages: 20, per: 20s}", history="postgresql://db.test/relay"),),
+            relays=3,
+            is_shared=True,
+            messages=60,
+            kinds=("ok",),
+            moods=(Mood.QUOTA_AT_MAIL, Mood.QUOTA_AT_DOT),
+            lasting_s=(20.0, 90.0),
+            acts=("pause", "resume"),
+            disturbances=(NO_NEWS,),
+            clocks=("step of the database",),
+            weights={"crash": 0, "disturb": 8, "clock": 2, "feel": 4, "act": 6},
         ),
         World(
             "hostile",

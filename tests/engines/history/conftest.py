@@ -2,10 +2,13 @@
 
 import contextlib
 import itertools
+import random
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
+import psycopg
 import pytest
 
 from relay.spool.database.account import SharedAccount
@@ -16,6 +19,7 @@ from relay.throttle.file_history import FileHistory
 from relay.throttle.history import History
 from relay.throttle.postgresql_history import HighWaterMark, PostgresqlHistory
 from tests.engines.history.memory_history import Kept, MemoryHistory
+from tests.fakes.account_store import AccountStore
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
 from tests.fakes.postgresql import Server
@@ -55,21 +59,29 @@ def server(server: Server) -> Server:
     return server
 
 
-@pytest.fixture(params=["a file", "a database with a clock of its own", "PostgreSQL"])
+@pytest.fixture(
+    params=["a file", "a database with a clock of its own", "PostgreSQL", "what the simulation has of it"]
+)
 def opened(request: pytest.FixtureRequest, clock: FakeClock, path: Path) -> Iterator[Callable[[], History]]:
     """Return what opens the same history again and again, as processes do."""
     opens: Callable[[], History]
+    patched: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
     if request.param == "a file":
         opens = partial(FileHistory, path, RealDisk(), clock, replace_above_bytes=0)
-    elif request.param == "PostgreSQL":
-        server: Server = request.getfixturevalue("server")
-        account = SharedAccount(Database(server.url), str(path))
+    elif "database" not in request.param:
+        url = "postgresql://"
+        if request.param == "PostgreSQL":
+            server: Server = request.getfixturevalue("server")
+            url = server.url
+        else:
+            patched = patch.object(psycopg, "connect", AccountStore(random.Random(0)).connect)
+        account = SharedAccount(Database(url), str(path))
         mark: Callable[[], HighWaterMark] = request.getfixturevalue("mark")
         opens = lambda: PostgresqlHistory(account, mark(), clock, replace_above_groups=4)  # noqa: E731 - a mark for each
     else:
         kept = Kept(clock, ahead_ns=10**15, refuses_to_replace=False)
         opens = partial(MemoryHistory, kept, replaces_above=4)
-    with contextlib.ExitStack() as closing:
+    with patched, contextlib.ExitStack() as closing:
 
         def opened() -> History:
             history = opens()

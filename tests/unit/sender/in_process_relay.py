@@ -120,16 +120,17 @@ class Relay:
         self.spool = MaildirSpool(root, self.disk, self.clock, lambda _name, why: self.told.append(why))
         self.intake = MaildirIntake(root, Unsynced(), self.clock)
         self.trigger = Trigger(root, Unsynced())
+        host = Host(self.clock, self.disk, _workers(is_threaded=is_threaded))
         self.sender = Sender(
             self.spool,
-            Host(self.clock, self.disk, _workers(is_threaded=is_threaded)),
+            host,
             policy=policy,
             hostname="relay.test",
             telemetry=Telemetry(self.events, metrics, self.clock),
             on_fault=self.faults.append,
         )
         self.watch = Watch(self.sender, policy, "relay.test", self.clock, PolicyStatus("", 0))
-        self.late = LateMail(self.sender.queue, self.sender.settling, self.clock)
+        self.late = LateMail(self.sender.queue, self.sender.settling, host)
         self.operator = Operator(self.sender, self.watch, self.events)
 
     @property

@@ -1,0 +1,46 @@
+"""The database that hosts share, in virtual time: others go on while a statement takes its time."""
+
+from tests.fakes.account_store import AccountStore, Session
+from tests.fakes.clock import START_WALL_NS
+from tests.simulation.loop import LIFE, Life, SimulatedLoop
+
+KEEPALIVE_S = 25
+"""After so long a host knows of a connection that is silent."""
+
+
+class SimulatedStore(AccountStore):
+    def __init__(self, loop: SimulatedLoop) -> None:
+        super().__init__(loop.rng)
+        self._loop = loop
+        self._lives: dict[Session, Life | None] = {}
+        loop.has_fibers = True
+
+    def time_ns(self) -> int:
+        return START_WALL_NS + self._loop.clock.true_ns
+
+    def sleep(self, seconds: float) -> None:
+        self._loop.pass_time(seconds)
+
+    def new_descriptor(self) -> int:
+        return self._loop.new_reader()
+
+    def wake(self, descriptor: int) -> None:
+        self._loop.wake(descriptor)
+
+    def connect(self, url: str, **parameters: object) -> Session:
+        session = super().connect(url, **parameters)
+        self._lives[session] = LIFE.get()
+        return session
+
+    def end(self, life: Life, *, is_told: bool) -> None:
+        """Let a process be gone; of a lost power nobody tells the server."""
+        for session in [each for each in self.sessions if self._lives[each] is life]:
+            session.is_cut_off = True
+            if is_told:
+                session.lose()
+
+    def cut_off(self, *, listening: bool) -> None:
+        """Lose connections, or only those that wait for news, without a word."""
+        for session in [each for each in self.sessions if each.channels or not listening]:
+            session.is_cut_off = True
+            self._loop.call_later(KEEPALIVE_S, session.lose)
