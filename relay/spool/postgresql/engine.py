@@ -4,14 +4,16 @@ Guarantees: what a call of `settle` did is one transaction, so of a crash or a l
 there or nothing, and to ask again is safe.  A message is claimed by one host at a time: by its identity,
 which its folder keeps, and by a fence, which is another one for each process.  What another host took over
 is absent here: a host that was stopped settles nothing.  A claim holds for its lease after each call,
-and from then on until another host takes the message; a clean stop ends the lease.
-Assumes: the folder of `root` is this host's own; its lock keeps a second process of this host away.
+and from then on until another host takes the message; a clean stop ends the lease.  What an operator wants
+of a message that another host has, stands in its row until that host did it (`SharedSpool`).
+In a conversion the lease has no end, so that no copy is sent: of a killed one it ends at the next start.
+Assumes: the folder of `home` is this host's own; its lock keeps a second process of this host away.
 Does not: know how much room the server has; where a statement says that there is none, it is Full.
 """
 
 import contextlib
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -19,7 +21,7 @@ from relay.clock import Clock
 from relay.mail.envelope import QueueId
 from relay.spool.base import PAGE_BYTES, Failure, as_it_is
 from relay.spool.database import DatabaseError
-from relay.spool.database.connection import Connection, Database, LastingConnection, one
+from relay.spool.database.connection import Connection, Database, LastingConnection, once, one
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.replacing import replace_file
 from relay.spool.errors import kernel_errors
@@ -33,6 +35,7 @@ from relay.spool.interface import (
     Message,
     SetAside,
     Settlement,
+    SpoolBusy,
     SpoolLook,
     Status,
     Unavailable,
@@ -47,8 +50,20 @@ from relay.spool.root.quarantine import OnCorrupt
 
 MISMATCH = "the content does not match its checksum"
 _BY_LETTER = {status.value.decode(): status for status in Status}
-_COLUMNS = "queue_id, header, envelope, content, statuses, notes, is_held, is_warned, next_attempt_at_ns"
+_FACTS = "statuses, notes, is_held, is_warned, next_attempt_at_ns"
+_COLUMNS = f"queue_id, header, envelope, content, {_FACTS}"
+_LONG_HEAD = (
+    f"(SELECT substr(chunk.content, 1, {HEAD_BYTES}) FROM relay.chunk"
+    " WHERE chunk.queue_id = message.queue_id AND number = 0)"
+)
+_HEADS = (
+    f"queue_id, header, envelope, NULL, {_FACTS}, coalesce(substr(content, 1, {HEAD_BYTES}), {_LONG_HEAD})"
+)
+"""Without content."""
 _OURS = "owner = %(owner)s AND fence = %(fence)s AND corrupt IS NULL"
+_OTHERS = f"corrupt IS NULL AND ({_OURS}) IS NOT TRUE"
+_HOST = "coalesce((SELECT host FROM relay.owner WHERE identity = owner), '')"
+_OWN_BEFORE = "corrupt IS NULL AND owner = %(owner)s AND fence < %(fence)s"
 _FREE = (
     "corrupt IS NULL AND (owner IS NULL OR (owner = %(owner)s AND fence < %(fence)s)"
     " OR owner IN (SELECT identity FROM relay.owner WHERE until < clock_timestamp()))"
@@ -67,10 +82,12 @@ class PostgresqlSpool:
         *,
         database: Database,
         host: str,
-        lease_seconds: int,
+        lease_seconds: int | None,
+        home: str = "",
     ) -> None:
         """`lease_seconds`: twice the longest transaction, so that nobody takes over what is in flight.
 
+        None: it is converted, out of the database, or from `home` into it: then it has nothing but the copy.
         Raise SpoolBusy, OSError, ValueError, and Unavailable where the database cannot be asked.
         """
         prepare(root, disk)
@@ -80,9 +97,11 @@ class PostgresqlSpool:
         self._connection = LastingConnection(database)
         self._lock_fd: int | None = take_lock(root, disk, IN_A_DATABASE)
         self._who: dict[str, Any] = {}
+        self._is_converted, is_copy = lease_seconds is None, home not in ("", root)
+        self._free = _OWN_BEFORE if is_copy else _FREE
         try:
-            lease = f"{lease_seconds} seconds"
-            self._who |= {"owner": _identity(root, disk), "host": host, "fence": 0, "lease": lease}
+            lease = "1000 years" if lease_seconds is None else f"{lease_seconds} seconds"
+            self._who |= {"owner": identity(home or root, disk), "host": host, "fence": 0, "lease": lease}
             with self._asking() as connection:
                 (self._who["fence"],) = one(
                     connection,
@@ -98,8 +117,10 @@ class PostgresqlSpool:
     def claim(self, most: int) -> list[Message]:
         with self._asking() as connection:
             self._renew(connection)
+            if self._is_converted and self._free is _FREE:
+                self._refuse_others(connection)
             found = connection.execute(
-                f"SELECT queue_id, octet_length(content) FROM relay.message WHERE {_FREE}"
+                f"SELECT queue_id, octet_length(content) FROM relay.message WHERE {self._free}"
                 " ORDER BY queue_id LIMIT %(most)s FOR UPDATE SKIP LOCKED",
                 self._who | {"most": most},
             ).fetchall()
@@ -109,8 +130,10 @@ class PostgresqlSpool:
                     break
                 page.append(queue_id)
                 size_bytes += HEAD_BYTES if content_bytes is None else content_bytes
+            # What its last owner was to end is not sent first.
             connection.execute(
-                "UPDATE relay.message SET owner = %(owner)s, fence = %(fence)s"
+                "UPDATE relay.message SET owner = %(owner)s, fence = %(fence)s,"
+                " is_held = is_held OR coalesce(wish IN ('hold', 'bounce', 'delete'), false)"
                 " WHERE queue_id = ANY(%(page)s)",
                 self._who | {"page": page},
             )
@@ -127,7 +150,9 @@ class PostgresqlSpool:
         return [found.get(each) or Absent(each) for each in queue_ids]
 
     def content(self, queue_id: QueueId) -> Iterator[bytes]:
-        (message,) = self.read([queue_id])
+        """Of any host's message: who sends it has just read it as its own."""
+        with self._asking() as connection:
+            message = self._read(connection, [queue_id], "corrupt IS NULL").get(queue_id) or Absent(queue_id)
         if not isinstance(message, Message):
             raise message
         if message.content is not None:
@@ -172,7 +197,7 @@ class PostgresqlSpool:
             self._renew(connection)
             aside, unclaimed = one(
                 connection,
-                f"SELECT count(*) FILTER (WHERE corrupt IS NOT NULL), count(*) FILTER (WHERE {_FREE})"
+                f"SELECT count(*) FILTER (WHERE corrupt IS NOT NULL), count(*) FILTER (WHERE {self._free})"
                 " FROM relay.message",
                 self._who,
             )
@@ -191,9 +216,56 @@ class PostgresqlSpool:
         with kernel_errors("tidy"):
             return remove_abandoned(self._disk, self._drafts)
 
+    def others(self, first: str, most: int) -> list[tuple[Message, str]]:
+        with self._asking() as connection:
+            rows = connection.execute(
+                f"SELECT {_HEADS}, {_HOST} FROM relay.message WHERE {_OTHERS} AND queue_id >= %(first)s"
+                " ORDER BY queue_id LIMIT %(most)s",
+                self._who | {"first": first, "most": most},
+            ).fetchall()
+            return [
+                (message, row[-1])
+                for row in rows
+                if isinstance(message := self._decoded(connection, row[:-1]), Message)
+            ]
+
+    def ask(self, queue_ids: Sequence[QueueId], wish: str) -> dict[QueueId, str]:
+        with self._asking() as connection:
+            rows = connection.execute(
+                "UPDATE relay.message SET wish = %(wish)s, answer = NULL"
+                f" WHERE queue_id = ANY(%(wanted)s) AND {_OTHERS} RETURNING queue_id, {_HOST}",
+                self._who | {"wanted": list(queue_ids), "wish": wish},
+            ).fetchall()
+        return dict(rows)
+
+    def answers(self, queue_ids: Sequence[QueueId]) -> dict[QueueId, str | None]:
+        with self._asking() as connection:
+            rows = connection.execute(
+                "SELECT queue_id, answer FROM relay.message WHERE queue_id = ANY(%s)", (list(queue_ids),)
+            ).fetchall()
+        return dict(rows)
+
+    def wishes(self) -> dict[str, list[QueueId]]:
+        with self._asking() as connection:
+            rows = connection.execute(
+                f"SELECT wish, array_agg(queue_id) FROM relay.message WHERE {_OURS} AND wish IS NOT NULL"
+                " GROUP BY wish",
+                self._who,
+            ).fetchall()
+        return dict(rows)
+
+    def answer(self, wish: str, results: Mapping[QueueId, str]) -> None:
+        with self._asking() as connection:
+            connection.execute(
+                "UPDATE relay.message SET wish = NULL, answer = given.answer"
+                " FROM unnest(%(wanted)s::text[], %(results)s::text[]) AS given (id, answer)"
+                f" WHERE queue_id = given.id AND wish = %(wish)s AND {_OURS}",
+                self._who | {"wanted": list(results), "results": list(results.values()), "wish": wish},
+            )
+
     def close(self) -> None:
         """Let any host take over what is claimed here, at once."""
-        if self._who.get("fence"):
+        if self._who.get("fence") and not self._is_converted:
             with contextlib.suppress(Full, Unavailable), self._asking() as connection:
                 connection.execute(
                     "UPDATE relay.owner SET until = clock_timestamp()"
@@ -267,26 +339,23 @@ class PostgresqlSpool:
             (row.statuses, row.notes, row.is_held, row.is_warned, row.next_attempt_at_ns, row.queue_id),
         )
 
-    def _read(self, connection: Connection, queue_ids: Iterable[str]) -> dict[str, Message | Corrupt]:
+    def _read(
+        self, connection: Connection, queue_ids: Iterable[str], whose: str = _OURS
+    ) -> dict[str, Message | Corrupt]:
         rows = connection.execute(
-            f"SELECT {_COLUMNS} FROM relay.message WHERE queue_id = ANY(%(wanted)s) AND {_OURS}",
+            f"SELECT {_COLUMNS}, {_LONG_HEAD} FROM relay.message"
+            f" WHERE queue_id = ANY(%(wanted)s) AND {whose}",
             self._who | {"wanted": list(queue_ids)},
         ).fetchall()
-        found: dict[str, Message | Corrupt] = {}
-        for row in rows:
-            try:
-                message = decoded(MessageRow(*row))
-                if message.content is None:
-                    first = connection.execute(
-                        "SELECT substr(content, 1, %s) FROM relay.chunk WHERE queue_id = %s AND number = 0",
-                        (HEAD_BYTES, message.queue_id),
-                    ).fetchone()
-                    message = message._replace(long_head=b"" if first is None else bytes(first[0]))
-                found[row[0]] = message
-            except Corrupt as fault:
-                self._set_aside(connection, row[0], str(fault))
-                found[row[0]] = fault
-        return found
+        return {row[0]: self._decoded(connection, row) for row in rows}
+
+    def _decoded(self, connection: Connection, row: Sequence[Any]) -> Message | Corrupt:
+        try:
+            message = decoded(MessageRow(*row[:-1]))
+        except Corrupt as fault:
+            self._set_aside(connection, row[0], str(fault))
+            return fault
+        return message if message.content is not None else message._replace(long_head=bytes(row[-1] or b""))
 
     def _chunks(self, message: Message) -> Iterator[tuple[int, bytes]]:
         """Yield each chunk behind the checksum of the content up to its end."""
@@ -318,6 +387,16 @@ class PostgresqlSpool:
         ).fetchone()
         if row is None:
             raise Unavailable("another relay owns this host's messages: is its folder a copy?")
+
+    def _refuse_others(self, connection: Connection) -> None:
+        (hosts,) = one(
+            connection,
+            "SELECT string_agg(host, ', ') FROM relay.owner"
+            " WHERE until > clock_timestamp() AND identity <> %(owner)s",
+            self._who,
+        )
+        if hosts is not None:
+            raise SpoolBusy(f"its mail may be on its way from {hosts}: stop that, or wait for its lease")
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[Connection]:
@@ -357,7 +436,18 @@ def _relayed_of(each: Settlement) -> Settlement:
     return Settlement(each.queue_id, each.envelope, marks)
 
 
-def _identity(root: str, disk: Disk) -> uuid.UUID:
+def forget(root: str, disk: Disk, *, database: Database) -> None:
+    """Remove what a conversion left of this host's messages.  Raises Full and Unavailable."""
+    try:
+        with once(database) as connection:
+            connection.execute(
+                "DELETE FROM relay.message WHERE owner = %s AND corrupt IS NULL", (identity(root, disk),)
+            )
+    except DatabaseError as error:
+        raise refusal(error) from error
+
+
+def identity(root: str, disk: Disk) -> uuid.UUID:
     """Return who this host is, by its folder."""
     path = f"{root}/owner"
     if disk.inode(path) is None:
