@@ -142,7 +142,8 @@ class QueueTable:
         return f"-- {-(-self._size_bytes // 1024)} Kbytes in {self._messages} Request{plural}."
 
     def _why(self, message: MessageView) -> str:
-        parts = [f"lane {message.lane}"] if message.lane else []
+        parts = [f"on {message.host}"] if message.host else []
+        parts += [f"lane {message.lane}"] if message.lane else []
         parts += [message.reason] if message.reason else []
         kind, _, what = message.held_by.partition(" ")
         if message.held_by and kind != "hold" and not (what and message.reason.endswith(what)):

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
+from relay.control.elsewhere import Elsewhere
 from relay.control.operations import (
     ABSENT,
     CHANGED,
@@ -110,6 +111,11 @@ class Operator:
         self._upstreams = sender.upstreams
         self._watch = watch
         self._events = events
+        self._elsewhere = Elsewhere(sender.spool_thread, watch.clock)
+
+    async def serve_others(self) -> None:
+        """Do what operators ask for on other hosts with the same queue, for ever."""
+        await self._elsewhere.serve(lambda verb, queue_ids, states: self._each(verb, queue_ids, {}, states))
 
     async def _know(self, queue_ids: Collection[QueueId] | None = None) -> None:
         """Have the queue, or these messages of it, in memory: of a relay that runs they are."""
@@ -182,6 +188,9 @@ class Operator:
             rows = [row for row in map(listing.row, queue_ids) if row is not None]
             yield await self._fitting(filters, rows, is_whole=is_whole)
             await asyncio.sleep(0)
+        if self._spool_thread.is_shared:
+            async for some in self._elsewhere.listed():
+                yield [row for row in some if filters.judge(row)]
         yield [row for row in map(listing.set_aside, aside) if filters.judge(row)]
 
     async def _fitting(self, filters: Filters, rows: Sequence[Listed], *, is_whole: bool) -> list[Listed]:
@@ -212,10 +221,10 @@ class Operator:
 
     async def show(self, queue_id: AskedId) -> MessageView:
         await self._know((queue_id,))
-        message = await self._load(queue_id)
+        message, view = await self._load_anywhere(queue_id)
         envelope = message.envelope
         left = tuple(envelope.recipients[index] for index in message.left)
-        view = self._watch.listing().message(queue_id, left)
+        view = view or self._watch.listing().message(queue_id, left)
         if view is None:
             raise NotDone(ABSENT)
         return replace(
@@ -265,7 +274,7 @@ class Operator:
 
     async def content(self, queue_id: AskedId) -> AsyncGenerator[bytes, None]:
         await self._know((queue_id,))
-        message = await self._load(queue_id)
+        message, _ = await self._load_anywhere(queue_id)
         if message.content is not None:
             yield message.content
             return
@@ -280,6 +289,10 @@ class Operator:
     ) -> Results:
         await self._know(queue_ids)
         results = await self._each(verb, queue_ids, {}, states)
+        if unknown := [
+            each for each, of in results.items() if of in (ABSENT, UNREAD) and self._spool_thread.is_shared
+        ]:
+            results |= await self._elsewhere.act(verb, unknown, states)
         if ABSENT in results.values():
             corrupt = await self._corrupt()
             results = {
@@ -319,7 +332,7 @@ class Operator:
         queue_ids: Iterable[QueueId],
         refusals: _Refusals,
         states: Collection[QueueState] = (),
-    ) -> Results:
+    ) -> dict[QueueId, str]:
         """Act on some messages at a time: they share their syncs, and other work goes on in between."""
         at_once = LOADED_AT_ONCE if TABLE[verb].reads_content else MOVED_AT_ONCE
         each_once = list(dict.fromkeys(queue_ids))
@@ -432,6 +445,13 @@ class Operator:
         except Unavailable:
             return {}  # what became of the others must be told
         return {each.name: f"corrupt: {each.reason}; {CORRUPT_ADVICE}" for each in aside}
+
+    async def _load_anywhere(self, queue_id: QueueId) -> tuple[Message, MessageView | None]:
+        """Return a message, and the view of one that another host has.  Raises NotDone."""
+        is_elsewhere = queue_id not in self._queue and self._spool_thread.is_shared
+        if is_elsewhere and (found := await self._elsewhere.found(queue_id)) is not None:
+            return found
+        return await self._load(queue_id), None
 
     async def _load(self, queue_id: QueueId) -> Message:
         """Raise NotDone."""

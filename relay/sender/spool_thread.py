@@ -44,7 +44,7 @@ class SpoolThread:
         self, spool: Spool, on_trouble: Callable[[Full | Unavailable], None], workers: Workers = THREADS
     ) -> None:
         """`on_trouble` is told, once for all that wait, why the spool does not do what it is asked."""
-        self._spool = spool
+        self._spool, self.is_shared = spool, spool.is_shared
         self._on_trouble = on_trouble
         self._thread = workers.one("spool")
         self._tells_again_at = 0.0
@@ -96,7 +96,7 @@ class SpoolThread:
     def keep(self, message: Message) -> None:
         """Keep a short message at hand, if there is room, until it is settled or forgotten."""
         has_room = len(self._at_hand) < MOST_AT_HAND and self._bytes_at_hand < MOST_BYTES_AT_HAND
-        if message.content is not None and has_room and not self._spool.is_shared:
+        if message.content is not None and has_room and not self.is_shared:
             self._at_hand[message.queue_id] = message
             self._bytes_at_hand += len(message.content)
 

@@ -350,6 +350,8 @@ class MessageView:
     """The upstream that is passed over for `upstream`; empty for none."""
     rewritten_as: str = ""
     """The sender that its upstream will see (`rewrite` of its route); empty where that is `reverse_path`."""
+    host: str = ""
+    """Of a shared queue, who has it; empty for no host yet, and where each queue is one host's."""
 
 
 _ADDRESS = re.compile(r'<?(?:"(?:[^"\\]|\\.)*"|[^\s<>",;]+)@(?:\[[^\]\s]*\]|[^\s<>",;:()]+)>?')
@@ -394,7 +396,7 @@ def public_view(view: MessageView) -> MessageView:
 _NULL_WHERE_EMPTY = frozenset({
     "refusing_because", "paused_because", "paused_by", "proving_after", "held_by", "last_error",
     "reason", "upstream", "upstream_because", "instead_of", "lane",
-    "rewritten_as",
+    "rewritten_as", "host",
 })  # fmt: skip
 _READ_ONLY = ("helo", "protocol", "ret", "envid", "recipient_statuses", "header")
 """The fields of a `MessageView` that only a message that was read has."""

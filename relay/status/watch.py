@@ -111,7 +111,10 @@ class Watch:
             for name, view in views.items()
             if view is not None and view.because and name in self.policy.upstreams
         }
-        return Listing(self._sender.queue, {name: self.pace(name) for name in names}, paused, self.clock)
+        host = self._hostname if self._sender.spool_thread.is_shared else ""
+        return Listing(
+            self._sender.queue, {name: self.pace(name) for name in names}, paused, self.clock, host
+        )
 
     def coming(self) -> list[MessageView]:
         """Return what goes next, the soonest first; of what nobody can tell is last."""

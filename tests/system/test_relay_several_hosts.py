@@ -1,9 +1,8 @@
 """Two real relays, one account, one real PostgreSQL: never over, nothing lost, and told what is wrong."""
 
 import random
-import smtplib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,32 +10,12 @@ import pytest
 from tests.fakes.cut_line import CutLine
 from tests.fakes.postgresql import Server
 from tests.system.feeder import Feeder
-from tests.system.hosts import host, make_tables, through
+from tests.system.hosts import OF_B, host, make_tables, send, through
 from tests.system.kills import Kills, judge, told_relayed_twice
 from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import wait_until
-from tests.system.warm import WarmRelay
 
 CONNECTIONS = 6
-OF_B = 1_000_000
-"""The first number of what is handed to the second host."""
-
-
-@pytest.fixture
-def url(server: Server) -> str:
-    return server.make_database("mail")
-
-
-@pytest.fixture
-def upstream(tmp_path: Path) -> Iterator[StrictSmarthost]:
-    """Return one that allows more than any test here sends."""
-    with StrictSmarthost(tmp_path, {"messages": 1000, "per": "1s"}, seed=1) as host:
-        yield host
-
-
-def send(relay: WarmRelay, number: int = 0) -> None:
-    with smtplib.SMTP("127.0.0.1", relay.port) as session:
-        session.sendmail("mjd@front.test", [f"r{number}.0@list.test"], f"Subject: {number}\r\n\r\nhello\r\n")
 
 
 @pytest.mark.full
