@@ -22,7 +22,6 @@ from relay.sender.attempt import which_of
 from relay.sender.host import seconds, woken
 from relay.sender.report_limit import REASON, OwedReports
 from relay.sender.settling import Backlog
-from relay.sender.spool_thread import UNREADABLE_RETRY_NS
 from relay.spool.interface import Full, Message, Unavailable
 from relay.spool.root.trigger import TriggerPort
 from relay.telemetry.telemetry import Telemetry
@@ -251,7 +250,7 @@ class Arrivals:
             if isinstance(message, Unavailable):
                 # Where its upstream left the policy, no turn of a message comes before it is sorted.
                 self._spool_thread.tell(message)
-                self._sort_later(queue_id, UNREADABLE_RETRY_NS)
+                self._sort_later(queue_id, self._spool_thread.unreadable_retry_ns)
             elif message is not None and message.left:
                 parts = self._parts(message, _place(message, sorter))
                 if not self._queue.sort_anew(parts, self._clock.boottime_ns()):

@@ -27,7 +27,7 @@ from relay.spool.interface import (
 Returned = TypeVar("Returned")
 
 UNREADABLE_RETRY_NS = 60 * SECOND_NS
-"""How long a message waits that the spool does not give."""
+"""How long a message waits that a disk does not give: each try may keep all others from it for seconds."""
 AGAIN_SECONDS = 5.0
 """Until a settlement that was not done is asked again."""
 GATHERS_SECONDS = 0.003
@@ -45,6 +45,8 @@ class SpoolThread:
     ) -> None:
         """`on_trouble` is told, once for all that wait, why the spool does not do what it is asked."""
         self._spool, self.is_shared = spool, spool.is_shared
+        self.unreadable_retry_ns = int(AGAIN_SECONDS * SECOND_NS) if spool.is_shared else UNREADABLE_RETRY_NS
+        """A database that was away gives them all once it is back."""
         self._on_trouble = on_trouble
         self._thread = workers.one("spool")
         self._tells_again_at = 0.0
