@@ -11,6 +11,7 @@ from relay.policy.database import DatabaseLogin
 from relay.spool.database.connection import VERSION, Database, database_of
 from relay.spool.database.schema import looked_at, make
 from relay.spool.database.schema import upgrade as upgrade_tables
+from relay.status.hosts import databases_of
 
 
 class NoDatabase(click.ClickException):
@@ -63,10 +64,7 @@ def check(where: Where) -> None:
 
 def _databases(where: Where) -> Iterator[DatabaseLogin]:
     """Give each database once."""
-    policy = found_policy(where)
-    histories = (policy.history_of(name).database for name in policy.upstreams)
-    logins = {each.postgresql: each for each in (policy.storage, *histories) if each and each.postgresql}
-    if not logins:
+    if not (logins := databases_of(found_policy(where))):
         raise NoDatabase("the policy names no database: docs/several-hosts.md")
     yield from logins.values()
 

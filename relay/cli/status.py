@@ -20,6 +20,7 @@ from relay.cli.render import (
     wrong_words,
 )
 from relay.cli.table import Table, line_width, wrapped
+from relay.clock import SECOND_NS
 from relay.mail.formats import rfc3339_or_none, span
 from relay.status.filters import USAGE_KEYS
 from relay.status.snapshot import Condition, QueueState, Snapshot, to_json
@@ -139,6 +140,22 @@ def _lines(snapshot: Snapshot) -> Iterator[str]:
             for lane in snapshot.lanes
         ],
         numbers,
+    )
+    yield from _section(
+        ("host", "has", "lease", "used the account of"),
+        [
+            (
+                its.host,
+                f"{its.claimed_messages} messages",
+                "-" if its.lease_seconds is None else span(int(its.lease_seconds * SECOND_NS)),
+                ", ".join(
+                    f"{name} {span(int(age * SECOND_NS))} ago"
+                    for name, age in its.history_age_seconds.items()
+                )
+                or "-",
+            )
+            for its in snapshot.hosts
+        ],
     )
     counts = [(state.value, snapshot.counts(state)) for state in QueueState]
     yield from _section(

@@ -50,4 +50,4 @@ class Assembly:
             self.sender.upstreams.pausing,
         )
         guard = self.sender.upstreams.guard
-        return [guard(late.run), guard(self.operator.serve_others)]
+        return [guard(late.run), guard(self.operator.serve_others), guard(self.watch.look_at_hosts_forever)]

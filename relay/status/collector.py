@@ -91,6 +91,12 @@ def _fill_rest(gauges: _Gauges, snapshot: Snapshot) -> None:
     gauges.set("relay_policy_last_reload_successful", int(policy.is_good))
     gauges.set("relay_policy_last_reload_success_timestamp_seconds", policy.loaded_at_ns / SECOND_NS)
     gauges.set("relay_policy_info", 1, policy.sha256)
+    for its in snapshot.hosts:
+        if its.lease_seconds is not None:
+            gauges.set("relay_host_claimed_messages", its.claimed_messages, its.host)
+            gauges.set("relay_host_lease_seconds", its.lease_seconds, its.host)
+        for upstream, age in its.history_age_seconds.items():
+            gauges.set("relay_host_history_age_seconds", age, its.host, upstream)
 
 
 def _fill_routes(gauges: _Gauges, routes: Sequence[RouteStatus]) -> None:

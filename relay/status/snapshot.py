@@ -248,6 +248,18 @@ class DiskStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class HostStatus:
+    """One of those that share a queue or an account by a database."""
+
+    host: str
+    claimed_messages: int
+    lease_seconds: float | None
+    """Until others may take these over; None where its queue is its own."""
+    history_age_seconds: Mapping[str, float]
+    """Since it last used the account of each upstream."""
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     at_ns: int
     version: str
@@ -270,6 +282,7 @@ class Snapshot:
     """In the order of their first numbers."""
     recovering: int = 0
     """Messages that the start has yet to read, about: no count of the queue has them.  0: all are known."""
+    hosts: tuple[HostStatus, ...] = ()
 
     def counts(self, state: QueueState) -> QueueCounts:
         return self.queue.get(state, QueueCounts())

@@ -14,6 +14,7 @@ OF_B = 1_000_000
 def host(folder: Path, name: str, isp: dict[str, Any], url: str, **policy: Any) -> WarmRelay:
     """Return a relay that is not started; its history is in the database."""
     (folder / name).mkdir()
+    policy = {"hostname": f"{name}.test"} | policy
     return WarmRelay(folder / name, {"isp": {**isp, "history": url}}, **policy)
 
 

@@ -121,6 +121,8 @@ def test_an_operator_sees_and_ends_on_any_host_what_another_one_has(
             assert [(each["queue_id"], each["host"]) for each in b.queue()] == [
                 (i, "a.test") for i in sorted(ids)
             ]
+            wait_until(lambda: b.metrics().get('relay_host_claimed_messages{host="a.test"}') == 4)
+            assert "4 messages" in b.command("status").stdout
             assert all("on a.test" in line for line in b.command("queue").stdout.splitlines()[1:-1])
             assert json.loads(b.command("queue", "show", "--json", ids[0]).stdout)["subject"] == "0"
             assert b.command("queue", "content", ids[0]).stdout.endswith("hello\r\n")
