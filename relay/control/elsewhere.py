@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from typing import TypeVar, cast
 
 from relay.clock import Clock
-from relay.control.operations import ABSENT, BUSY, OK, UNREAD, VERBS, NotDone, Results, Verb
+from relay.control.operations import ABSENT, BUSY, UNREAD, VERBS, NotDone, Results, Verb
 from relay.mail.envelope import QueueId
 from relay.mail.header import names_of
 from relay.mail.text import clean
@@ -52,20 +52,19 @@ class Elsewhere:
             hosts: Mapping[QueueId, str] = await self._asked(
                 lambda spool: spool.ask(queue_ids, " ".join((verb, *states)))
             )
-            answers: dict[QueueId, str | None] = dict.fromkeys(hosts)
-            ended = OK if verb in ("bounce", "delete") else ABSENT
+            answers: Mapping[QueueId, str | None] = {}
             for _ in range(int(ANSWER_SECONDS / LOOK_SECONDS * 4)):
-                if None not in answers.values():
+                if all(answers.get(each) for each in hosts):
                     break
                 await asyncio.sleep(LOOK_SECONDS / 4)
-                said = await self._asked(lambda spool: spool.answers(list(hosts)))
-                answers = {each: said.get(each, ended) for each in hosts}
+                answers = await self._asked(lambda spool: spool.answers(list(hosts)))
         except NotDone as why:
             return dict.fromkeys(queue_ids, str(why))
-        return {
-            each: answer or f"left to {hosts[each] or 'the next host'}, which has not answered yet"
-            for each, answer in answers.items()
-        }
+        # What ended and was not answered was relayed.
+        results = dict.fromkeys(hosts, ABSENT)
+        for each, answer in answers.items():
+            results[each] = answer or f"left to {hosts[each] or 'the next host'}, which has not answered yet"
+        return results
 
     async def serve(self, act: Act) -> None:
         """Do what others ask for, for ever."""

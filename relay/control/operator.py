@@ -190,7 +190,8 @@ class Operator:
             await asyncio.sleep(0)
         if self._spool_thread.is_shared:
             async for some in self._elsewhere.listed():
-                yield [row for row in some if filters.judge(row)]
+                # What was taken over from here is forgotten when its turn comes.
+                yield [row for row in some if row.view.queue_id not in self._queue and filters.judge(row)]
         yield [row for row in map(listing.set_aside, aside) if filters.judge(row)]
 
     async def _fitting(self, filters: Filters, rows: Sequence[Listed], *, is_whole: bool) -> list[Listed]:

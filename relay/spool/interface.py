@@ -334,7 +334,7 @@ class SharedSpool(Spool, Protocol):
         """Write a wish down in place of any other; return of which messages, and who has each."""
 
     def answers(self, queue_ids: Sequence[QueueId]) -> dict[QueueId, str | None]:
-        """Return what came of wishes, None where nothing has yet; of what ended there is none."""
+        """Return what came of wishes, None where nothing has yet; nothing of what ended otherwise."""
 
     def wishes(self) -> dict[str, list[QueueId]]:
         """Return what others want of messages that are claimed here."""

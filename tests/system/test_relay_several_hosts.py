@@ -11,7 +11,7 @@ import pytest
 from tests.fakes.cut_line import CutLine
 from tests.fakes.postgresql import Server
 from tests.system.feeder import Feeder
-from tests.system.hosts import OF_B, host, make_tables, send, through
+from tests.system.hosts import FAILURES, OF_B, host, make_tables, send, through
 from tests.system.kills import Kills, judge, told_relayed_twice
 from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import wait_until
@@ -79,31 +79,6 @@ def test_two_hosts_together_never_exceed_whatever_is_killed(
     assert upstream.ledger.refused == 0
     assert 30 < most <= 40
     assert line.cuts > 0
-
-
-FAILURES: dict[str, tuple[Callable[[Server], None], Callable[[Server], None], str]] = {
-    "stopped": (Server.stop, Server.start, "Connection refused"),
-    "stopped at once": (lambda server: server.stop("immediate"), Server.start, "Connection refused"),
-    "killed": (Server.kill, Server.start, "Connection refused"),
-    "read-only": (
-        lambda server: server.execute("ALTER ROLE relay SET default_transaction_read_only = on", DISCONNECT),
-        lambda server: server.execute("ALTER ROLE relay RESET ALL"),
-        "it is read-only, as a standby is",
-    ),
-    "with tables of another version": (
-        lambda server: server.execute(VERSION.format(2), DISCONNECT, database="mail"),
-        lambda server: server.execute(VERSION.format(1), database="mail"),
-        "its tables are of version 2, this relay knows 1",
-    ),
-    "without rights": (
-        lambda server: server.execute("REVOKE UPDATE ON relay.account FROM relay", database="mail"),
-        lambda server: server.execute("GRANT UPDATE ON relay.account TO relay", database="mail"),
-        "permission denied for table account",
-    ),
-}
-VERSION = "UPDATE relay.schema_version SET version = {}"
-DEAF = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"
-DISCONNECT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'relay'"
 
 
 @pytest.mark.parametrize(
@@ -175,6 +150,9 @@ def test_no_host_knocks_where_another_one_was_refused(tmp_path: Path, url: str) 
         with other:
             assert [each["state"] for each in other.queue()] == ["waiting"]
         assert (upstream.ledger.relayed, upstream.ledger.refused) == (2, 1)
+
+
+DEAF = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"
 
 
 @pytest.mark.parametrize("is_connected", [True, False])

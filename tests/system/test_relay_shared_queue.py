@@ -12,9 +12,11 @@ import pytest
 
 from tests.fakes.cut_line import CutLine
 from tests.fakes.postgresql import Server
+from tests.system.demand import demand, missing_program
 from tests.system.feeder import Feeder, partly_refused
 from tests.system.hosts import OF_B, make_tables, of_one_queue, send, through
 from tests.system.kills import Kills, judge, told_relayed_twice
+from tests.system.smtp_tools import smtp_sink
 from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import free_port, wait_until
 from tests.system.warm import WarmRelay
@@ -107,11 +109,9 @@ def test_without_its_database_no_mail_is_taken(
 
 
 def test_an_operator_sees_and_ends_on_any_host_what_another_one_has(
-    server: Server, hosts: tuple[WarmRelay, WarmRelay], tmp_path: Path
+    server: Server, hosts: tuple[WarmRelay, WarmRelay], upstream: StrictSmarthost, tmp_path: Path
 ) -> None:
     a, b = hosts
-    b.policy["upstreams"]["isp"]["port"] = free_port()
-    b.write_policy()
     with a:
         for number in range(4):
             send(a, number)
@@ -148,7 +148,26 @@ def test_an_operator_sees_and_ends_on_any_host_what_another_one_has(
             server.execute(ENDED, database="mail")
             wait_until(lambda: {each["queue_id"]: each["host"] for each in b.queue()}[ids[2]] == "b.test")
             assert {each["queue_id"]: each["state"] for each in b.queue()}[ids[2]] == "held"
+            upstream.wait_until(lambda ledger: ledger.relayed == 2)
             os.kill(a.pid, signal.SIGCONT)
+    assert {each.recipients for each in upstream.seen()} == {("mjd@front.test",), ("r3.0@list.test",)}
+
+
+def test_what_is_in_a_transaction_is_not_ended_from_another_host(
+    hosts: tuple[WarmRelay, WarmRelay],
+) -> None:
+    demand(missing_program("smtp-sink"))
+    a, b = hosts
+    with smtp_sink("-w", "4") as sink, b:
+        a.policy["upstreams"]["isp"] = {"host": "127.0.0.1", "port": sink.port, "tls": "none", "limits": []}
+        a.write_policy()
+        with a:
+            send(a, 1)
+            wait_until(lambda: [each["state"] for each in a.queue()] == ["active"])
+            ran = b.command("queue", "delete", a.queue()[0]["queue_id"])
+            assert (ran.returncode, ran.stdout) == (1, "")
+            assert "no such message" in ran.stderr
+            a.wait_for_log(lambda line: "status=sent" in line)
 
 
 class Mishaps:

@@ -15,7 +15,7 @@ RIGHTS: tuple[LiteralString, ...] = (
     "USAGE ON SCHEMA relay",
     "SELECT ON relay.schema_version",
     "SELECT, INSERT, UPDATE, DELETE ON relay.account, relay.history, relay.mark",
-    "SELECT, INSERT, UPDATE, DELETE ON relay.owner, relay.message, relay.chunk",
+    "SELECT, INSERT, UPDATE, DELETE ON relay.owner, relay.message, relay.chunk, relay.answer",
 )
 _HOSTS = """
     WITH claims AS (
@@ -82,7 +82,7 @@ def looked_at(database: Database) -> Iterator[str]:
         (lacks,) = one(
             connection,
             "SELECT string_agg(DISTINCT name, ', ')"
-            " FROM unnest(ARRAY['account', 'history', 'mark', 'owner', 'message', 'chunk']) AS name,"
+            " FROM unnest('{account,history,mark,owner,message,chunk,answer}'::text[]) AS name,"
             " unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS needed"
             " WHERE NOT has_table_privilege('relay.' || name, needed)",
         )

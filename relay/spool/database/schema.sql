@@ -61,9 +61,8 @@ CREATE TABLE relay.message (
     fence       bigint,
     -- Why it was set aside.
     corrupt     text,
-    -- What an operator on another host wants of it: a verb, and the states in which; and what came of it.
-    wish        text,
-    answer      text
+    -- What an operator on another host wants of it: a verb, and the states in which.
+    wish        text
 );
 CREATE INDEX message_wish ON relay.message (owner) WHERE wish IS NOT NULL;
 CREATE INDEX message_new ON relay.message (queue_id) WHERE owner IS NULL AND corrupt IS NULL;
@@ -75,5 +74,13 @@ CREATE TABLE relay.chunk (
     content     bytea NOT NULL,
     PRIMARY KEY (queue_id, number)
 );
+
+-- What came of a wish; the message may have ended by it.
+CREATE TABLE relay.answer (
+    queue_id    text COLLATE "C" PRIMARY KEY,
+    answer      text NOT NULL,
+    at          timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
 ALTER TABLE relay.message ALTER content SET STORAGE EXTERNAL;
 ALTER TABLE relay.chunk ALTER content SET STORAGE EXTERNAL;

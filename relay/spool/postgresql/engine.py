@@ -68,6 +68,18 @@ _FREE = (
     "corrupt IS NULL AND (owner IS NULL OR (owner = %(owner)s AND fence < %(fence)s)"
     " OR owner IN (SELECT identity FROM relay.owner WHERE until < clock_timestamp()))"
 )
+# What its last owner was to end is not sent first.
+_CLAIM = f"""
+    WITH free AS (
+        SELECT queue_id, coalesce(octet_length(content), {HEAD_BYTES}) AS size FROM relay.message
+        WHERE {{}} ORDER BY queue_id LIMIT %(most)s FOR UPDATE SKIP LOCKED
+    ), page AS (
+        SELECT queue_id AS id, sum(size) OVER (ORDER BY queue_id) - size AS before FROM free
+    )
+    UPDATE relay.message SET owner = %(owner)s, fence = %(fence)s,
+        is_held = is_held OR coalesce(wish IN ('hold', 'bounce', 'delete'), false)
+    FROM page WHERE queue_id = id AND before < {PAGE_BYTES} RETURNING {_COLUMNS}, {_LONG_HEAD}
+"""
 
 
 class PostgresqlSpool:
@@ -119,27 +131,9 @@ class PostgresqlSpool:
             self._renew(connection)
             if self._is_converted and self._free is _FREE:
                 self._refuse_others(connection)
-            found = connection.execute(
-                f"SELECT queue_id, octet_length(content) FROM relay.message WHERE {self._free}"
-                " ORDER BY queue_id LIMIT %(most)s FOR UPDATE SKIP LOCKED",
-                self._who | {"most": most},
-            ).fetchall()
-            page, size_bytes = [], 0
-            for queue_id, content_bytes in found:
-                if size_bytes >= PAGE_BYTES:
-                    break
-                page.append(queue_id)
-                size_bytes += HEAD_BYTES if content_bytes is None else content_bytes
-            # What its last owner was to end is not sent first.
-            connection.execute(
-                "UPDATE relay.message SET owner = %(owner)s, fence = %(fence)s,"
-                " is_held = is_held OR coalesce(wish IN ('hold', 'bounce', 'delete'), false)"
-                " WHERE queue_id = ANY(%(page)s)",
-                self._who | {"page": page},
-            )
-            messages = self._read(connection, page)
-        found_now = [messages.get(each) for each in page]
-        return [each for each in found_now if isinstance(each, Message)]
+            rows = connection.execute(_CLAIM.format(self._free), self._who | {"most": most}).fetchall()
+            messages = [self._decoded(connection, row) for row in sorted(rows)]
+        return [each for each in messages if isinstance(each, Message)]
 
     def read(self, queue_ids: Sequence[QueueId]) -> list[Message | Absent | Corrupt | Unavailable]:
         try:
@@ -162,9 +156,10 @@ class PostgresqlSpool:
         for crc, _ in self._chunks(message):
             checksums.append(crc)
             yield b""
-        with self._asking() as connection:
-            (header,) = one(connection, "SELECT header FROM relay.message WHERE queue_id = %s", (queue_id,))
-        if checksums[-1] != decode_header(bytes(header)).content_crc:
+        headers = self._rows("SELECT header FROM relay.message WHERE queue_id = %(id)s", id=queue_id)
+        if not headers:
+            raise Absent(queue_id)
+        if checksums[-1] != decode_header(bytes(headers[0][0])).content_crc:
             self._damaged(queue_id)
         for expected, (crc, chunk) in zip(checksums, self._chunks(message), strict=True):
             if crc != expected:
@@ -204,15 +199,15 @@ class PostgresqlSpool:
             return SpoolLook(2 * ROOM_BYTES, None, aside, unclaimed)
 
     def set_aside(self, most: int) -> list[SetAside]:
-        with self._asking() as connection:
-            rows = connection.execute(
-                "SELECT queue_id, octet_length(content), corrupt FROM relay.message"
-                " WHERE corrupt IS NOT NULL ORDER BY queue_id LIMIT %s",
-                (most,),
-            ).fetchall()
-        return [SetAside(queue_id, size or 0, 0, "", 0, why) for queue_id, size, why in rows]
+        rows = self._rows(
+            "SELECT queue_id, coalesce(octet_length(content), 0), corrupt FROM relay.message"
+            " WHERE corrupt IS NOT NULL ORDER BY queue_id LIMIT %(most)s",
+            most=most,
+        )
+        return [SetAside(queue_id, size, 0, "", 0, why) for queue_id, size, why in rows]
 
     def tidy(self) -> int:
+        self._rows("DELETE FROM relay.answer WHERE at < clock_timestamp() - interval '1 hour' RETURNING 1")
         with kernel_errors("tidy"):
             return remove_abandoned(self._disk, self._drafts)
 
@@ -230,38 +225,42 @@ class PostgresqlSpool:
             ]
 
     def ask(self, queue_ids: Sequence[QueueId], wish: str) -> dict[QueueId, str]:
-        with self._asking() as connection:
-            rows = connection.execute(
-                "UPDATE relay.message SET wish = %(wish)s, answer = NULL"
-                f" WHERE queue_id = ANY(%(wanted)s) AND {_OTHERS} RETURNING queue_id, {_HOST}",
-                self._who | {"wanted": list(queue_ids), "wish": wish},
-            ).fetchall()
-        return dict(rows)
+        return dict(
+            self._rows(
+                "WITH old AS (DELETE FROM relay.answer WHERE queue_id = ANY(%(wanted)s))"
+                " UPDATE relay.message SET wish = %(wish)s WHERE queue_id = ANY(%(wanted)s)"
+                f" AND {_OTHERS} RETURNING queue_id, {_HOST}",
+                wanted=list(queue_ids),
+                wish=wish,
+            )
+        )
 
     def answers(self, queue_ids: Sequence[QueueId]) -> dict[QueueId, str | None]:
-        with self._asking() as connection:
-            rows = connection.execute(
-                "SELECT queue_id, answer FROM relay.message WHERE queue_id = ANY(%s)", (list(queue_ids),)
-            ).fetchall()
-        return dict(rows)
+        return dict(
+            self._rows(
+                "SELECT id, answer FROM unnest(%(wanted)s::text[]) AS id"
+                " LEFT JOIN relay.answer ON queue_id = id"
+                " WHERE answer IS NOT NULL OR id IN (SELECT queue_id FROM relay.message WHERE queue_id = id)",
+                wanted=list(queue_ids),
+            )
+        )
 
     def wishes(self) -> dict[str, list[QueueId]]:
-        with self._asking() as connection:
-            rows = connection.execute(
-                f"SELECT wish, array_agg(queue_id) FROM relay.message WHERE {_OURS} AND wish IS NOT NULL"
-                " GROUP BY wish",
-                self._who,
-            ).fetchall()
-        return dict(rows)
+        where = f"{_OURS} AND wish IS NOT NULL"
+        statement = f"SELECT wish, array_agg(queue_id) FROM relay.message WHERE {where} GROUP BY wish"
+        return dict(self._rows(statement))
 
     def answer(self, wish: str, results: Mapping[QueueId, str]) -> None:
-        with self._asking() as connection:
-            connection.execute(
-                "UPDATE relay.message SET wish = NULL, answer = given.answer"
-                " FROM unnest(%(wanted)s::text[], %(results)s::text[]) AS given (id, answer)"
-                f" WHERE queue_id = given.id AND wish = %(wish)s AND {_OURS}",
-                self._who | {"wanted": list(results), "results": list(results.values()), "wish": wish},
-            )
+        self._rows(
+            "WITH given AS (SELECT * FROM unnest(%(wanted)s::text[], %(results)s::text[]) AS its (id, text)),"
+            " over AS (UPDATE relay.message SET wish = NULL FROM given"
+            f" WHERE queue_id = id AND wish = %(wish)s AND {_OURS})"
+            " INSERT INTO relay.answer (queue_id, answer) SELECT id, text FROM given"
+            " ON CONFLICT (queue_id) DO UPDATE SET answer = excluded.answer, at = excluded.at RETURNING 1",
+            wanted=list(results),
+            results=list(results.values()),
+            wish=wish,
+        )
 
     def close(self) -> None:
         """Let any host take over what is claimed here, at once."""
@@ -361,12 +360,9 @@ class PostgresqlSpool:
         """Yield each chunk behind the checksum of the content up to its end."""
         crc = 0
         for number in range(-(-message.shape.size_bytes // INLINE_BYTES)):
-            with self._asking() as connection:
-                row = connection.execute(
-                    "SELECT content FROM relay.chunk WHERE queue_id = %s AND number = %s",
-                    (message.queue_id, number),
-                ).fetchone()
-            chunk = b"" if row is None else bytes(row[0])
+            statement = "SELECT content FROM relay.chunk WHERE queue_id = %(id)s AND number = %(number)s"
+            rows = self._rows(statement, id=message.queue_id, number=number)
+            chunk = bytes(rows[0][0]) if rows else b""
             crc = checksum(chunk, crc)
             yield crc, chunk
 
@@ -397,6 +393,10 @@ class PostgresqlSpool:
         )
         if hosts is not None:
             raise SpoolBusy(f"its mail may be on its way from {hosts}: stop that, or wait for its lease")
+
+    def _rows(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
+        with self._asking() as connection:
+            return connection.execute(statement.encode(), self._who | values).fetchall()
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[Connection]:

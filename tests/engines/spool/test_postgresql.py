@@ -305,8 +305,10 @@ def test_a_conversion_cut_at_any_statement_loses_nothing_and_no_host_sends_a_cop
             if line.cuts == cuts:
                 break
         assert number > 30
+        new = accept(hosts[1].intake())
         convert(root, "postgresql", disk, hosts[0].clock, lambda *_: None, engines=engines)
         other = hosts[1].start()
+        assert [message.queue_id for message in other.claim(99)] == [new]
         with pytest.raises(SpoolBusy, match="on its way from here: stop that"):
             convert(root, "maildir", disk, hosts[0].clock, lambda *_: None, engines=engines)
         other.close()
