@@ -81,10 +81,10 @@ def looked_at(database: Database) -> Iterator[str]:
         yield f"synchronous standbys: {standbys or 'none, so what it committed last is lost with its disk'}"
         (lacks,) = one(
             connection,
-            "SELECT string_agg(DISTINCT name, ', ')"
-            " FROM unnest('{account,history,mark,owner,message,chunk,answer}'::text[]) AS name,"
-            " unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS needed"
-            " WHERE NOT has_table_privilege('relay.' || name, needed)",
+            "SELECT string_agg(DISTINCT tablename, ', ')"
+            " FROM pg_tables, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS needed"
+            " WHERE schemaname = 'relay' AND tablename <> 'schema_version'"
+            " AND NOT has_table_privilege('relay.' || tablename, needed)",
         )
         if lacks is not None:
             raise DatabaseError(f"the role {role} lacks rights on {lacks}: relay database init --as")
