@@ -61,6 +61,8 @@ _HEADS = (
 )
 """Without content."""
 _OURS = "owner = %(owner)s AND fence = %(fence)s AND corrupt IS NULL"
+_END = "~"
+"""Behind all ids."""
 _OTHERS = f"corrupt IS NULL AND ({_OURS}) IS NOT TRUE"
 _HOST = "coalesce((SELECT host FROM relay.owner WHERE identity = owner), '')"
 _OWN_BEFORE = "corrupt IS NULL AND owner = %(owner)s AND fence < %(fence)s"
@@ -111,6 +113,7 @@ class PostgresqlSpool:
         self._who: dict[str, Any] = {}
         self._is_converted, is_copy = lease_seconds is None, home not in ("", root)
         self._free = _OWN_BEFORE if is_copy else _FREE
+        self._after = _END
         try:
             lease = "1000 years" if lease_seconds is None else f"{lease_seconds} seconds"
             self._who |= {"owner": identity(home or root, disk), "host": host, "fence": 0, "lease": lease}
@@ -127,12 +130,17 @@ class PostgresqlSpool:
             raise
 
     def claim(self, most: int) -> list[Message]:
+        # After a lost reply nobody knows what was claimed: all that is ours comes again.
+        after, self._after = self._after, ""
+        which = self._free if after == _END else f"({self._free} OR ({_OURS} AND queue_id > %(after)s))"
         with self._asking() as connection:
             self._renew(connection)
             if self._is_converted and self._free is _FREE:
                 self._refuse_others(connection)
-            rows = connection.execute(_CLAIM.format(self._free), self._who | {"most": most}).fetchall()
-            messages = [self._decoded(connection, row) for row in sorted(rows)]
+            values = self._who | {"most": most, "after": after}
+            rows = sorted(connection.execute(_CLAIM.format(which), values).fetchall())
+            messages = [self._decoded(connection, row) for row in rows]
+        self._after = rows[-1][0] if rows and after != _END else _END
         return [each for each in messages if isinstance(each, Message)]
 
     def read(self, queue_ids: Sequence[QueueId]) -> list[Message | Absent | Corrupt | Unavailable]:
