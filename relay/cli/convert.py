@@ -8,9 +8,10 @@ from relay.cli.options import Failed, Where, found_policy, own_spool, say, where
 from relay.clock import SystemClock
 from relay.control.client import ControlClient
 from relay.control.offline import refuse_strangers
+from relay.policy.model import SpoolEngine
 from relay.spool.convert import convert as convert_spool
 from relay.spool.disk.durable import RealDisk
-from relay.spool.engines import ENGINES
+from relay.spool.engines import engines_of
 from relay.spool.interface import Full
 
 
@@ -24,7 +25,7 @@ def spool() -> None:
 @click.option(
     "--to",
     "target",
-    type=click.Choice([str(each) for each in ENGINES]),
+    type=click.Choice([str(each) for each in SpoolEngine]),
     help="Default: as the policy says.",
 )
 def convert(where: Where, *, target: str | None) -> None:
@@ -32,7 +33,7 @@ def convert(where: Where, *, target: str | None) -> None:
 
     No relay may run meanwhile.  All that is queued or held is kept, with all that is known of it; what is in
     corrupt/ stays there.  Killed at any moment, the spool is the old one or the new one, and the same command
-    goes on.
+    goes on.  Out of a database all that is queued comes here: stop the relays on all hosts.
     """
     policy = found_policy(where)
     wanted = target or str(policy.storage.engine)
@@ -43,7 +44,14 @@ def convert(where: Where, *, target: str | None) -> None:
     os.umask(0o077)
     with own_spool():
         try:
-            done = convert_spool(str(policy.spool), wanted, RealDisk(), SystemClock(), _tell_corrupt)
+            done = convert_spool(
+                str(policy.spool),
+                wanted,
+                RealDisk(),
+                SystemClock(),
+                _tell_corrupt,
+                engines=engines_of(policy),
+            )
         except Full as error:
             why = f"{error}; the spool is as it was: make room, and run this again"
             raise Failed(why, os.EX_TEMPFAIL) from error

@@ -10,6 +10,7 @@ from relay.policy.database import DatabaseLogin
 from relay.spool.database.connection import VERSION, Database, database_of
 from relay.spool.database.schema import looked_at, make
 from relay.spool.database.schema import upgrade as upgrade_tables
+from relay.status.hosts import databases_of
 
 AS = click.option("--as", "url", metavar="URL", help="Log in by this URL, as who owns the tables.")
 
@@ -57,10 +58,7 @@ def check(where: Where) -> None:
 
 def _databases(where: Where) -> Iterator[DatabaseLogin]:
     """Give each database once."""
-    policy = found_policy(where)
-    histories = (policy.history_of(name).database for name in policy.upstreams)
-    logins = {each.postgresql: each for each in (policy.storage, *histories) if each and each.postgresql}
-    if not logins:
+    if not (logins := databases_of(found_policy(where))):
         raise Failed("the policy names no database: docs/several-hosts.md", os.EX_CONFIG)
     yield from logins.values()
 

@@ -147,7 +147,8 @@ def _who(message: MessageView) -> str:
 
 
 def _why(message: MessageView, at_ns: int, *, has_routes: bool) -> str:
-    parts = [f"lane {message.lane}"] if message.lane else []
+    parts = [f"on {message.host}"] if message.host else []
+    parts += [f"lane {message.lane}"] if message.lane else []
     parts += [message.reason] if message.reason else []
     kind, _, what = message.held_by.partition(" ")
     if message.held_by and kind != "hold" and not (what and message.reason.endswith(what)):

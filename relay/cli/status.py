@@ -26,7 +26,7 @@ from relay.cli.output import (
     used_words,
     wrong_words,
 )
-from relay.clock import SystemClock
+from relay.clock import SECOND_NS, SystemClock
 from relay.control.client import ControlClient
 from relay.mail.formats import rfc3339, rfc3339_or_none, span, utc
 from relay.mail.sought import Sought, sought
@@ -69,6 +69,17 @@ LANES: Columns = {
     "messages": lambda each, _: each.waiting_messages,
     "recipients": lambda each, _: each.waiting_recipients,
     "oldest": lambda each, _: span(each.oldest_age_ns) if each.waiting_messages else "-",
+}
+HOSTS: Columns = {
+    "host": lambda each, _: each.host,
+    "has": lambda each, _: f"{each.claimed_messages} messages",
+    "lease": lambda each, _: "-" if each.lease_seconds is None else span(int(each.lease_seconds * SECOND_NS)),
+    "used the account of": lambda each, _: (
+        ", ".join(
+            f"{name} {span(int(age * SECOND_NS))} ago" for name, age in each.history_age_seconds.items()
+        )
+        or "-"
+    ),
 }
 QUEUE: Columns = {
     "queue": lambda each, _: each[0].value,
@@ -152,6 +163,7 @@ def status_lines(snapshot: Snapshot) -> Iterator[str]:
     yield from _section(LIMITS, limits_of(snapshot), at_ns)
     yield from _section(ROUTES, snapshot.routes, at_ns)
     yield from _section(LANES, snapshot.lanes, at_ns)
+    yield from _section(HOSTS, snapshot.hosts, at_ns)
     yield from _section(QUEUE, [(state, snapshot.counts(state)) for state in QueueState], at_ns)
     if snapshot.started_at_ns is not None:
         totals = ", ".join(f"{count} {fate}" for fate, count in snapshot.totals.by_fate().items())

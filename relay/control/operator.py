@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
+from relay.control.elsewhere import Elsewhere
 from relay.control.operations import (
     ABSENT,
     CHANGED,
@@ -101,6 +102,11 @@ class Operator:
         self._upstreams = sender.upstreams
         self._watch = watch
         self._events = events
+        self._elsewhere = Elsewhere(sender.spool_thread, watch.clock)
+
+    async def serve_others(self) -> None:
+        """Do what operators ask for on other hosts with the same queue, for ever."""
+        await self._elsewhere.serve(lambda verb, queue_ids, states: self._each(verb, queue_ids, {}, states))
 
     async def _know(self, queue_ids: Collection[QueueId] | None = None) -> None:
         """Have the queue, or these messages of it, in memory: of a relay that runs they are."""
@@ -174,6 +180,10 @@ class Operator:
                 if filters.judge(read := whole.get(row.view.queue_id, row))
             ]
             await asyncio.sleep(0)
+        if self._spool_thread.is_shared:
+            async for some in self._elsewhere.listed():
+                # What was taken over from here is forgotten when its turn comes.
+                yield [row for row in some if row.view.queue_id not in self._queue and filters.judge(row)]
         yield [row for row in map(listing.set_aside, aside) if filters.judge(row)]
 
     async def _whole(self, rows: Sequence[Listed]) -> Mapping[QueueId, Listed]:
@@ -190,9 +200,9 @@ class Operator:
 
     async def show(self, queue_id: AskedId) -> MessageView:
         await self._know((queue_id,))
-        message = await self._load(queue_id)
+        message, view = await self._load_anywhere(queue_id)
         envelope = message.envelope
-        if (view := self._watch.listing().message(queue_id, _left(message))) is None:
+        if not (view := view or self._watch.listing().message(queue_id, _left(message))):
             raise NotDone(ABSENT)
         return replace(
             view,
@@ -241,7 +251,7 @@ class Operator:
 
     async def content(self, queue_id: AskedId) -> AsyncGenerator[bytes, None]:
         await self._know((queue_id,))
-        message = await self._load(queue_id)
+        message, _ = await self._load_anywhere(queue_id)
         if message.content is not None:
             yield message.content
             return
@@ -255,7 +265,10 @@ class Operator:
         self, verb: Verb, queue_ids: Sequence[AskedId], states: Sequence[QueueState] = ()
     ) -> Results:
         await self._know(queue_ids)
-        results = await self._each(verb, queue_ids, states=states)
+        results = dict(await self._each(verb, queue_ids, states=states))
+        unknown = [each for each, of in results.items() if of in (ABSENT, UNREAD)]
+        if unknown and self._spool_thread.is_shared:
+            results |= await self._elsewhere.act(verb, unknown, states)
         corrupt = await self._corrupt() if ABSENT in results.values() else {}
         return {each: corrupt.get(each, of) if of == ABSENT else of for each, of in results.items()}
 
@@ -404,6 +417,13 @@ class Operator:
         except Unavailable:
             return {}  # what became of the others must be told
         return {each.name: f"corrupt: {each.reason}; {CORRUPT_ADVICE}" for each in aside}
+
+    async def _load_anywhere(self, queue_id: QueueId) -> tuple[Message, MessageView | None]:
+        """Return a message, and the view of one that another host has.  Raises NotDone."""
+        is_elsewhere = queue_id not in self._queue and self._spool_thread.is_shared
+        if is_elsewhere and (found := await self._elsewhere.found(queue_id)) is not None:
+            return found
+        return await self._load(queue_id), None
 
     async def _load(self, queue_id: QueueId) -> Message:
         """Raise NotDone."""

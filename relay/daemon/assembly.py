@@ -45,4 +45,4 @@ class Assembly:
         """Return what goes on for as long as the relay runs; whose end by an error ends the sender."""
         late = LateMail(self.sender.queue, self.sender.settling, self.host)
         guard = self.sender.upstreams.guard
-        return [guard(late.run)]
+        return [guard(late.run), guard(self.operator.serve_others), guard(self.watch.look_at_hosts_forever)]

@@ -501,6 +501,8 @@ class HistoryPlace(NamedTuple):
     account: str
     """What it is called in a database."""
     database: DatabaseLogin | None
+    host: str = ""
+    """What this one is called there; empty: as the system calls it."""
 
     def __str__(self) -> str:
         return str(self.path) if self.database is None else f"{self.account} in {self.database.postgresql}"
@@ -587,7 +589,7 @@ class Policy(Section):
         default, settings = self.spool.parent / "history" / name, its.history
         if settings is None or settings.path is not None:
             return HistoryPlace(default if settings is None else settings.path or default, account, None)
-        return HistoryPlace(default, account, settings)
+        return HistoryPlace(default, account, settings, self.hostname or "")
 
     def history_path(self, upstream: str) -> Path:
         return self.history_of(upstream).path

@@ -26,7 +26,7 @@ from relay.spool.interface import (
 Returned = TypeVar("Returned")
 
 UNREADABLE_RETRY_NS = 60 * SECOND_NS
-"""How long a message waits that the spool does not give."""
+"""How long a message waits that a disk does not give: each try may keep all others from it for seconds."""
 AGAIN_SECONDS = 5.0
 """Until a settlement that was not done is asked again."""
 GATHERS_SECONDS = 0.003
@@ -43,7 +43,9 @@ class SpoolThread:
         self, spool: Spool, on_trouble: Callable[[Full | Unavailable], None], workers: Workers = THREADS
     ) -> None:
         """`on_trouble` is told, once for all that wait, why the spool does not do what it is asked."""
-        self._spool = spool
+        self._spool, self.is_shared = spool, spool.is_shared
+        self.unreadable_retry_ns = int(AGAIN_SECONDS * SECOND_NS) if spool.is_shared else UNREADABLE_RETRY_NS
+        """A database that was away gives them all once it is back."""
         self._on_trouble = on_trouble
         self._thread = workers.one("spool")
         self._tells_again_at = 0.0
@@ -95,7 +97,7 @@ class SpoolThread:
     def keep(self, message: Message) -> None:
         """Keep a short message at hand, if there is room, until it is settled or forgotten."""
         has_room = len(self._at_hand) < MOST_AT_HAND and self._bytes_at_hand < MOST_BYTES_AT_HAND
-        if message.content is not None and has_room and not self._spool.is_shared:
+        if message.content is not None and has_room and not self.is_shared:
             self._at_hand[message.queue_id] = message
             self._bytes_at_hand += len(message.content)
 

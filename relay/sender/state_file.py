@@ -48,7 +48,7 @@ def account_row(
     from relay.sender.account_row import AccountRow  # noqa: PLC0415 - it needs an extra
     from relay.spool.database.account import account_of  # noqa: PLC0415 - it needs an extra
 
-    return AccountRow(account_of(place.database, place.account), clock, on_error)
+    return AccountRow(account_of(place.database, place.account, place.host), clock, on_error)
 
 
 def render(record: PauseRecord) -> bytes:

@@ -21,7 +21,6 @@ from relay.queue.routes import Because
 from relay.sender.attempt import Attempt, KnownOffers
 from relay.sender.pausing import Pausing
 from relay.sender.settling import Backlog
-from relay.sender.spool_thread import UNREADABLE_RETRY_NS
 from relay.sender.throttle_thread import ThrottleThread
 from relay.smtp.dot_stuffing import UnsendableContent
 from relay.smtp.reply import Phase
@@ -343,6 +342,6 @@ class Transactions:
             return
         # As far as is known, it is as good as before.
         self._spool_thread.tell(error)
-        due_at_ns = self._clock.boottime_ns() + UNREADABLE_RETRY_NS
+        due_at_ns = self._clock.boottime_ns() + self._spool_thread.unreadable_retry_ns
         why = WaitReason(f"cannot be read now: {clean(str(error))}")
         self._line.postpone(queued, due_at_ns, why)

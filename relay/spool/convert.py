@@ -8,12 +8,13 @@
 | while the old one is removed | the new spool, pieces of the old one  | the new counts; the next call      |
 |                              |                                       | removes them                       |
 
-Guarantees: no message is lost or changed, whatever call it is killed in.
+Guarantees: no message is lost or changed, whatever call it is killed in.  Of a database, all of it: one of
+which another host may own some is refused; what is copied there nobody sends before it counts.
 Assumes: nobody owns the queue, and no intake is open; both locks are held meanwhile.
-Does not: convert what is in corrupt/, which stays.
+Does not: convert what is in corrupt/, or set aside in a database, which stays.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -44,36 +45,47 @@ class Converted:
     held: int = 0
 
 
-def convert(root: str, target: str, disk: Disk, clock: Clock, on_corrupt: OnCorrupt) -> Converted:
+def convert(
+    root: str,
+    target: str,
+    disk: Disk,
+    clock: Clock,
+    on_corrupt: OnCorrupt,
+    *,
+    engines: Mapping[str, Engine] = ENGINES,
+) -> Converted:
     """Raise SpoolBusy where a relay or a listener runs, Full, Unavailable, OSError, ValueError.
 
     FileNotFoundError where there is no spool.
     """
-    if target not in ENGINES:
-        raise ValueError(f"this relay has no engine {target}")
     if (found := engine_of(root, disk)) is None:
         raise FileNotFoundError(2, "no spool is here", root)
-    if found not in ENGINES:
-        raise ValueError(f"the queue of {root} is in a database, and leaves it only as mail")
+    for name in (found, target):
+        if name not in engines:
+            raise ValueError(f"this relay has no engine {name}, or its policy names no database for it")
     with kernel_errors("conversion"), opened(disk, without_intakes(root, disk)):
-        old, new = ENGINES[found], f"{root}/{CONVERTING}"
+        old, new = engines[found], f"{root}/{CONVERTING}"
         done = Converted(found, target)
         with closing(old.spool(root, disk, clock, on_corrupt)) as source:
             # What an earlier call left, of either engine.
-            others = [piece for each in ENGINES.values() if each is not old for piece in each.pieces]
-            _remove_pieces(disk, root, [CONVERTING, *others])
+            _remove(disk, new)
+            for each in engines.values():
+                if each is not old:
+                    _remove_pieces(each, root, disk)
             if found != target:
-                ENGINES[target].prepare(new, disk)
-                open_copy = partial(ENGINES[target].spool, new, disk, clock, _nothing_is_damaged)
+                engines[target].prepare(new, disk)
+                open_copy = partial(engines[target].spool, new, disk, clock, _nothing_is_damaged)
                 with closing(open_copy()) as copy:
                     queue_ids = _copy(source, copy, done)
-                if source.look().unclaimed or source.look().corrupt > len(disk.names(corrupt_folder(root))):
-                    raise Unavailable(f"some files of {root} cannot be read now")
+                left = source.look()
+                is_unread = not source.is_shared and left.corrupt > len(disk.names(corrupt_folder(root)))
+                if left.unclaimed or is_unread:
+                    raise Unavailable(f"some messages of {root} cannot be read now")
                 with closing(open_copy()) as copy:
                     _compare_all(source, copy, queue_ids)
-                _count(root, ENGINES[target], disk)
+                _count(root, engines[target], disk)
                 # Crash here: the new spool, and what is left of the old one.
-                _remove_pieces(disk, root, old.pieces)
+                _remove_pieces(old, root, disk)
     return done
 
 
@@ -143,10 +155,11 @@ def _nothing_is_damaged(name: str, why: str) -> None:
     raise Unavailable(f"{name} was copied, and is damaged: {why}")
 
 
-def _remove_pieces(disk: Disk, root: str, names: Iterable[str]) -> None:
-    for name in names:
+def _remove_pieces(engine: Engine, root: str, disk: Disk) -> None:
+    for name in engine.pieces:
         _remove(disk, f"{root}/{name}")
     disk.sync_directory(root)
+    engine.forget(root, disk)
 
 
 def _remove(disk: Disk, path: str) -> None:

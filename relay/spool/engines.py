@@ -36,6 +36,8 @@ class Engine:
     spool: Callable[[str, Disk, Clock, OnCorrupt], Spool]
     prepare: Callable[[str, Disk], None]
     intake: Callable[[str, Disk, Clock], Intake]
+    forget: Callable[[str, Disk], None] = lambda _root, _disk: None
+    """Remove what a conversion left elsewhere than in the folder."""
 
 
 ENGINES: dict[str, Engine] = {
@@ -90,14 +92,21 @@ def engine_of(root: str, disk: Disk) -> str | None:
     return _NAMES[found]
 
 
+def engines_of(policy: Policy) -> dict[str, Engine]:
+    """Return those between which a spool can be converted."""
+    return (
+        ENGINES
+        if policy.storage.postgresql is None
+        else ENGINES | {SpoolEngine.POSTGRESQL: _in_database(policy, is_converted=True)}
+    )
+
+
 def _engine(policy: Policy, disk: Disk) -> Engine:
     root, wanted = str(policy.spool), policy.storage.engine
     if (found := engine_of(root, disk)) not in (None, wanted):
-        advice = f"run `relay spool convert --to {wanted}`, or let the policy say `engine: {found}`"
-        if SpoolEngine.POSTGRESQL in (found, wanted):
-            advice = "give it another folder, and let a relay on this one send what it has"
         raise ValueError(
-            f"{root} is a spool of the engine {found}, and the policy asks for {wanted}: {advice}"
+            f"{root} is a spool of the engine {found}, and the policy asks for {wanted}: "
+            f"run `relay spool convert --to {wanted}`, or let the policy say `engine: {found}`"
         )
     return _wanted(policy)
 
@@ -108,17 +117,23 @@ def _wanted(policy: Policy) -> Engine:
     return ENGINES[policy.storage.engine]
 
 
-def _in_database(policy: Policy) -> Engine:
+def _in_database(policy: Policy, *, is_converted: bool = False) -> Engine:
     from relay.spool.database.connection import database_of  # noqa: PLC0415 - it needs an extra
-    from relay.spool.postgresql.engine import PostgresqlSpool  # noqa: PLC0415 - it needs an extra
-    from relay.spool.postgresql.intake import PostgresqlIntake, prepare  # noqa: PLC0415 - it needs an extra
+    from relay.spool.postgresql import engine, intake  # noqa: PLC0415 - it needs an extra
 
     database, host = database_of(policy.storage), policy.hostname or os.uname().nodename
     lease_ns = 2 * max(LEAST_LEASE_NS // 2, *(each.max_transaction_ns for each in policy.upstreams.values()))
     return Engine(
         IN_A_DATABASE,
-        (),
-        partial(PostgresqlSpool, database=database, host=host, lease_seconds=lease_ns // SECOND_NS),
-        prepare,
-        partial(PostgresqlIntake, database=database),
+        intake.PIECES,
+        partial(
+            engine.PostgresqlSpool,
+            database=database,
+            host=host,
+            lease_seconds=None if is_converted else lease_ns // SECOND_NS,
+            home=str(policy.spool),
+        ),
+        intake.prepare,
+        partial(intake.PostgresqlIntake, database=database),
+        partial(engine.forget, database=database),
     )

@@ -318,3 +318,25 @@ class Spool(Protocol):
 
     def close(self) -> None:
         """Let another own the queue."""
+
+
+class SharedSpool(Spool, Protocol):
+    """What hosts with one queue have beside it: messages that are not claimed here, to see and to ask for.
+
+    A wish is a verb, and the states in which it counts.  It stands with the message until its owner, whoever
+    that is then, has answered it.  All raise Full and Unavailable.
+    """
+
+    def others(self, first: str, most: int) -> list[tuple[Message, str]]:
+        """Return messages from an id on, in order, without content, each with the host that has it, or ``."""
+
+    def ask(self, queue_ids: Sequence[QueueId], wish: str) -> dict[QueueId, str]:
+        """Write a wish down in place of any other; return of which messages, and who has each."""
+
+    def answers(self, queue_ids: Sequence[QueueId]) -> dict[QueueId, str | None]:
+        """Return what came of wishes, None where nothing has yet; nothing of what ended otherwise."""
+
+    def wishes(self) -> dict[str, list[QueueId]]:
+        """Return what others want of messages that are claimed here."""
+
+    def answer(self, wish: str, results: Mapping[QueueId, str]) -> None: ...

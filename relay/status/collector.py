@@ -86,6 +86,12 @@ def _of_rest(snapshot: Snapshot) -> Iterator[Number]:
     yield "relay_policy_last_reload_successful", int(policy.is_good)
     yield "relay_policy_last_reload_success_timestamp_seconds", policy.loaded_at_ns / SECOND_NS
     yield "relay_policy_info", 1, policy.sha256
+    for its in snapshot.hosts:
+        if its.lease_seconds is not None:
+            yield "relay_host_claimed_messages", its.claimed_messages, its.host
+            yield "relay_host_lease_seconds", its.lease_seconds, its.host
+        for upstream, age in its.history_age_seconds.items():
+            yield "relay_host_history_age_seconds", age, its.host, upstream
 
 
 def _of_routes(routes: Sequence[RouteStatus]) -> Iterator[Number]:

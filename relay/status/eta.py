@@ -167,10 +167,15 @@ class Listing:
     """
 
     def __init__(
-        self, queue: Queues, paces: Mapping[str, Pace], paused: Mapping[str, str], clock: Clock
+        self,
+        queue: Queues,
+        paces: Mapping[str, Pace],
+        paused: Mapping[str, str],
+        clock: Clock,
+        host: str = "",
     ) -> None:
-        """`paused` is by the upstream why nothing that stands in its line is sent."""
-        self._queue, self._paces, self._paused = queue, paces, paused
+        """`paused` is by the upstream why nothing of its line is sent; `host` is of a shared queue."""
+        self._queue, self._paces, self._paused, self._host = queue, paces, paused, host
         self._now_ns = clock.boottime_ns()
         self._to_wall_ns = clock.wall_ns() - self._now_ns
         self._ahead: dict[tuple[str, str | None], Load] = {}
@@ -263,6 +268,7 @@ class Listing:
             upstream_choice=queued.choice.because,
             instead_of=queued.choice.instead_of,
             rewritten_as="" if queued.sent_reverse_path == queued.reverse_path else queued.sent_reverse_path,
+            host=self._host,
         )
 
 

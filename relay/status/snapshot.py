@@ -248,6 +248,18 @@ class DiskStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class HostStatus:
+    """One of those that share a queue or an account by a database."""
+
+    host: str
+    claimed_messages: int
+    lease_seconds: float | None
+    """Until others may take these over; None where its queue is its own."""
+    history_age_seconds: Mapping[str, float]
+    """Since it last used the account of each upstream."""
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     at_ns: int
     version: str
@@ -270,6 +282,7 @@ class Snapshot:
     """In the order of their first numbers."""
     recovering: int = 0
     """Messages that the start has yet to read, about: no count of the queue has them.  0: all are known."""
+    hosts: tuple[HostStatus, ...] = ()
 
     def counts(self, state: QueueState) -> QueueCounts:
         return self.queue.get(state, QueueCounts())
@@ -350,6 +363,8 @@ class MessageView:
     """The upstream that is passed over for `upstream`; empty for none."""
     rewritten_as: str = ""
     """The sender that its upstream will see (`rewrite` of its route); empty where that is `reverse_path`."""
+    host: str = ""
+    """Of a shared queue, who has it; empty for no host yet, and where each queue is one host's."""
 
 
 _ADDRESS = re.compile(r'<?(?:"(?:[^"\\]|\\.)*"|[^\s<>",;]+)@(?:\[[^\]\s]*\]|[^\s<>",;:()]+)>?')
@@ -380,7 +395,7 @@ def public(value: Any) -> Any:
 _NULL_WHERE_EMPTY = frozenset({
     "refusing_because", "paused_because", "paused_by", "proving_after", "held_by", "last_error",
     "reason", "upstream", "upstream_because", "instead_of", "lane",
-    "rewritten_as",
+    "rewritten_as", "host",
 })  # fmt: skip
 _READ_ONLY = ("helo", "protocol", "ret", "envid", "recipient_statuses", "header")
 """The fields of a `MessageView` that only a message that was read has."""

@@ -4,6 +4,7 @@ Reads memory only: the account and the free space are as old as the sender's las
 at most a second or so.
 """
 
+import asyncio
 import heapq
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,11 +23,13 @@ from relay.sender.sender import Sender
 from relay.sender.upstreams import UpstreamView
 from relay.spool.root.headroom import why_no_room
 from relay.status.eta import NOT_IN_POLICY, Listing, Load, Pace, opens_ns
+from relay.status.hosts import databases_of, hosts_in
 from relay.status.plan import OverLimit, Plan, PlannedUpstream
 from relay.status.snapshot import (
     CertificateStatus,
     Condition,
     DiskStatus,
+    HostStatus,
     LaneStatus,
     LimitStatus,
     MessageView,
@@ -43,6 +46,7 @@ from relay.throttle.limit_state import Limited
 from relay.verdicts.account import ENDLESS, Health
 
 DOWN = "stop: the relay is down"
+HOSTS_SECONDS = 10.0
 FIRST = 10
 """Messages that are shown as coming."""
 LOOKED_AT = 200
@@ -66,9 +70,19 @@ class Watch:
         self._sender = sender
         self._hostname = hostname
         self.clock = clock
+        self.hosts: tuple[HostStatus, ...] = ()
 
     async def look(self) -> None:
         await self._sender.look()
+
+    async def look_at_hosts(self) -> None:
+        if databases_of(self.policy):
+            self.hosts = await asyncio.to_thread(hosts_in, self.policy)
+
+    async def look_at_hosts_forever(self) -> None:
+        while True:
+            await self.look_at_hosts()
+            await asyncio.sleep(HOSTS_SECONDS)
 
     def why_not_ready(self) -> str:
         """Return nothing while mail is accepted."""
@@ -100,6 +114,7 @@ class Watch:
             self.certificates,
             self._routes(now_ns),
             self._sender.unread,
+            self.hosts,
         )
 
     def listing(self) -> Listing:
@@ -110,7 +125,10 @@ class Watch:
             for name, view in views.items()
             if view is not None and view.because and name in self.policy.upstreams
         }
-        return Listing(self._sender.queue, {name: self.pace(name) for name in names}, paused, self.clock)
+        host = self._hostname if self._sender.spool_thread.is_shared else ""
+        return Listing(
+            self._sender.queue, {name: self.pace(name) for name in names}, paused, self.clock, host
+        )
 
     def coming(self) -> list[MessageView]:
         """Return what goes next, the soonest first; of what nobody can tell is last."""

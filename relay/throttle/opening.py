@@ -50,7 +50,7 @@ def open_history(
     from relay.spool.database.account import account_of  # noqa: PLC0415 - it needs an extra
     from relay.throttle.postgresql_history import HighWaterMark, PostgresqlHistory  # noqa: PLC0415 - as above
 
-    account = account_of(place.database, place.account)
+    account = account_of(place.database, place.account, place.host)
     return PostgresqlHistory(account, HighWaterMark(f"{place.path}.mark", disk), clock, on_state=on_state)
 
 

@@ -219,9 +219,11 @@ class PostgresqlHistory:
                 (self._id, position, json.dumps(group, separators=(",", ":"))),
             )
             connection.execute(
-                "UPDATE relay.account SET position = %s, replaced = %s, offset_ns = %s, now_ns = %s"
+                "WITH mark AS (INSERT INTO relay.mark (account_id, host) VALUES (%s, %s)"
+                " ON CONFLICT (account_id, host) DO UPDATE SET at = excluded.at)"
+                " UPDATE relay.account SET position = %s, replaced = %s, offset_ns = %s, now_ns = %s"
                 " WHERE id = %s",
-                (position, replaced, self._offset_ns, self.now_ns, self._id),
+                (self._id, self._account.host, position, replaced, self._offset_ns, self.now_ns, self._id),
             )
             commit(connection)
         self._is_open = False

@@ -14,6 +14,9 @@ class CutLine:
         self._to = port
         self._cut_at: bytes | None = None
         self._after, self._is_passed_on = 0, True
+        self._is_over = threading.Event()
+        self.delay_s = 0.0
+        """Of whatever goes to the server."""
         self.cuts = 0
         """How many there were."""
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -36,6 +39,7 @@ class CutLine:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._is_over.set()
         self._listening.close()
         self.cut_all()
 
@@ -55,6 +59,7 @@ class CutLine:
     def _pass_on(self, source: socket.socket, target: socket.socket, is_to_server: bool) -> None:
         with contextlib.suppress(OSError):
             while content := source.recv(65536):
+                self._is_over.wait(self.delay_s if is_to_server else 0)
                 if is_to_server and self._is_now(content):
                     self.cuts += 1
                     _cut(source)

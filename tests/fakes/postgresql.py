@@ -87,6 +87,24 @@ class Server:
             "SELECT pg_reload_conf()",
         )
 
+    @contextlib.contextmanager
+    def standby(self) -> Iterator["Server"]:
+        """Start one that follows it; `control("promote")` has it take its place."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            copy = Server(self.folder / "standby", free.getsockname()[1], self.bin)
+        copy.folder.mkdir()
+        shutil.chown(copy.folder, self.folder.owner())
+        at = ("-h", str(self.folder), "-p", str(self.port), "-U", USER, "-D", str(copy.folder / "data"))
+        copy.run("pg_basebackup", *at, "-R", "-c", "fast", "--no-sync")
+        copy.start()
+        try:
+            yield copy
+        finally:
+            with contextlib.suppress(subprocess.CalledProcessError):
+                copy.stop("immediate")
+            shutil.rmtree(copy.folder)
+
     @property
     def pid(self) -> int:
         return int((self.folder / "data" / "postmaster.pid").read_text().split()[0])

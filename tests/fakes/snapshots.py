@@ -11,6 +11,7 @@ from relay.status.snapshot import (
     CertificateStatus,
     Condition,
     DiskStatus,
+    HostStatus,
     LimitStatus,
     MessageView,
     PolicyStatus,
@@ -90,6 +91,7 @@ def a_snapshot(
         policy=policy or PolicyStatus("ab" * 32, AT_NS - 60 * SECOND_NS),
         disk=DiskStatus(7 * 2**30, 12_345),
         certificates=(CertificateStatus("127.0.0.1:2525", AT_NS + 90 * 86_400 * SECOND_NS),),
+        hosts=(HostStatus("mx2.example.net", 7, 3000.5, {"isp": 12.25}),),
     )
 
 

@@ -1,9 +1,9 @@
 """Two real relays, one account, one real PostgreSQL: never over, nothing lost, and told what is wrong."""
 
+import json
 import random
-import smtplib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,32 +11,12 @@ import pytest
 from tests.fakes.cut_line import CutLine
 from tests.fakes.postgresql import Server
 from tests.system.feeder import Feeder
-from tests.system.hosts import host, make_tables, through
+from tests.system.hosts import FAILURES, OF_B, host, make_tables, send, through
 from tests.system.kills import Kills, judge, told_relayed_twice
 from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import wait_until
-from tests.system.warm import WarmRelay
 
 CONNECTIONS = 6
-OF_B = 1_000_000
-"""The first number of what is handed to the second host."""
-
-
-@pytest.fixture
-def url(server: Server) -> str:
-    return server.make_database("mail")
-
-
-@pytest.fixture
-def upstream(tmp_path: Path) -> Iterator[StrictSmarthost]:
-    """Return one that allows more than any test here sends."""
-    with StrictSmarthost(tmp_path, {"messages": 1000, "per": "1s"}, seed=1) as host:
-        yield host
-
-
-def send(relay: WarmRelay, number: int = 0) -> None:
-    with smtplib.SMTP("127.0.0.1", relay.port) as session:
-        session.sendmail("mjd@front.test", [f"r{number}.0@list.test"], f"Subject: {number}\r\n\r\nhello\r\n")
 
 
 @pytest.mark.full
@@ -101,31 +81,6 @@ def test_two_hosts_together_never_exceed_whatever_is_killed(
     assert line.cuts > 0
 
 
-FAILURES: dict[str, tuple[Callable[[Server], None], Callable[[Server], None], str]] = {
-    "stopped": (Server.stop, Server.start, "Connection refused"),
-    "stopped at once": (lambda server: server.stop("immediate"), Server.start, "Connection refused"),
-    "killed": (Server.kill, Server.start, "Connection refused"),
-    "read-only": (
-        lambda server: server.execute("ALTER ROLE relay SET default_transaction_read_only = on", DISCONNECT),
-        lambda server: server.execute("ALTER ROLE relay RESET ALL"),
-        "it is read-only, as a standby is",
-    ),
-    "with tables of another version": (
-        lambda server: server.execute(VERSION.format(2), DISCONNECT, database="mail"),
-        lambda server: server.execute(VERSION.format(1), database="mail"),
-        "its tables are of version 2, this relay knows 1",
-    ),
-    "without rights": (
-        lambda server: server.execute("REVOKE UPDATE ON relay.account FROM relay", database="mail"),
-        lambda server: server.execute("GRANT UPDATE ON relay.account TO relay", database="mail"),
-        "permission denied for table account",
-    ),
-}
-VERSION = "UPDATE relay.schema_version SET version = {}"
-DEAF = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"
-DISCONNECT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'relay'"
-
-
 @pytest.mark.parametrize(
     "failure",
     ["killed", *(pytest.param(each, marks=pytest.mark.full) for each in FAILURES if each != "killed")],
@@ -168,7 +123,11 @@ def test_an_operator_pauses_an_account_for_all_hosts_and_wakes_all(
         assert upstream.ledger.relayed == 0
         assert one.command("resume", "isp").returncode == 0
         other.wait_until_empty()
+        age = 'relay_host_history_age_seconds{host="b.test",upstream="isp"}'
+        wait_until(lambda: one.metrics().get(age) is not None)
     assert upstream.ledger.relayed == 1
+    (told,) = json.loads(one.command("status", "--json").stdout)["hosts"]
+    assert (told["host"], told["lease_seconds"], [*told["history_age_seconds"]]) == ("b.test", None, ["isp"])
     # So does a relay that is down.
     assert one.command("pause", "isp").returncode == 0
     with other:
@@ -191,6 +150,9 @@ def test_no_host_knocks_where_another_one_was_refused(tmp_path: Path, url: str) 
         with other:
             assert [each["state"] for each in other.queue()] == ["waiting"]
         assert (upstream.ledger.relayed, upstream.ledger.refused) == (2, 1)
+
+
+DEAF = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"
 
 
 @pytest.mark.parametrize("is_connected", [True, False])

@@ -1,58 +1,36 @@
 """Two real relays with one queue in a real PostgreSQL: what was taken is sent once, whoever is gone."""
 
+import json
 import os
 import random
 import signal
 import smtplib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.fakes.cut_line import CutLine
 from tests.fakes.postgresql import Server
+from tests.system.demand import demand, missing_program
 from tests.system.feeder import Feeder, partly_refused
-from tests.system.hosts import make_tables, through
+from tests.system.hosts import OF_B, make_tables, of_one_queue, send, through
 from tests.system.kills import Kills, judge, told_relayed_twice
+from tests.system.smtp_tools import smtp_sink
 from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import free_port, wait_until
 from tests.system.warm import WarmRelay
 
 CONNECTIONS = 4
-OF_B = 1_000_000
 ENDED = "UPDATE relay.owner SET until = clock_timestamp() WHERE host = 'a.test'"
-
-
-@pytest.fixture
-def url(server: Server) -> str:
-    return server.make_database("mail")
-
-
-@pytest.fixture
-def upstream(tmp_path: Path) -> Iterator[StrictSmarthost]:
-    with StrictSmarthost(tmp_path, {"messages": 1000, "per": "1s"}, seed=1) as host:
-        yield host
-
-
-def host(folder: Path, name: str, isp: dict[str, Any], url: str) -> WarmRelay:
-    (folder / name).mkdir()
-    spool = {"path": "./spool", "postgresql": url}
-    reports = {"per_hour": None}
-    return WarmRelay(folder / name, {"isp": isp}, spool=spool, hostname=f"{name}.test", reports=reports)
 
 
 @pytest.fixture
 def hosts(tmp_path: Path, url: str, upstream: StrictSmarthost) -> tuple[WarmRelay, WarmRelay]:
     """Return one whose upstream does not answer, and one that can send."""
-    a = host(tmp_path, "a", upstream.upstream() | {"port": free_port()}, url)
+    a = of_one_queue(tmp_path, "a", upstream.upstream() | {"port": free_port()}, url)
     make_tables(a)
-    return a, host(tmp_path, "b", upstream.upstream(), url)
-
-
-def send(relay: WarmRelay, number: int) -> None:
-    with smtplib.SMTP("127.0.0.1", relay.port) as session:
-        session.sendmail("mjd@front.test", [f"r{number}.0@list.test"], f"Subject: {number}\r\n\r\nhello\r\n")
+    return a, of_one_queue(tmp_path, "b", upstream.upstream(), url)
 
 
 def test_what_a_host_claimed_another_one_sends_once_it_is_gone(
@@ -130,6 +108,68 @@ def test_without_its_database_no_mail_is_taken(
     assert upstream.ledger.relayed == 2
 
 
+def test_an_operator_sees_and_ends_on_any_host_what_another_one_has(
+    server: Server, hosts: tuple[WarmRelay, WarmRelay], upstream: StrictSmarthost, tmp_path: Path
+) -> None:
+    a, b = hosts
+    with a:
+        for number in range(4):
+            send(a, number)
+        wait_until(lambda: len(a.queue()) == 4)
+        ids = [each["queue_id"] for each in sorted(a.queue(), key=lambda each: each["subject"])]
+        with b:
+            assert [(each["queue_id"], each["host"]) for each in b.queue()] == [
+                (i, "a.test") for i in sorted(ids)
+            ]
+            wait_until(lambda: b.metrics().get('relay_host_claimed_messages{host="a.test"}') == 4)
+            assert "4 messages" in b.command("status").stdout
+            assert all("on a.test" in line for line in b.command("queue").stdout.splitlines()[1:-1])
+            assert json.loads(b.command("queue", "show", "--json", ids[0]).stdout)["subject"] == "0"
+            assert b.command("queue", "content", ids[0]).stdout.endswith("hello\r\n")
+            assert b.command("export", ids[0], "--output", str(tmp_path / "export")).returncode == 0
+            assert ids[2] in b.command("find", "r2.0@list.test").stdout
+            assert b.command("queue", "hold", ids[0]).stdout == f"{ids[0]}: held\n"
+            assert b.command("queue", "hold", ids[0]).stdout == f"{ids[0]}: was held already\n"
+            assert {each["queue_id"]: each["state"] for each in a.queue()}[ids[0]] == "held"
+            assert "held: release it first" in b.command("queue", "retry", ids[0]).stderr
+            assert b.command("queue", "bounce", ids[1]).stdout == f"{ids[1]}: bounced\n"
+            assert (
+                b.command("queue", "delete", "--sender", "mjd@*", "--state", "held", "--yes").returncode == 0
+            )
+            wait_until(lambda: {each["queue_id"] for each in a.queue()} >= {*ids[2:]})
+            assert {ids[0], ids[1]}.isdisjoint(each["queue_id"] for each in a.queue())
+            # Of one that does not answer that is told; who takes over acts first, and sends nothing.
+            os.kill(a.pid, signal.SIGSTOP)
+            left = b.command("queue", "hold", ids[2])
+            assert (left.returncode, left.stderr) == (
+                1,
+                f"{ids[2]}: left to a.test, which has not answered yet\n",
+            )
+            server.execute(ENDED, database="mail")
+            wait_until(lambda: {each["queue_id"]: each["host"] for each in b.queue()}[ids[2]] == "b.test")
+            assert {each["queue_id"]: each["state"] for each in b.queue()}[ids[2]] == "held"
+            upstream.wait_until(lambda ledger: ledger.relayed == 2)
+            os.kill(a.pid, signal.SIGCONT)
+    assert {each.recipients for each in upstream.seen()} == {("mjd@front.test",), ("r3.0@list.test",)}
+
+
+def test_what_is_in_a_transaction_is_not_ended_from_another_host(
+    hosts: tuple[WarmRelay, WarmRelay],
+) -> None:
+    demand(missing_program("smtp-sink"))
+    a, b = hosts
+    with smtp_sink("-w", "4") as sink, b:
+        a.policy["upstreams"]["isp"] = {"host": "127.0.0.1", "port": sink.port, "tls": "none", "limits": []}
+        a.write_policy()
+        with a:
+            send(a, 1)
+            wait_until(lambda: [each["state"] for each in a.queue()] == ["active"])
+            ran = b.command("queue", "delete", a.queue()[0]["queue_id"])
+            assert (ran.returncode, ran.stdout) == (1, "")
+            assert "no such message" in ran.stderr
+            a.wait_for_log(lambda line: "status=sent" in line)
+
+
 class Mishaps:
     """What happens to two hosts with one queue, the one after the other."""
 
@@ -178,8 +218,8 @@ def test_nothing_is_lost_and_nothing_twice_whatever_is_killed(
         )
         by_line = through(line, url)
         relays = [
-            host(tmp_path, "a", isp | {"history": by_line}, by_line),
-            host(tmp_path, "b", isp | {"history": url}, url),
+            of_one_queue(tmp_path, "a", isp | {"history": by_line}, by_line),
+            of_one_queue(tmp_path, "b", isp | {"history": url}, url),
         ]
         for relay in relays:
             relay.policy["hostname"] = "relay.test"
@@ -207,7 +247,8 @@ def test_nothing_is_lost_and_nothing_twice_whatever_is_killed(
             assert told_relayed_twice(relay.log()) == []
         left = relays[0].command("database", "check").stdout
     assert "no host yet: 0 messages; set aside: 0" in left
-    assert left.count(": 0 messages") == 3
+    # Both hosts have one name here.
+    assert left.count(": 0 messages") == 2
     verdict = judge(
         upstream.seen(),
         upstream.tried,

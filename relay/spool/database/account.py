@@ -1,5 +1,6 @@
 """The row of an account: the lock of all its writers, on whatever hosts they are, its clock and its pause."""
 
+import os
 from dataclasses import dataclass
 from typing import LiteralString, NamedTuple
 
@@ -22,6 +23,7 @@ class AccountColumns(NamedTuple):
 class SharedAccount:
     database: Database
     name: str
+    host: str = ""
 
     def locked(self, connection: Connection) -> AccountColumns:
         """Return the row, and exclude all others until the end of the transaction."""
@@ -40,8 +42,8 @@ class SharedAccount:
         return f"relay_account_{self.locked(connection).id}"
 
 
-def account_of(login: DatabaseLogin, name: str) -> SharedAccount:
-    return SharedAccount(database_of(login), name)
+def account_of(login: DatabaseLogin, name: str, host: str) -> SharedAccount:
+    return SharedAccount(database_of(login), name, host or os.uname().nodename)
 
 
 def clock_ns(connection: Connection) -> int:

@@ -2,20 +2,48 @@
 
 from collections.abc import Iterator
 from importlib import resources
-from typing import LiteralString
+from typing import LiteralString, NamedTuple
 
 from psycopg import sql
 
 from relay.spool.database import DatabaseError
-from relay.spool.database.connection import VERSION, Database, once, one
+from relay.spool.database.connection import VERSION, Connection, Database, once, one
 
 UPGRADES: tuple[bytes, ...] = ()
 """What leads from each version to the next, beginning with that from 1 to 2."""
 RIGHTS: tuple[LiteralString, ...] = (
     "USAGE ON SCHEMA relay",
     "SELECT ON relay.schema_version",
-    "SELECT, INSERT, UPDATE, DELETE ON relay.account, relay.history, relay.owner, relay.message, relay.chunk",
+    "SELECT, INSERT, UPDATE, DELETE ON relay.account, relay.history, relay.mark",
+    "SELECT, INSERT, UPDATE, DELETE ON relay.owner, relay.message, relay.chunk, relay.answer",
 )
+_HOSTS = """
+    WITH claims AS (
+        SELECT host, sum(claimed)::bigint AS claimed,
+            extract(epoch FROM greatest(max(until) - clock_timestamp(), interval '0')) AS lease
+        FROM relay.owner, LATERAL (
+            SELECT count(*) AS claimed FROM relay.message WHERE message.owner = identity AND corrupt IS NULL
+        ) AS its GROUP BY host
+    ), marks AS (
+        SELECT host, jsonb_object_agg(name, extract(epoch FROM clock_timestamp() - at)) AS ages
+        FROM relay.mark JOIN relay.account ON account.id = account_id GROUP BY host
+    )
+    SELECT host, coalesce(claimed, 0), lease::float8, coalesce(ages, '{}')
+    FROM claims FULL JOIN marks USING (host) ORDER BY host
+"""
+
+
+class HostRow(NamedTuple):
+    host: str
+    claimed: int
+    lease_seconds: float | None
+    """0: others may take over what it has; None: it has no queue here."""
+    ages: dict[str, float]
+    """Of its last commit to the history of each account, in seconds."""
+
+
+def hosts_of(connection: Connection) -> list[HostRow]:
+    return [HostRow(*row) for row in connection.execute(_HOSTS)]
 
 
 def make(database: Database, role: str = "") -> None:
@@ -53,10 +81,10 @@ def looked_at(database: Database) -> Iterator[str]:
         yield f"synchronous standbys: {standbys or 'none, so what it committed last is lost with its disk'}"
         (lacks,) = one(
             connection,
-            "SELECT string_agg(DISTINCT name, ', ')"
-            " FROM unnest(ARRAY['account', 'history', 'owner', 'message', 'chunk']) AS name,"
-            " unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS needed"
-            " WHERE NOT has_table_privilege('relay.' || name, needed)",
+            "SELECT string_agg(DISTINCT tablename, ', ')"
+            " FROM pg_tables, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS needed"
+            " WHERE schemaname = 'relay' AND tablename <> 'schema_version'"
+            " AND NOT has_table_privilege('relay.' || tablename, needed)",
         )
         if lacks is not None:
             raise DatabaseError(f"the role {role} lacks rights on {lacks}: relay database init --as")
@@ -64,11 +92,12 @@ def looked_at(database: Database) -> Iterator[str]:
             "SELECT name, position, position - greatest(replaced, 1) + 1 FROM relay.account ORDER BY name"
         ):
             yield f"account {name}: {commits} commits, {max(0, kept)} of them kept"
-        for host, is_live, count in connection.execute(
-            "SELECT host, until > clock_timestamp(), (SELECT count(*) FROM relay.message"
-            " WHERE message.owner = owner.identity AND corrupt IS NULL) FROM relay.owner ORDER BY host"
-        ):
-            yield f"host {host}: {count} messages{'' if is_live else ', for any other host to take over'}"
+        for each in hosts_of(connection):
+            if each.lease_seconds is not None:
+                lapsed = "" if each.lease_seconds else ", for any other host to take over"
+                yield f"host {each.host}: {each.claimed} messages{lapsed}"
+            for name, age in each.ages.items():
+                yield f"host {each.host}: used account {name} {age:.0f} s ago"
         free, aside = one(
             connection,
             "SELECT count(*) FILTER (WHERE owner IS NULL AND corrupt IS NULL),"

@@ -28,6 +28,14 @@ CREATE TABLE relay.history (
     PRIMARY KEY (account_id, position)
 );
 
+-- When a host committed to a history last.
+CREATE TABLE relay.mark (
+    account_id  bigint NOT NULL REFERENCES relay.account ON DELETE CASCADE,
+    host        text NOT NULL,
+    at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (account_id, host)
+);
+
 -- A host that owns messages.  Its claims hold until then; the fence is of the process that claimed.
 CREATE TABLE relay.owner (
     identity    uuid PRIMARY KEY,
@@ -52,8 +60,11 @@ CREATE TABLE relay.message (
     owner       uuid,
     fence       bigint,
     -- Why it was set aside.
-    corrupt     text
+    corrupt     text,
+    -- What an operator on another host wants of it: a verb, and the states in which.
+    wish        text
 );
+CREATE INDEX message_wish ON relay.message (owner) WHERE wish IS NOT NULL;
 CREATE INDEX message_new ON relay.message (queue_id) WHERE owner IS NULL AND corrupt IS NULL;
 CREATE INDEX message_owned ON relay.message (owner, fence) WHERE corrupt IS NULL;
 
@@ -63,5 +74,13 @@ CREATE TABLE relay.chunk (
     content     bytea NOT NULL,
     PRIMARY KEY (queue_id, number)
 );
+
+-- What came of a wish; the message may have ended by it.
+CREATE TABLE relay.answer (
+    queue_id    text COLLATE "C" PRIMARY KEY,
+    answer      text NOT NULL,
+    at          timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
 ALTER TABLE relay.message ALTER content SET STORAGE EXTERNAL;
 ALTER TABLE relay.chunk ALTER content SET STORAGE EXTERNAL;

@@ -4,14 +4,16 @@ Guarantees: what a call of `settle` did is one transaction, so of a crash or a l
 there or nothing, and to ask again is safe.  A message is claimed by one host at a time: by its identity,
 which its folder keeps, and by a fence, which is another one for each process.  What another host took over
 is absent here: a host that was stopped settles nothing.  A claim holds for its lease after each call,
-and from then on until another host takes the message; a clean stop ends the lease.
-Assumes: the folder of `root` is this host's own; its lock keeps a second process of this host away.
+and from then on until another host takes the message; a clean stop ends the lease.  What an operator wants
+of a message that another host has, stands in its row until that host did it (`SharedSpool`).
+In a conversion the lease has no end, so that no copy is sent: of a killed one it ends at the next start.
+Assumes: the folder of `home` is this host's own; its lock keeps a second process of this host away.
 Does not: know how much room the server has; where a statement says that there is none, it is Full.
 """
 
 import contextlib
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -19,7 +21,7 @@ from relay.clock import Clock
 from relay.mail.envelope import QueueId
 from relay.spool.base import PAGE_BYTES, Failure, as_it_is
 from relay.spool.database import DatabaseError
-from relay.spool.database.connection import Connection, Database, LastingConnection, one
+from relay.spool.database.connection import Connection, Database, LastingConnection, once, one
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.replacing import replace_file
 from relay.spool.errors import kernel_errors
@@ -33,6 +35,7 @@ from relay.spool.interface import (
     Message,
     SetAside,
     Settlement,
+    SpoolBusy,
     SpoolLook,
     Status,
     Unavailable,
@@ -47,12 +50,38 @@ from relay.spool.root.quarantine import OnCorrupt
 
 MISMATCH = "the content does not match its checksum"
 _BY_LETTER = {status.value.decode(): status for status in Status}
-_COLUMNS = "queue_id, header, envelope, content, statuses, notes, is_held, is_warned, next_attempt_at_ns"
+_FACTS = "statuses, notes, is_held, is_warned, next_attempt_at_ns"
+_COLUMNS = f"queue_id, header, envelope, content, {_FACTS}"
+_LONG_HEAD = (
+    f"(SELECT substr(chunk.content, 1, {HEAD_BYTES}) FROM relay.chunk"
+    " WHERE chunk.queue_id = message.queue_id AND number = 0)"
+)
+_HEADS = (
+    f"queue_id, header, envelope, NULL, {_FACTS}, coalesce(substr(content, 1, {HEAD_BYTES}), {_LONG_HEAD})"
+)
+"""Without content."""
 _OURS = "owner = %(owner)s AND fence = %(fence)s AND corrupt IS NULL"
+_END = "~"
+"""Behind all ids."""
+_OTHERS = f"corrupt IS NULL AND ({_OURS}) IS NOT TRUE"
+_HOST = "coalesce((SELECT host FROM relay.owner WHERE identity = owner), '')"
+_OWN_BEFORE = "corrupt IS NULL AND owner = %(owner)s AND fence < %(fence)s"
 _FREE = (
     "corrupt IS NULL AND (owner IS NULL OR (owner = %(owner)s AND fence < %(fence)s)"
     " OR owner IN (SELECT identity FROM relay.owner WHERE until < clock_timestamp()))"
 )
+# What its last owner was to end is not sent first.
+_CLAIM = f"""
+    WITH free AS (
+        SELECT queue_id, coalesce(octet_length(content), {HEAD_BYTES}) AS size FROM relay.message
+        WHERE {{}} ORDER BY queue_id LIMIT %(most)s FOR UPDATE SKIP LOCKED
+    ), page AS (
+        SELECT queue_id AS id, sum(size) OVER (ORDER BY queue_id) - size AS before FROM free
+    )
+    UPDATE relay.message SET owner = %(owner)s, fence = %(fence)s,
+        is_held = is_held OR coalesce(wish IN ('hold', 'bounce', 'delete'), false)
+    FROM page WHERE queue_id = id AND before < {PAGE_BYTES} RETURNING {_COLUMNS}, {_LONG_HEAD}
+"""
 
 
 class PostgresqlSpool:
@@ -67,10 +96,12 @@ class PostgresqlSpool:
         *,
         database: Database,
         host: str,
-        lease_seconds: int,
+        lease_seconds: int | None,
+        home: str = "",
     ) -> None:
         """`lease_seconds`: twice the longest transaction, so that nobody takes over what is in flight.
 
+        None: it is converted, out of the database, or from `home` into it: then it has nothing but the copy.
         Raise SpoolBusy, OSError, ValueError, and Unavailable where the database cannot be asked.
         """
         prepare(root, disk)
@@ -80,9 +111,12 @@ class PostgresqlSpool:
         self._connection = LastingConnection(database)
         self._lock_fd: int | None = take_lock(root, disk, IN_A_DATABASE)
         self._who: dict[str, Any] = {}
+        self._is_converted, is_copy = lease_seconds is None, home not in ("", root)
+        self._free = _OWN_BEFORE if is_copy else _FREE
+        self._after = _END
         try:
-            lease = f"{lease_seconds} seconds"
-            self._who |= {"owner": _identity(root, disk), "host": host, "fence": 0, "lease": lease}
+            lease = "1000 years" if lease_seconds is None else f"{lease_seconds} seconds"
+            self._who |= {"owner": identity(home or root, disk), "host": host, "fence": 0, "lease": lease}
             with self._asking() as connection:
                 (self._who["fence"],) = one(
                     connection,
@@ -96,27 +130,18 @@ class PostgresqlSpool:
             raise
 
     def claim(self, most: int) -> list[Message]:
+        # After a lost reply nobody knows what was claimed: all that is ours comes again.
+        after, self._after = self._after, ""
+        which = self._free if after == _END else f"({self._free} OR ({_OURS} AND queue_id > %(after)s))"
         with self._asking() as connection:
             self._renew(connection)
-            found = connection.execute(
-                f"SELECT queue_id, octet_length(content) FROM relay.message WHERE {_FREE}"
-                " ORDER BY queue_id LIMIT %(most)s FOR UPDATE SKIP LOCKED",
-                self._who | {"most": most},
-            ).fetchall()
-            page, size_bytes = [], 0
-            for queue_id, content_bytes in found:
-                if size_bytes >= PAGE_BYTES:
-                    break
-                page.append(queue_id)
-                size_bytes += HEAD_BYTES if content_bytes is None else content_bytes
-            connection.execute(
-                "UPDATE relay.message SET owner = %(owner)s, fence = %(fence)s"
-                " WHERE queue_id = ANY(%(page)s)",
-                self._who | {"page": page},
-            )
-            messages = self._read(connection, page)
-        found_now = [messages.get(each) for each in page]
-        return [each for each in found_now if isinstance(each, Message)]
+            if self._is_converted and self._free is _FREE:
+                self._refuse_others(connection)
+            values = self._who | {"most": most, "after": after}
+            rows = sorted(connection.execute(_CLAIM.format(which), values).fetchall())
+            messages = [self._decoded(connection, row) for row in rows]
+        self._after = rows[-1][0] if rows and after != _END else _END
+        return [each for each in messages if isinstance(each, Message)]
 
     def read(self, queue_ids: Sequence[QueueId]) -> list[Message | Absent | Corrupt | Unavailable]:
         try:
@@ -127,7 +152,9 @@ class PostgresqlSpool:
         return [found.get(each) or Absent(each) for each in queue_ids]
 
     def content(self, queue_id: QueueId) -> Iterator[bytes]:
-        (message,) = self.read([queue_id])
+        """Of any host's message: who sends it has just read it as its own."""
+        with self._asking() as connection:
+            message = self._read(connection, [queue_id], "corrupt IS NULL").get(queue_id) or Absent(queue_id)
         if not isinstance(message, Message):
             raise message
         if message.content is not None:
@@ -137,9 +164,10 @@ class PostgresqlSpool:
         for crc, _ in self._chunks(message):
             checksums.append(crc)
             yield b""
-        with self._asking() as connection:
-            (header,) = one(connection, "SELECT header FROM relay.message WHERE queue_id = %s", (queue_id,))
-        if checksums[-1] != decode_header(bytes(header)).content_crc:
+        headers = self._rows("SELECT header FROM relay.message WHERE queue_id = %(id)s", id=queue_id)
+        if not headers:
+            raise Absent(queue_id)
+        if checksums[-1] != decode_header(bytes(headers[0][0])).content_crc:
             self._damaged(queue_id)
         for expected, (crc, chunk) in zip(checksums, self._chunks(message), strict=True):
             if crc != expected:
@@ -172,28 +200,79 @@ class PostgresqlSpool:
             self._renew(connection)
             aside, unclaimed = one(
                 connection,
-                f"SELECT count(*) FILTER (WHERE corrupt IS NOT NULL), count(*) FILTER (WHERE {_FREE})"
+                f"SELECT count(*) FILTER (WHERE corrupt IS NOT NULL), count(*) FILTER (WHERE {self._free})"
                 " FROM relay.message",
                 self._who,
             )
             return SpoolLook(2 * ROOM_BYTES, None, aside, unclaimed)
 
     def set_aside(self, most: int) -> list[SetAside]:
-        with self._asking() as connection:
-            rows = connection.execute(
-                "SELECT queue_id, octet_length(content), corrupt FROM relay.message"
-                " WHERE corrupt IS NOT NULL ORDER BY queue_id LIMIT %s",
-                (most,),
-            ).fetchall()
-        return [SetAside(queue_id, size or 0, 0, "", 0, why) for queue_id, size, why in rows]
+        rows = self._rows(
+            "SELECT queue_id, coalesce(octet_length(content), 0), corrupt FROM relay.message"
+            " WHERE corrupt IS NOT NULL ORDER BY queue_id LIMIT %(most)s",
+            most=most,
+        )
+        return [SetAside(queue_id, size, 0, "", 0, why) for queue_id, size, why in rows]
 
     def tidy(self) -> int:
+        self._rows("DELETE FROM relay.answer WHERE at < clock_timestamp() - interval '1 hour' RETURNING 1")
         with kernel_errors("tidy"):
             return remove_abandoned(self._disk, self._drafts)
 
+    def others(self, first: str, most: int) -> list[tuple[Message, str]]:
+        with self._asking() as connection:
+            rows = connection.execute(
+                f"SELECT {_HEADS}, {_HOST} FROM relay.message WHERE {_OTHERS} AND queue_id >= %(first)s"
+                " ORDER BY queue_id LIMIT %(most)s",
+                self._who | {"first": first, "most": most},
+            ).fetchall()
+            return [
+                (message, row[-1])
+                for row in rows
+                if isinstance(message := self._decoded(connection, row[:-1]), Message)
+            ]
+
+    def ask(self, queue_ids: Sequence[QueueId], wish: str) -> dict[QueueId, str]:
+        return dict(
+            self._rows(
+                "WITH old AS (DELETE FROM relay.answer WHERE queue_id = ANY(%(wanted)s))"
+                " UPDATE relay.message SET wish = %(wish)s WHERE queue_id = ANY(%(wanted)s)"
+                f" AND {_OTHERS} RETURNING queue_id, {_HOST}",
+                wanted=list(queue_ids),
+                wish=wish,
+            )
+        )
+
+    def answers(self, queue_ids: Sequence[QueueId]) -> dict[QueueId, str | None]:
+        return dict(
+            self._rows(
+                "SELECT id, answer FROM unnest(%(wanted)s::text[]) AS id"
+                " LEFT JOIN relay.answer ON queue_id = id"
+                " WHERE answer IS NOT NULL OR id IN (SELECT queue_id FROM relay.message WHERE queue_id = id)",
+                wanted=list(queue_ids),
+            )
+        )
+
+    def wishes(self) -> dict[str, list[QueueId]]:
+        where = f"{_OURS} AND wish IS NOT NULL"
+        statement = f"SELECT wish, array_agg(queue_id) FROM relay.message WHERE {where} GROUP BY wish"
+        return dict(self._rows(statement))
+
+    def answer(self, wish: str, results: Mapping[QueueId, str]) -> None:
+        self._rows(
+            "WITH given AS (SELECT * FROM unnest(%(wanted)s::text[], %(results)s::text[]) AS its (id, text)),"
+            " over AS (UPDATE relay.message SET wish = NULL FROM given"
+            f" WHERE queue_id = id AND wish = %(wish)s AND {_OURS})"
+            " INSERT INTO relay.answer (queue_id, answer) SELECT id, text FROM given"
+            " ON CONFLICT (queue_id) DO UPDATE SET answer = excluded.answer, at = excluded.at RETURNING 1",
+            wanted=list(results),
+            results=list(results.values()),
+            wish=wish,
+        )
+
     def close(self) -> None:
         """Let any host take over what is claimed here, at once."""
-        if self._who.get("fence"):
+        if self._who.get("fence") and not self._is_converted:
             with contextlib.suppress(Full, Unavailable), self._asking() as connection:
                 connection.execute(
                     "UPDATE relay.owner SET until = clock_timestamp()"
@@ -239,7 +318,8 @@ class PostgresqlSpool:
 
     def _settle_one(self, connection: Connection, each: Settlement, row: MessageRow) -> None:
         letters = list(row.statuses)
-        if decoded(row).envelope.recipients != each.envelope.recipients:
+        # Of a message that is only moved nobody read the recipients.
+        if each.marks and decoded(row).envelope.recipients != each.envelope.recipients:
             raise Corrupt("its recipients are not those that it was read with")
         for index, status in each.marks.items():
             before = _BY_LETTER[letters[index].upper()]
@@ -266,37 +346,31 @@ class PostgresqlSpool:
             (row.statuses, row.notes, row.is_held, row.is_warned, row.next_attempt_at_ns, row.queue_id),
         )
 
-    def _read(self, connection: Connection, queue_ids: Iterable[str]) -> dict[str, Message | Corrupt]:
+    def _read(
+        self, connection: Connection, queue_ids: Iterable[str], whose: str = _OURS
+    ) -> dict[str, Message | Corrupt]:
         rows = connection.execute(
-            f"SELECT {_COLUMNS} FROM relay.message WHERE queue_id = ANY(%(wanted)s) AND {_OURS}",
+            f"SELECT {_COLUMNS}, {_LONG_HEAD} FROM relay.message"
+            f" WHERE queue_id = ANY(%(wanted)s) AND {whose}",
             self._who | {"wanted": list(queue_ids)},
         ).fetchall()
-        found: dict[str, Message | Corrupt] = {}
-        for row in rows:
-            try:
-                message = decoded(MessageRow(*row))
-                if message.content is None:
-                    first = connection.execute(
-                        "SELECT substr(content, 1, %s) FROM relay.chunk WHERE queue_id = %s AND number = 0",
-                        (HEAD_BYTES, message.queue_id),
-                    ).fetchone()
-                    message = message._replace(long_head=b"" if first is None else bytes(first[0]))
-                found[row[0]] = message
-            except Corrupt as fault:
-                self._set_aside(connection, row[0], str(fault))
-                found[row[0]] = fault
-        return found
+        return {row[0]: self._decoded(connection, row) for row in rows}
+
+    def _decoded(self, connection: Connection, row: Sequence[Any]) -> Message | Corrupt:
+        try:
+            message = decoded(MessageRow(*row[:-1]))
+        except Corrupt as fault:
+            self._set_aside(connection, row[0], str(fault))
+            return fault
+        return message if message.content is not None else message._replace(long_head=bytes(row[-1] or b""))
 
     def _chunks(self, message: Message) -> Iterator[tuple[int, bytes]]:
         """Yield each chunk behind the checksum of the content up to its end."""
         crc = 0
         for number in range(-(-message.shape.size_bytes // INLINE_BYTES)):
-            with self._asking() as connection:
-                row = connection.execute(
-                    "SELECT content FROM relay.chunk WHERE queue_id = %s AND number = %s",
-                    (message.queue_id, number),
-                ).fetchone()
-            chunk = b"" if row is None else bytes(row[0])
+            statement = "SELECT content FROM relay.chunk WHERE queue_id = %(id)s AND number = %(number)s"
+            rows = self._rows(statement, id=message.queue_id, number=number)
+            chunk = bytes(rows[0][0]) if rows else b""
             crc = checksum(chunk, crc)
             yield crc, chunk
 
@@ -317,6 +391,20 @@ class PostgresqlSpool:
         ).fetchone()
         if row is None:
             raise Unavailable("another relay owns this host's messages: is its folder a copy?")
+
+    def _refuse_others(self, connection: Connection) -> None:
+        (hosts,) = one(
+            connection,
+            "SELECT string_agg(host, ', ') FROM relay.owner"
+            " WHERE until > clock_timestamp() AND identity <> %(owner)s",
+            self._who,
+        )
+        if hosts is not None:
+            raise SpoolBusy(f"its mail may be on its way from {hosts}: stop that, or wait for its lease")
+
+    def _rows(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
+        with self._asking() as connection:
+            return connection.execute(statement.encode(), self._who | values).fetchall()
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[Connection]:
@@ -356,7 +444,18 @@ def _relayed_of(each: Settlement) -> Settlement:
     return Settlement(each.queue_id, each.envelope, marks)
 
 
-def _identity(root: str, disk: Disk) -> uuid.UUID:
+def forget(root: str, disk: Disk, *, database: Database) -> None:
+    """Remove what a conversion left of this host's messages.  Raises Full and Unavailable."""
+    try:
+        with once(database) as connection:
+            connection.execute(
+                "DELETE FROM relay.message WHERE owner = %s AND corrupt IS NULL", (identity(root, disk),)
+            )
+    except DatabaseError as error:
+        raise refusal(error) from error
+
+
+def identity(root: str, disk: Disk) -> uuid.UUID:
     """Return who this host is, by its folder."""
     path = f"{root}/owner"
     if disk.inode(path) is None:

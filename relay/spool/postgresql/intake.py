@@ -29,6 +29,9 @@ ROOM_BYTES = 1 << 40
 """How much may be taken: the server does not say how much room it has."""
 
 
+PIECES = ("drafts",)
+
+
 def drafts_of(root: str) -> str:
     return f"{root}/drafts"
 

@@ -15,6 +15,7 @@ from relay.spool.identity import report_id
 from relay.spool.interface import (
     INLINE_BYTES,
     Full,
+    Intake,
     Message,
     Report,
     Settlement,
@@ -51,8 +52,12 @@ def opened(disk: ModelDisk, engine: str) -> Spool:
 
 def filled(engine: str, model: Model = Model.ANY_SUBSET) -> ModelDisk:
     disk = ModelDisk(Platter(model))
-    spool = opened(disk, engine)
-    intake = ENGINES[engine].intake(ROOT, disk.another(), FakeClock())
+    fill(opened(disk, engine), ENGINES[engine].intake(ROOT, disk.another(), FakeClock()))
+    return ModelDisk(disk.platter.after_cut(disk.platter.pending))
+
+
+def fill(spool: Spool, intake: Intake) -> None:
+    """Put in a message in each state, and close both."""
     plain, partly, held, long, told, warned = [
         accept(intake, content=content)
         for content in (CONTENT, CONTENT, b"", bytes(INLINE_BYTES + 1), CONTENT, CONTENT)
@@ -81,15 +86,16 @@ def filled(engine: str, model: Model = Model.ANY_SUBSET) -> ModelDisk:
     assert plain < report_id(told)
     intake.close()
     spool.close()
-    return ModelDisk(disk.platter.after_cut(disk.platter.pending))
 
 
 def state_of(disk: ModelDisk) -> list[tuple[Message, bytes]]:
     """Return all that a spool tells, by the engine that it is of; on a copy of the disk."""
     disk = disk.after_kill()
-    spool = opened(disk, engine_of(ROOT, disk) or "")
-    messages = claimed(spool)
-    found = [(each, b"".join(spool.content(each.queue_id))) for each in messages]
+    return told_by(opened(disk, engine_of(ROOT, disk) or ""))
+
+
+def told_by(spool: Spool) -> list[tuple[Message, bytes]]:
+    found = [(each, b"".join(spool.content(each.queue_id))) for each in claimed(spool)]
     spool.close()
     return [(message._replace(next_attempt_at_ns=None), content) for message, content in found]
 

@@ -1,0 +1,114 @@
+"""Messages of a shared queue that other hosts have: listed, shown, and acted on by who has them.
+
+A verb is left in the message's row (`relay.spool.interface.SharedSpool`).  Its owner looks each second, acts
+as on a verb of its own operator, and answers: no message is held or ended while another host sends it.  One
+in a transaction is acted on once that is over.  Where nobody answers in time the wish stays: who takes the
+message over acts first.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from typing import TypeVar, cast
+
+from relay.clock import Clock
+from relay.control.operations import ABSENT, BUSY, UNREAD, VERBS, NotDone, Results, Verb
+from relay.mail.envelope import QueueId
+from relay.mail.header import names_of
+from relay.mail.text import clean
+from relay.sender.spool_thread import SpoolThread
+from relay.spool.interface import Full, Message, SharedSpool, Unavailable
+from relay.status.filters import Listed
+from relay.status.snapshot import MessageView, QueueState
+
+ROWS_AT_ONCE = 100
+LOOK_SECONDS = 1.0
+ANSWER_SECONDS = 10.0
+"""How long the owner of a message is waited for."""
+Returned = TypeVar("Returned")
+Act = Callable[[Verb, Sequence[QueueId], Sequence[QueueState]], Awaitable[Results]]
+
+
+class Elsewhere:
+    def __init__(self, spool_thread: SpoolThread, clock: Clock) -> None:
+        self._spool_thread, self._clock = spool_thread, clock
+
+    async def listed(self) -> AsyncIterator[list[Listed]]:
+        """Yield all of them, in order, some at a time.  Raises NotDone."""
+        first = ""
+        while page := await self._asked(lambda spool, first=first: spool.others(first, ROWS_AT_ONCE)):  # type: ignore[misc]  # bound now
+            yield [self._row(*each) for each in page]
+            first = f"{page[-1][0].queue_id}!"  # the next one, as ids are ordered there
+
+    async def found(self, queue_id: QueueId) -> tuple[Message, MessageView] | None:
+        """Raise NotDone."""
+        for message, host in await self._asked(lambda spool: spool.others(queue_id, 1)):
+            if message.queue_id == queue_id:
+                return message, self._row(message, host).view
+        return None
+
+    async def act(self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState]) -> Results:
+        """Have their owners act; of what nobody has there is no result."""
+        try:
+            hosts: Mapping[QueueId, str] = await self._asked(
+                lambda spool: spool.ask(queue_ids, " ".join((verb, *states)))
+            )
+            answers: Mapping[QueueId, str | None] = {}
+            for _ in range(int(ANSWER_SECONDS / LOOK_SECONDS * 4)):
+                if all(answers.get(each) for each in hosts):
+                    break
+                await asyncio.sleep(LOOK_SECONDS / 4)
+                answers = await self._asked(lambda spool: spool.answers(list(hosts)))
+        except NotDone as why:
+            return dict.fromkeys(queue_ids, str(why))
+        # What ended and was not answered was relayed.
+        results = dict.fromkeys(hosts, ABSENT)
+        for each, answer in answers.items():
+            results[each] = answer or f"left to {hosts[each] or 'the next host'}, which has not answered yet"
+        return results
+
+    async def serve(self, act: Act) -> None:
+        """Do what others ask for, for ever."""
+        while self._spool_thread.is_shared:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                for wish, queue_ids in (await self._asked(lambda spool: spool.wishes())).items():
+                    verb, *words = wish.split()
+                    states = [each for each in QueueState if each in words]
+                    results: Results = dict.fromkeys(queue_ids, f"it does not know {verb}")
+                    if verb in VERBS:
+                        results = await act(verb, queue_ids, states)
+                    # The others are asked for again.
+                    done = {each: of for each, of in results.items() if of not in (BUSY, UNREAD, ABSENT)}
+                    await self._asked(lambda spool, wish=wish, done=done: spool.answer(wish, done))  # type: ignore[misc]  # bound now
+            except NotDone:
+                pass  # whoever sends has told of it
+
+    async def _asked(self, function: Callable[[SharedSpool], Returned]) -> Returned:
+        try:
+            return await self._spool_thread.call(lambda spool: function(cast(SharedSpool, spool)))
+        except (Full, Unavailable) as trouble:
+            raise NotDone(clean(str(trouble))) from trouble
+
+    def _row(self, message: Message, host: str) -> Listed:
+        envelope, left, now_ns = message.envelope, message.left, self._clock.wall_ns()
+        due_at_ns = message.next_attempt_at_ns if (message.next_attempt_at_ns or 0) > now_ns else None
+        state = QueueState.DEFERRED if due_at_ns else QueueState.WAITING
+        state = QueueState.HELD if message.is_held else state if left else QueueState.REPORTING
+        names = names_of(message.head)
+        view = MessageView(
+            message.queue_id,
+            state,
+            message.shape.size_bytes,
+            envelope.arrival_at_ns,
+            envelope.reverse_path,
+            len(left),
+            tuple(envelope.recipients[index] for index in left),
+            next_attempt_at_ns=due_at_ns,
+            client=envelope.client,
+            user=envelope.user,
+            message_id=names.message_id,
+            subject=names.subject,
+            client_queue_id=names.client_queue_id,
+            host=host,
+        )
+        return Listed(view, max(0, now_ns - envelope.arrival_at_ns))
