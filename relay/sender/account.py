@@ -50,6 +50,8 @@ MOST_AT_ONCE = 64
 UNSETTLED = 2
 """Messages begun and not settled, for each connection: it need not wait for the disk."""
 HISTORY_RETRY_NS = 60 * SECOND_NS
+LOST_RETRY_NS = 5 * SECOND_NS
+"""After a shared history was lost: the database may answer, and then no news of it come."""
 MEANS_RETRY_NS = SECOND_NS
 """How long to wait where this host lacks descriptors or memory."""
 ENOUGH_NS = 30 * SECOND_NS
@@ -291,11 +293,11 @@ class Account:
 
     def _fail_history(self, error: HistoryError) -> int:
         """Send nothing until the history can be trusted again; return when to look."""
-        self._has_history = False
+        is_lost, self._has_history = self._has_history and self.pausing.row is not None, False
         if self._tell_history(error):
             # It says nothing about the history; it is read anew, and until then nothing is sent.
             return self._clock.boottime_ns() + MEANS_RETRY_NS
-        return self.pausing.stop(str(error), HISTORY_RETRY_NS)
+        return self.pausing.stop(str(error), LOST_RETRY_NS if is_lost else HISTORY_RETRY_NS)
 
     def _tell_history(self, error: HistoryError) -> bool:
         """Tell that the history failed; return whether only descriptors or memory are lacking."""
