@@ -50,7 +50,7 @@ MOST_AT_ONCE = 64
 UNSETTLED = 2
 """Messages begun and not settled, for each connection: it need not wait for the disk."""
 HISTORY_RETRY_NS = 60 * SECOND_NS
-LOST_RETRY_NS = 5 * SECOND_NS
+LOST_RETRY_NS = SECOND_NS
 """After a shared history was lost: the database may answer, and then no news of it come."""
 MEANS_RETRY_NS = SECOND_NS
 """How long to wait where this host lacks descriptors or memory."""
