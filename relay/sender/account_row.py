@@ -29,7 +29,7 @@ from relay.verdicts.account import AccountState, Event, Happening, PauseRecord, 
 
 OWN = frozenset({Happening.FAULT, Happening.SOUND})
 """What comes to pass on one host alone."""
-LISTENS_AGAIN_NS = 5 * SECOND_NS
+LISTENS_AGAIN_NS = SECOND_NS
 _OF_ANOTHER_BOOT = "of the database"
 """The wall clock of the row's records is the history's: it brings them into the time of any host."""
 

@@ -11,8 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from relay.policy.model import SpoolEngine
 from relay.spool.engines import ENGINES
-from tests.bench import cleaning, cost, decisions, disk, restart
+from tests.bench import cleaning, cost, decisions, disk, hosts, restart
 from tests.bench.contenders import Contender, floor_contender, postfix_contender, relay_contender
 from tests.bench.measure import Load, Round, aged, as_json, run_round, summarise
 from tests.system import postfix, smtp_tools
@@ -50,9 +51,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--engines",
         nargs="+",
-        choices=ENGINES,
+        choices=[str(name) for name in SpoolEngine],
         default=[str(name) for name in ENGINES],
-        help="of the relay's spool (default: all)",
+        help="of the relay's spool (default: those on a disk; postgresql: by mail and age)",
     )
     parser.add_argument(
         "--processes",
@@ -140,6 +141,7 @@ _MODES: dict[str, tuple[str, Callable[[argparse.Namespace, dict[str, Any]], Rows
         lambda asked, _: decisions.rows(asked.rounds),
     ),
     "mail": ("messages per second, median; ratio to the first", _mail),
+    "hosts": ("decisions of hosts on one PostgreSQL", lambda asked, _: hosts.rows(asked.rounds)),
     "age": ("messages per second through one spool: the first round, the last, and their ratio", _age),
     "restart": ("a start with a long queue", lambda asked, _: restart.rows(asked.messages, asked.engines)),
     "cleaning": (
@@ -150,7 +152,7 @@ _MODES: dict[str, tuple[str, Callable[[argparse.Namespace, dict[str, Any]], Rows
 }
 _SMTP = {"mail", "age", "cost"}
 """These need smtp-source and smtp-sink."""
-_STORING = {"mail", "age", "restart", "cleaning"}
+_STORING = {"mail", "age", "hosts", "restart", "cleaning"}
 """By these the disk counts."""
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """Postfix and the relay, set up alike: durable, unlimited in practice, twenty connections out."""
 
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from relay.policy.model import SpoolEngine
+from tests.bench.filling import database, temporary_folder
 from tests.system import postfix
 from tests.system.relay import RelayProcess
 from tests.system.smtp_tools import SmtpSink, smtp_sink
@@ -57,14 +57,17 @@ def floor_contender() -> Iterator[Contender]:
 @contextmanager
 def relay_contender(processes: int, engine: str) -> Iterator[Contender]:
     """Run the relay with a limit that counts every message and is never reached."""
-    with smtp_sink() as sink, tempfile.TemporaryDirectory(prefix="relay-bench-") as folder:
+    with ExitStack() as running:
+        sink, folder = running.enter_context(smtp_sink()), running.enter_context(temporary_folder())
         spool = {"path": "./spool", "engine": engine}
-        relay = RelayProcess(Path(folder), {"sink": sink_policy(sink)}, spool=spool)
+        if engine == SpoolEngine.POSTGRESQL:
+            spool = {"path": "./spool", engine: running.enter_context(database())}
+        relay = RelayProcess(folder, {"sink": sink_policy(sink)}, spool=spool)
         relay.policy["listen"][0] |= {
             "processes": processes,
             "max_connections": MOST_SESSIONS,
             "max_connections_per_client": MOST_SESSIONS,
         }
         relay.write_policy()
-        with relay:
-            yield Contender(f"relay, {engine}, {processes} listener processes", relay.port, sink)
+        running.enter_context(relay)
+        yield Contender(f"relay, {engine}, {processes} listener processes", relay.port, sink)

@@ -8,9 +8,12 @@ from pathlib import Path
 
 from relay.clock import SystemClock
 from relay.mail.envelope import Envelope
+from relay.spool.database.connection import Database
+from relay.spool.database.schema import make
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import ENGINES
 from relay.spool.interface import Intake, Spool
+from tests.fakes.postgresql import started
 
 
 @contextmanager
@@ -21,6 +24,14 @@ def opened_spool(root: Path, engine: str) -> Iterator[tuple[Spool, Intake]]:
         closing(ENGINES[engine].intake(str(root), disk, clock)) as intake,
     ):
         yield spool, intake
+
+
+@contextmanager
+def database() -> Iterator[str]:
+    """Return the URL of one that has our tables, stored where temporary files are."""
+    with temporary_folder() as folder, started(folder, in_memory=False) as server:
+        make(Database(server.url))
+        yield server.url
 
 
 def accept(intake: Intake, content: bytes, envelopes: list[Envelope]) -> None:

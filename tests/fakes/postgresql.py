@@ -27,6 +27,8 @@ class Server:
     bin: Path
     databases: set[str] = field(default_factory=set)
     """Those that `make_database` made."""
+    addresses: str = "127.0.0.1"
+    """Where the next start listens."""
 
     @property
     def url(self) -> str:
@@ -43,8 +45,8 @@ class Server:
         return subprocess.run(command, check=True, capture_output=True, cwd=self.folder).stdout
 
     def start(self) -> None:
-        options = f"-p {self.port} -k {self.folder} -c listen_addresses=127.0.0.1 -c shared_buffers=16MB"
-        self.control("-l", str(self.folder / "log"), "-o", options, "start")
+        options = f"-p {self.port} -k {self.folder} -c listen_addresses={self.addresses}"
+        self.control("-l", str(self.folder / "log"), "-o", f"{options} -c shared_buffers=16MB", "start")
 
     def stop(self, how: str = "fast") -> None:
         self.control("-m", how, "stop")
@@ -140,15 +142,15 @@ def programs() -> Path | None:
 
 
 @contextlib.contextmanager
-def started(folder: Path) -> Iterator[Server]:
-    """Start one whose data is in memory, where there is a place for that: nothing here loses power."""
+def started(folder: Path, *, in_memory: bool = True) -> Iterator[Server]:
+    """Start one whose data is in memory, where there is a place for that: no test of it loses power."""
     bin_folder = programs()
     assert bin_folder is not None
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     memory = Path("/dev/shm")
-    has_room = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > ENOUGH_BYTES
+    has_room = in_memory and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > ENOUGH_BYTES
     with tempfile.TemporaryDirectory(dir=memory if has_room else folder) as made:
         server = Server(Path(made), port, bin_folder)
         if os.geteuid() == 0:

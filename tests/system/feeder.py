@@ -130,7 +130,6 @@ class Feeder:
             except (OSError, smtplib.SMTPException):
                 with self._more:
                     self.turned_away += 1
-                    self._allowed += 1
                     self._more.wait_for(lambda: self._is_stopping, PACE_S)
 
     def _may_go_on(self) -> bool:
@@ -146,10 +145,14 @@ class Feeder:
         with self._more:
             each = self._letter(next(self._numbers))
             self.attempted.add(each.number)
-        if each.asked or each.silent:
-            _hand_over_asking(session, each)
-        else:
-            session.sendmail(each.sender, each.recipients, each.content, ["BODY=8BITMIME"])
+        try:
+            if each.asked or each.silent:
+                _hand_over_asking(session, each)
+            else:
+                session.sendmail(each.sender, each.recipients, each.content, ["BODY=8BITMIME"])
+        except (OSError, smtplib.SMTPException):
+            self.allow(1)
+            raise
         self.acknowledged.add(each.number)
 
 

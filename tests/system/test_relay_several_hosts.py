@@ -205,3 +205,20 @@ def test_a_database_that_lost_commits_is_recognised_and_nothing_is_sent(
         send(relay, 3)
         relay.wait_for_log(lambda line: "it is another one" in line)
     assert upstream.ledger.relayed == 2
+
+
+def test_a_host_whose_connection_to_its_history_is_lost_goes_on_soon(
+    tmp_path: Path, server: Server, url: str, upstream: StrictSmarthost
+) -> None:
+    """While that to hear of others by is not: nobody tells it then that the database answers."""
+    relay = host(tmp_path, "a", upstream.upstream(), url)
+    make_tables(relay)
+    with relay:
+        send(relay, 1)
+        relay.wait_until_empty()
+        server.execute(
+            DISCONNECT.replace("usename = 'relay'", "datname = 'mail' AND query NOT LIKE 'LISTEN%'")
+        )
+        send(relay, 2)
+        relay.wait_for_log(lambda line: "event=history_failed" in line)
+        relay.wait_until_empty(within_s=30)

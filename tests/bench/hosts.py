@@ -1,0 +1,70 @@
+"""Decisions of hosts that share an account on one PostgreSQL: `make bench OPTIONS="--only hosts"`.
+
+Each host is a process of its own that asks for one message after the other, as fast as it is let through; the
+window never fills.  A decision is a transaction of the database: the lock of the account, the end of the last
+transaction and the reservation of the next, durable.  Each grant is timed from its request.
+"""
+
+import statistics
+import time
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
+from multiprocessing import get_context
+from typing import Any
+
+from relay.clock import SystemClock
+from relay.spool.database.account import SharedAccount
+from relay.spool.database.connection import Database
+from relay.throttle.admission import Request
+from relay.throttle.postgresql_history import HighWaterMark, PostgresqlHistory
+from relay.throttle.throttle import Reservation, Throttle
+from tests.bench.filling import database
+from tests.engines.history.limits import messages
+
+HOSTS = (1, 2, 8)
+FOR_S = 5.0
+LEAD_S = 6.0
+"""In which the processes of a round start."""
+
+
+def rows(rounds: int) -> list[dict[str, Any]]:
+    """Return a row for each number of hosts."""
+    found: list[dict[str, Any]] = []
+    with database() as url:
+        for hosts in HOSTS:
+            rates, latencies_s = [], list[float]()
+            for number in range(rounds):
+                of_round = _round(url, hosts, f"{hosts} hosts, round {number}")
+                rates.append(len(of_round) / FOR_S)
+                latencies_s += of_round
+            found.append(
+                {
+                    "hosts": hosts,
+                    "decisions_a_second": round(statistics.median(rates)),
+                    "median_ms": round(statistics.median(latencies_s) * 1000, 2),
+                    "99_of_100_ms": round(statistics.quantiles(latencies_s, n=100)[98] * 1000, 2),
+                }
+            )
+    return found
+
+
+def _round(url: str, hosts: int, account: str) -> list[float]:
+    """Return how long each grant took."""
+    began_at_s = time.monotonic() + LEAD_S
+    with ProcessPoolExecutor(hosts, get_context("spawn")) as pool:
+        asked = [pool.submit(_decide, url, account, began_at_s) for _ in range(hosts)]
+        return [each for one in asked for each in one.result()]
+
+
+def _decide(url: str, account: str, began_at_s: float) -> list[float]:
+    clock, latencies_s = SystemClock(), list[float]()
+    history = PostgresqlHistory(SharedAccount(Database(url), account), HighWaterMark(), clock)
+    with closing(Throttle(history, [messages(1_000_000_000, 3600)], None, clock)) as throttle:
+        throttle.flush()
+        time.sleep(max(0.0, began_at_s - time.monotonic()))
+        while (asked_s := time.monotonic()) < began_at_s + FOR_S:
+            (answer,) = throttle.reserve([Request(1)])
+            latencies_s.append(time.monotonic() - asked_s)
+            assert isinstance(answer, Reservation), "there was room"
+            throttle.settle(answer, clock.boottime_ns())
+    return latencies_s
