@@ -6,6 +6,7 @@ transaction and the reservation of the next, durable.  Each grant is timed from 
 """
 
 import statistics
+import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
@@ -15,6 +16,7 @@ from typing import Any
 from relay.clock import SystemClock
 from relay.spool.database.account import SharedAccount
 from relay.spool.database.connection import Database
+from relay.spool.disk.durable import RealDisk
 from relay.throttle.admission import Request
 from relay.throttle.postgresql_history import HighWaterMark, PostgresqlHistory
 from relay.throttle.throttle import Reservation, Throttle
@@ -58,13 +60,16 @@ def _round(url: str, hosts: int, account: str) -> list[float]:
 
 def _decide(url: str, account: str, began_at_s: float) -> list[float]:
     clock, latencies_s = SystemClock(), list[float]()
-    history = PostgresqlHistory(SharedAccount(Database(url), account), HighWaterMark(), clock)
-    with closing(Throttle(history, [messages(1_000_000_000, 3600)], None, clock)) as throttle:
-        throttle.flush()
-        time.sleep(max(0.0, began_at_s - time.monotonic()))
-        while (asked_s := time.monotonic()) < began_at_s + FOR_S:
-            (answer,) = throttle.reserve([Request(1)])
-            latencies_s.append(time.monotonic() - asked_s)
-            assert isinstance(answer, Reservation), "there was room"
-            throttle.settle(answer, clock.boottime_ns())
-    return latencies_s
+    with tempfile.TemporaryDirectory() as folder:
+        history = PostgresqlHistory(
+            SharedAccount(Database(url), account), HighWaterMark(f"{folder}/mark", RealDisk()), clock
+        )
+        with closing(Throttle(history, [messages(1_000_000_000, 3600)], None, clock)) as throttle:
+            throttle.flush()
+            time.sleep(max(0.0, began_at_s - time.monotonic()))
+            while (asked_s := time.monotonic()) < began_at_s + FOR_S:
+                (answer,) = throttle.reserve([Request(1)])
+                latencies_s.append(time.monotonic() - asked_s)
+                assert isinstance(answer, Reservation), "there was room"
+                throttle.settle(answer, clock.boottime_ns())
+        return latencies_s

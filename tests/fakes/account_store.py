@@ -296,6 +296,8 @@ def _new_account(session: Session, _found: "re.Match[str]", values: tuple[Any, .
 
 
 def _update(session: Session, found: "re.Match[str]", values: tuple[Any, ...]) -> Rows:
+    if found["mark"]:
+        values = values[2:]  # when each host was here is only shown
     key = _of_account(session, found["key"], values[-1])
     assert key is not None
     columns = [each.removesuffix(" = %s") for each in found["columns"].split(", ")]
@@ -344,7 +346,10 @@ def _listen(session: Session, found: "re.Match[str]", _values: tuple[Any, ...]) 
 _STATEMENTS: tuple[tuple[str, _Does], ...] = (
     (r"SELECT (?P<columns>[\w:, ]+) FROM relay\.account WHERE name = %s(?P<lock> FOR UPDATE)?", _account),
     (r"INSERT INTO relay\.account \(name\) VALUES \(%s\) ON CONFLICT DO NOTHING", _new_account),
-    (r"UPDATE relay\.account SET (?P<columns>.+) WHERE (?P<key>\w+) = %s", _update),
+    (
+        r"(?P<mark>WITH mark AS .*\) )?UPDATE relay\.account SET (?P<columns>.+) WHERE (?P<key>\w+) = %s",
+        _update,
+    ),
     (r"SELECT events FROM .* WHERE account_id = %s AND position (?P<than>\S+) %s(?P<order>.*)", _groups),
     (r"INSERT INTO relay\.history \(account_id, position, events\) VALUES \(%s, %s, %s\)", _new_group),
     (r"DELETE FROM relay\.history WHERE account_id = %s", _no_groups),
@@ -352,5 +357,6 @@ _STATEMENTS: tuple[tuple[str, _Does], ...] = (
     (r"SELECT pg_notify\(%s, ''\)", _notify),
     (r"LISTEN (?P<channel>\w+)", _listen),
     (r"SELECT current_setting\('transaction_read_only.*", lambda *_: [("off", "on", "on", True)]),
+    (r"(?s)\s*WITH claims AS .*", lambda *_: []),  # who holds what is only shown
     (r"SELECT version FROM relay\.schema_version", lambda *_: [(VERSION,)]),
 )

@@ -11,7 +11,7 @@ import pytest
 from tests.fakes.cut_line import CutLine
 from tests.fakes.postgresql import Server
 from tests.system.feeder import Feeder
-from tests.system.hosts import FAILURES, OF_B, host, make_tables, send, through
+from tests.system.hosts import DISCONNECT, FAILURES, OF_B, host, make_tables, send, through
 from tests.system.kills import Kills, judge, told_relayed_twice
 from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import wait_until
