@@ -72,7 +72,7 @@ def test_no_power_cut_of_a_real_disk_breaks_a_promise(name: str, engine: str, tm
     "name", ["ext4", *(pytest.param(name, marks=pytest.mark.crash(least_s=60)) for name in ("xfs", "btrfs"))]
 )
 def test_a_sync_left_out_is_caught(name: str, engine: SpoolEngine, sync: str, tmp_path: Path) -> None:
-    figures = experiment(tmp_path, name, "--engine", engine, "--careless", sync, "--images", 150)
+    figures = experiment(tmp_path, name, "--engine", engine, "--careless", sync, "--images", 400)
 
     assert any("is lost" in violation for violation in figures["violations"])
 
