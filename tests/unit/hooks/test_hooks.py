@@ -254,6 +254,7 @@ async def test_the_oldest_go_first_and_a_stop_waits_for_no_receiver(
     for number in range(MOST_NOTICES + 3):
         telling.resume(str(number))
     await telling.until("dropped", 3)
+    await telling.until_so(lambda: receiver.contents != [])
     await telling.hooks.close()
 
     assert len(receiver.contents) == 1, "one attempt at a time"
