@@ -67,6 +67,9 @@ def test_64_levels_of_a_full_disk_lose_nothing_and_relaying_goes_on(tmp_path: Pa
         relay = WarmRelay(tmp_path, {"isp": upstream | {"limits": limits}}, spool=spool)
         client = Sending(relay.port)
         with relay:
+            # A history that is begun needs no room; a new one does, and nothing goes without it.
+            wait_until(lambda: client.offer(1000, declares=True))
+            sink.wait_for(client.accepted)
             for number, level in enumerate(LEVELS):
                 makes_room = level < STARTS_WITH_BYTES[engine]
                 restarts = number % 8 == 0
