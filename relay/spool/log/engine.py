@@ -229,19 +229,21 @@ class LogSpool(BaseSpool):
         place = self._log().queued.places.get(queue_id)
         if place is None or self._is_left(queue_id):
             return
+        path, raw = self._layout.content(queue_id), b""
         try:
-            if place.is_long:
-                self._aside.move(self._layout.content(queue_id), why)
-                if self._aside.has_left(self._layout.content(queue_id)):
+            if place.is_long and self._disk.inode(path) is not None:
+                self._aside.move(path, why)
+                if self._aside.has_left(path):
                     return
             else:
-                with self._at(queue_id) as at:
+                # Of what is gone its name is kept.
+                with contextlib.suppress(Corrupt), self._at(queue_id) as at:
                     raw = self._disk.pread(at.fd, at.size_bytes, at.begin)
                 if not self._aside.keep(queue_id, raw, why):
                     return
             # Crash here: it is found damaged again, or its content gone, by the next start.
             self._write([Record(said.ASIDE, queue_id)])
-        except (Corrupt, OSError) as error:
+        except OSError as error:
             self._aside.leave(queue_id, f"{why}; it cannot be set aside: {error}")
 
     def _keep_damage(self, segment: Segment, group: ReadGroup) -> None:

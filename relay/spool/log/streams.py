@@ -81,7 +81,7 @@ class Streams:
             self._streams.setdefault(name, Stream(name, Position()))
         for stream in [each for each in self._streams.values() if not each.is_dead and each.name != SENDER]:
             try:
-                self._hear(stream)
+                self._hear(stream, is_all=most_bytes is None)
             except OSError as error:
                 failed = error
         # Only now: what is announced is there, and a writer that is dead by now begins no segment any more.
@@ -119,8 +119,11 @@ class Streams:
             numbers.setdefault(found[1], []).extend([int(found[2])] if found[2] else [])
         return numbers
 
-    def _hear(self, stream: Stream) -> None:
-        """Learn whether a stream's writer lives, and how far its mail is accepted.  Raises OSError."""
+    def _hear(self, stream: Stream, *, is_all: bool) -> None:
+        """Learn whether a stream's writer lives, and how far its mail is accepted.
+
+        Raises OSError, also where all is asked for and a writer is just announcing more.
+        """
         path = self._layout.stream_lock(stream.name)
         try:
             fd = self._disk.open_update(path)
@@ -135,8 +138,8 @@ class Streams:
                 # While we hold it: who was about to begin this stream begins another one.
                 self._disk.unlink(path)
                 del self._streams[stream.name]
-        if announced is None and not is_dead and stream.announced == Position():
-            # A start that took it for nothing would not know of whom our own stream speaks.
+        if announced is None and not is_dead and is_all:
+            # A start would not know of whom our own stream speaks, nor a tidying what is no orphan.
             raise OSError(errno.EAGAIN, "a listener is just announcing its mail")
         # What was announced before is there in any case.
         stream.is_dead, stream.announced = is_dead, stream.announced if announced is None else announced
@@ -171,8 +174,9 @@ class Streams:
             waiting: list[ReadGroup] = []
             with opened(self._disk, self._disk.open_read(self._layout.segment(segment.name))) as fd:
                 if torn_from is not None and stream.name != SENDER:
-                    # A killed writer may have left it in memory only.
+                    # A killed writer may have left it, and its name, in memory only.
                     self._disk.sync(fd)
+                    self._disk.sync_directory(self._layout.log)
 
                 def read(at: int, size: int, fd: int = fd) -> bytes:
                     return self._disk.pread(fd, size, at)

@@ -35,8 +35,6 @@ class Quarantine:
             # Crash here: it is found damaged again by the next start.
             self._disk.rename(path, self._free_path(name))
             self._disk.sync_directory(self._folder)
-        except FileNotFoundError:
-            return  # somebody was quicker
         except OSError as error:
             self.leave(path, f"{why}; it cannot be set aside: {error.strerror}")
         else:

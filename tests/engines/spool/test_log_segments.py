@@ -428,6 +428,42 @@ def test_an_owner_that_looks_at_any_instant_misses_nothing_and_takes_nothing_ear
     assert looks > 10
 
 
+def test_long_mail_stays_where_the_spool_is_tidied_while_its_listener_announces() -> None:
+    life, content = Life(ModelDisk()), b"Subject: minutes\r\n\r\n" + b"All agreed.\r\n" * 30_000
+    intake, spool = life.engine.intake(), life.open()
+    accept(intake)
+    claimed(spool)
+    queue_id = accept(intake, content=content)
+    (lock,) = [f"{ROOT}/log/{name}" for name in life.disk.names(f"{ROOT}/log") if name.endswith(".lock")]
+    raw = life.disk.peek(lock)
+    life.disk.poke(lock, raw[:20])
+    with pytest.raises(Unavailable):
+        spool.tidy()
+    life.disk.poke(lock, raw)
+    assert [message.queue_id for message in claimed(spool)] == [queue_id]
+    assert b"".join(spool.content(queue_id)) == content
+
+
+@pytest.mark.parametrize("without", ["long", "corrupt"])
+def test_long_mail_that_is_gone_or_cannot_be_set_aside_is_told_of(without: str) -> None:
+    life, content = Life(ModelDisk()), b"Subject: minutes\r\n\r\n" + b"All agreed.\r\n" * 30_000
+    intake, spool = life.engine.intake(), life.open()
+    queue_id = accept(intake, content=content)
+    path = f"{ROOT}/long/{queue_id}"
+    raw = life.disk.peek(path)
+    life.disk.poke(path, raw[:-1])
+    if without == "long":
+        life.disk.unlink(path)
+    else:
+        life.disk.fail(Fault(1, errno.ENOENT, forever=True, kinds=frozenset({"rename"})))
+    assert claimed(spool) == []
+    assert [name for name, _ in life.told] == [queue_id]
+    assert spool.look().corrupt == 1
+    life.disk.heal()
+    spool.tidy()
+    assert without == "long" or life.disk.inode(path) is not None
+
+
 def test_who_just_begins_a_stream_is_not_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     life = Life(ModelDisk())
     spool, view = life.open(), life.disk.another()
