@@ -1,18 +1,18 @@
 """The bytes of a segment: groups of records.  Encoding and decoding only: no I/O.
 
-A record is a head (the segment's mark, kind, length of its id, the number of its group, how many records
-that has, which only its first one says, length and CRC-32 of its payload, CRC-32 of the head and the id),
-the id of its message, and its payload: of a message a message file (`relay.spool.message.message_file`), or
-nothing where that is in long/; of others see `facts`.
+A record is a head, the id of its message, and its payload.  In the head stand the segment's mark, the kind,
+the length of the id, the number of the group, how many records that has (0 but in its first one), length and
+CRC-32 of the payload, and CRC-32 of the head and the id.  The payload of a message is a message file
+(`relay.spool.message.message_file`), or nothing where that is in long/; of others see `facts`.
 
-A group has a number of its own in its segment, also one that found no room: what such a one left behind
-completes none that is written over it, and torn.
+Each group of a segment has a number of its own, also one that found no room.  The next group is written over
+that one; where a crash tears it, records that the first one left there do not make it whole.
 
 The first record of a segment is its header, BEFORE and BEFORE_END: which segment its stream's writer wrote
 before it, and how much of that one counts.  What stands behind that, and in segments between, is void.
 
-The mark is different in each segment, and nobody can know that of a listener's who cannot list the folder: so
-no content is taken for a record where the next sound one behind a damaged place is looked for.
+Behind a damaged place the next sound record is looked for by the mark, which is different in each segment.
+It begins with two CR, and a CR is never alone in content: so no content is taken for a record.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ Read = Callable[[int, int], bytes]
 
 
 class Position(NamedTuple):
-    """How far a stream goes, or was read; or is accepted, in the file of its lock: that is not durable."""
+    """How far a stream goes, was read, or, in its lock's file, which is not synced, is accepted."""
 
     number: int = 0
     """Of a segment; 0: there is none."""
@@ -79,7 +79,7 @@ class ReadGroup(NamedTuple):
 
 
 def mark_of(name: SegmentName) -> bytes:
-    return hashlib.blake2b(str(name).encode(), digest_size=8).digest()
+    return b"\r\r" + hashlib.blake2b(str(name).encode(), digest_size=6).digest()
 
 
 def header_of(before: Position) -> Record:

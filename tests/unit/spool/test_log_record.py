@@ -5,7 +5,9 @@ from itertools import chain
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relay.smtp.dot_stuffing import has_only_crlf
 from relay.spool.log.facts import ENDED
+from relay.spool.log.layout import SENDER, SegmentName
 from relay.spool.log.record import (
     MESSAGE,
     Position,
@@ -49,6 +51,12 @@ def test_what_was_written_is_read() -> None:
     assert read(raw, found[1].at) == found[1:]
     assert decode_header(NAME, raw) == BEFORE
     assert decode_header(NAME._replace(number=8), raw) is None
+
+
+@given(st.integers(0, 10**9))
+def test_no_content_has_the_mark_of_a_segment(number: int) -> None:
+    """Whoever knows the names of the sender's segments cannot send a record."""
+    assert not has_only_crlf(mark_of(SegmentName(SENDER, number)))
 
 
 @given(st.data(), st.binary(min_size=1, max_size=700))
