@@ -1,4 +1,4 @@
-"""What the engines on a disk share: the lock, reading, quarantine, and that a report is there once.
+"""What the engines on a disk share: the lock, reading, and quarantine.
 
 An engine says where a message lies (`_at`), and adds what it knows apart from the message's bytes (`_known`).
 """
@@ -6,14 +6,13 @@ An engine says where a message lies (`_at`), and adds what it knows apart from t
 import contextlib
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from relay.clock import Clock
-from relay.mail.envelope import Envelope, QueueId, is_notice
+from relay.mail.envelope import Envelope, QueueId
 from relay.spool.disk.durable import Disk
 from relay.spool.disk.os_errors import is_lack_of_room, is_not_now
 from relay.spool.errors import kernel_errors, of_kernel
-from relay.spool.identity import warning_id
 from relay.spool.interface import (
     Absent,
     Adopted,
@@ -159,18 +158,6 @@ class BaseSpool(ABC):
             return fault
         except OSError as error:
             return Unavailable(str(error.strerror))
-
-
-def told_by(message: Message, notices: Collection[QueueId]) -> tuple[Sequence[int], bool]:
-    """Return of which recipients, and whether of its delay, a crash left the report or warning, and no mark.
-
-    `notices` are the reports and warnings that are there.
-    """
-    if not notices or is_notice(message.queue_id):
-        return (), False
-    owed = message.owed_report
-    told = owed.indices if owed is not None and owed.report_id in notices else ()
-    return told, not message.is_warned and warning_id(message.queue_id) in notices
 
 
 def as_it_is(message: Message) -> Settlement:

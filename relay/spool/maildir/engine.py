@@ -16,11 +16,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from relay.clock import Clock
 from relay.mail.envelope import Envelope, QueueId, is_notice
-from relay.spool.base import BaseSpool, Failure, Group, told_by
+from relay.spool.base import BaseSpool, Failure, Group
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.os_errors import error_of
 from relay.spool.errors import kernel_errors
-from relay.spool.identity import is_queue_id
+from relay.spool.identity import is_queue_id, warning_id
 from relay.spool.interface import Absent, Corrupt, Message, Note, Settlement
 from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.maildir.layout import FORMAT, MaildirLayout, prepare
@@ -149,7 +149,12 @@ class MaildirSpool(BaseSpool):
         return None
 
     def _marked_as_told(self, fd: int, message: Message) -> Message:
-        told, is_warned = told_by(message, self._notices)
+        """Write what a crash kept from being written: the report or warning is there, and not its mark."""
+        if not self._notices or is_notice(message.queue_id):
+            return message
+        owed = message.owed_report
+        told = owed.indices if owed is not None and owed.report_id in self._notices else ()
+        is_warned = not message.is_warned and warning_id(message.queue_id) in self._notices
         if not told and not is_warned:
             return message
         hint_ns = self._disk.status(fd).modified_at_ns
