@@ -178,16 +178,13 @@ class Queues:
         for part in self.parts(queue_id):
             part.is_warned = True
 
-    def owe_report(self, part: Queued, why: WaitReason) -> None:
+    def owe_report(self, queue_id: QueueId, why: WaitReason) -> None:
         """Keep a message of which only the report is left; it is sent nowhere."""
-        for other in self.parts(part.queue_id):
-            if other is not part:
-                self.end_part(other)
-        if not part.upstream:
-            part.state = State.REPORTING
-            self.add(part, now_ns=0)
-        self.line_of(part).keep(part, State.REPORTING, why)
-        self.line_of(part).update(part, recipients_left=0)
+        for other in self.parts(queue_id)[1:]:
+            self.end_part(other)
+        for part in self.parts(queue_id):
+            self.line_of(part).keep(part, State.REPORTING, why)
+            self.line_of(part).update(part, recipients_left=0)
 
     def seize(self, queue_id: QueueId) -> dict[Queued, State]:
         """Keep a message from being sent until `put_back`; return the state of each part before.
