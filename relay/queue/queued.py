@@ -100,8 +100,10 @@ class Past(NamedTuple):
     """In how many of its transactions the upstream refused us, or its sender."""
     unknown_until_ns: int = 0
     """Until then its last transaction may still relay it, unheard; 0: it cannot."""
-    rested: tuple[tuple[int, int], ...] = ()
-    """From and until: when it waited for upstreams that were down, before it moved from their lines."""
+    paused_ns: int = 0
+    """For how long it stood in other lines while their upstreams were paused."""
+    rested_ns: int = 0
+    """For how long it did, or its sender was paused there."""
 
     def but(self, **changes: Any) -> "Past":
         """Return it with changes; the one value of most messages where they leave nothing to know."""

@@ -27,14 +27,12 @@ from typing import TypeVar
 
 from relay.mail.envelope import QueueId
 from relay.queue.lines import Instants, Sums, earliest, total
-from relay.queue.queued import NO_PAST, NO_REASON, NOWHERE, Queued, State, WaitReason
+from relay.queue.queued import NO_REASON, NOWHERE, Queued, State, WaitReason
 from relay.queue.routes import Availability, Because, Choice, Part, Route, choose, is_better, next_listed
 from relay.queue.upstream_queue import AT_ONCE_NS, SLICE, KeysOf, UpstreamQueue
 
 Counted = TypeVar("Counted")
 
-MOST_RESTED = 16
-"""Waits for upstreams that were down, remembered of one part; the latest count."""
 PROBE_SOUGHT_NS = 60 * 10**9
 """How often all are looked at while an upstream proves itself: its probe may have proven nothing."""
 GONE = Availability(down_since_ns=0)
@@ -251,6 +249,7 @@ class Queues:
         self._change()
 
     def note(self, upstream: str, standing: Availability) -> None:
+        self.line(upstream).pauses = standing.pauses
         if self._standings.get(upstream, standing) != standing:
             self._standings[upstream] = standing
             self._change()
@@ -267,6 +266,8 @@ class Queues:
         if any(part.state is State.ACTIVE for part in before):
             # What its transaction comes to is settled for the recipients that it was begun for.
             return False
+        for part in before:
+            self._rest(part, now_ns)
         for part in fresh:
             _carry_over(part, before)
         for part in before:
@@ -345,10 +346,7 @@ class Queues:
             self._move(part, choice, now_ns)
 
     def _move(self, part: Queued, choice: Choice, now_ns: int) -> None:
-        down_since_ns = self._standings.get(part.upstream, Availability()).down_since_ns
-        if down_since_ns is not None:
-            waited = max(down_since_ns, part.stands_since_ns), now_ns
-            part.past = part.past.but(rested=(*part.past.rested[1 - MOST_RESTED :], waited))
+        self._rest(part, now_ns)
         if part.is_sitting_out:
             part.why = NO_REASON
         route, was = part.part.route, part.choice
@@ -370,6 +368,11 @@ class Queues:
         self._count(part, -1)
         self.line_of(part).leave(part)
         part.choice = NOWHERE
+
+    def _rest(self, part: Queued, now_ns: int) -> None:
+        """Have a part that leaves its line keep what counts elsewhere too."""
+        paused_ns, rested_ns = self.line_of(part).rests_of(part, now_ns)
+        part.past = part.past.but(refusals=0, paused_ns=paused_ns, rested_ns=rested_ns)
 
     def _take_out(self, part: Queued) -> None:
         self._leave(part)
@@ -438,10 +441,14 @@ def _spills_ns(part: Queued, route: Route) -> int | None:
 
 def _carry_over(part: Queued, before: Sequence[Queued]) -> None:
     """Have a new part of a message, as a start finds it, go on with what only memory knows."""
-    was = [each for each in before if _overlap(each.part, part.part)]
-    last = max(was, key=lambda each: each.past.unknown_until_ns, default=before[0])
-    part.past = last.past.but(refusals=0) if was else NO_PAST
+    was = [each for each in before if _overlap(each.part, part.part)] or before
+    last = max(was, key=lambda each: (each.past.unknown_until_ns, each.due_at_ns))
+    rests = {name: max(getattr(each.past, name) for each in was) for name in ("paused_ns", "rested_ns")}
+    part.past = last.past.but(**rests)
     part.choice, part.is_warned, part.ready_at_ns = last.choice, last.is_warned, last.ready_at_ns
+    if part.state is State.WAITING and all(each.state is State.DEFERRED for each in was):
+        # The spool has the next attempt of a whole message only.
+        part.state, part.due_at_ns = State.DEFERRED, max(each.due_at_ns for each in was)
     if part.state is not State.WAITING:
         part.why = last.why
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from relay.mail.rewriting import Rewriting
+from relay.verdicts.account import Paused
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,8 @@ class Availability(NamedTuple):
     """None while mail goes."""
     is_proving: bool = False
     """One transaction may go now, to show whether it is well."""
+    pauses: tuple[Paused, ...] = ()
+    """When nothing was sent through it: no age of what stands for it."""
 
     @property
     def is_usable(self) -> bool:

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 
 from relay.queue.lanes import Arrangement, LaneQueue, Turn
 from relay.queue.lines import Counts, Instants, MessageLine, earliest
-from relay.queue.queued import NO_PAST, NO_REASON, Queued, RecipientsLeft, State, WaitKind, WaitReason
+from relay.queue.queued import NO_REASON, Queued, RecipientsLeft, State, WaitKind, WaitReason
 from relay.queue.sender_pauses import SenderPauses
+from relay.verdicts.account import Paused, within_ns
 
 SLICE = 1000
 """Messages in one look: some milliseconds."""
@@ -63,6 +64,8 @@ class UpstreamQueue:
         self.counts = Counts()
         self.sender_pauses = SenderPauses()
         """Senders whose mail waits; `trust_sender` ends it."""
+        self.pauses: tuple[Paused, ...] = ()
+        """As `Availability.pauses`, also of an upstream that left the policy."""
         self._keys_of, self._noticed = keys_of, noticed
         self._lanes = LaneQueue()
         self._waiting: Instants[Queued | _ClosedKey] = Instants(self._waits)
@@ -96,6 +99,15 @@ class UpstreamQueue:
 
     def lane_of(self, message: Queued) -> str:
         return self._lanes.home_of(message.lane) if self._lanes.by.lanes else ""
+
+    def rests_of(self, message: Queued, until_ns: int) -> tuple[int, int]:
+        """Return for how long a message waited for paused upstreams, and for those or for its sender."""
+        past, since_ns = message.past, message.stands_since_ns
+        either = (*self.pauses, *self.sender_pauses.rests_of(message.sender))
+        return (
+            past.paused_ns + within_ns(self.pauses, since_ns, until_ns),
+            past.rested_ns + within_ns(either, since_ns, until_ns),
+        )
 
     # What goes, and what it comes to.
 
@@ -189,8 +201,6 @@ class UpstreamQueue:
         """Let go of a message that ended or goes to another line; what this line alone knows is lost."""
         self._unplace(message)
         self.counts.add(message, -1)
-        if message.past is not NO_PAST:
-            message.past = message.past.but(refusals=0)
         self.on_change()
 
     def seize(self, message: Queued) -> None:

@@ -349,16 +349,28 @@ def test_a_long_queue_moves_in_slices_and_in_order() -> None:
     assert (len(order), order) == (2500, sorted(order))
 
 
-def test_a_part_that_moves_takes_along_when_it_waited_for_an_upstream_that_was_down() -> None:
+def test_what_waited_for_upstreams_that_were_down_is_no_age_however_often_it_moved() -> None:
+    queue, (part,) = Queues(), message(1, Part(A_B))
+    queue.use(("a", "b"), (A_B,))
+    queue.add(part, now_ns=0)
+    for number in range(40):
+        one, other = ("ab", "ba")[number % 2]
+        # Paused for 10, then well for 5, then down for 15, and then its mail goes by the other.
+        at_ns, earlier = 30 * number, [(30 * n, 30 * n + 10) for n in range(number + 1)]
+        queue.note(one, Availability(at_ns + 15, pauses=(*earlier, (at_ns + 15, at_ns + 10**6))))
+        queue.note(other, Availability())
+        settle(queue, at_ns + 30)
+        assert part.upstream == other
+        assert queue.line(other).rests_of(part, at_ns + 30) == (25 * (number + 1),) * 2
+
+
+def test_the_oldest_of_a_lane_is_the_first_that_came_and_waits() -> None:
     queue, (part, other) = (
         Queues(),
         message(1, Part(ROUTES[0], frozenset([0])), Part(ROUTES[2], frozenset([1]))),
     )
     queue.use(NAMES, ROUTES)
     queue.add(part, other, now_ns=0)
-    queue.note("a", Availability(5))
-    settle(queue, 20)
-    assert (part.upstream, part.past.rested) == ("b", ((5, 20),))
     (later,) = message(2, Part(ROUTES[2]), at_ns=7)
     queue.add(later, now_ns=20)
     assert queue.line("c").take(1, 20) == [other]
@@ -463,10 +475,10 @@ def test_refusals_and_the_reason_of_a_paused_sender_do_not_outlive_a_move() -> N
     line.give_back(part, WaitReason("553 not yours"))
     assert line.take(1, 0) == []
     assert part.is_sitting_out
-    queue.note("a", Availability(0))
+    queue.note("a", Availability(0, pauses=((0, 99),)))
     settle(queue, 15)
     assert (part.upstream, part.reason) == ("b", "")
-    assert part.past == Past(frozenset([0]), rested=((0, 15),))
+    assert part.past == Past(frozenset([0]), paused_ns=15, rested_ns=15)
 
 
 def test_a_message_that_ended_goes_on_nowhere() -> None:
