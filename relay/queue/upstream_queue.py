@@ -60,7 +60,7 @@ class UpstreamQueue:
     ) -> None:
         """`noticed` is called where a message waits for its turn, and where it is active no more."""
         self.on_change: Callable[[], None] = lambda: None
-        """Called where another message may go next, because one came, left, or was kept or released."""
+        """Called where another message may go next."""
         self.counts = Counts()
         self.sender_pauses = SenderPauses()
         """Senders whose mail waits; `trust_sender` ends it."""
@@ -92,11 +92,6 @@ class UpstreamQueue:
         """Return how many messages wait for their turn alone, or a few more."""
         return len(self._lanes)
 
-    @property
-    def has_candidate(self) -> bool:
-        """Whether a message is on its way, or could be."""
-        return bool(self.ready_count or self.counts.members(State.ACTIVE))
-
     def lane_of(self, message: Queued) -> str:
         return self._lanes.home_of(message.lane) if self._lanes.by.lanes else ""
 
@@ -108,8 +103,6 @@ class UpstreamQueue:
             past.paused_ns + within_ns(self.pauses, since_ns, until_ns),
             past.rested_ns + within_ns(either, since_ns, until_ns),
         )
-
-    # What goes, and what it comes to.
 
     def take(self, most: int, now_ns: int) -> list[Queued]:
         """Take the messages that go next, at most so many: they become ACTIVE."""
@@ -123,9 +116,8 @@ class UpstreamQueue:
         return taken
 
     def first(self, now_ns: int) -> Queued | None:
-        """Return the message that `take` would take first, and leave it."""
-        turn = self._look(now_ns)
-        return None if turn is None else turn.message
+        """Return the message that `take` would take first."""
+        return None if (turn := self._look(now_ns)) is None else turn.message
 
     def next_look_ns(self) -> int | None:
         """Return when time alone may let a message go; None if nothing waits for that.
@@ -138,7 +130,7 @@ class UpstreamQueue:
         return earliest(self._waiting.first_ns(), self._lanes.opens_ns(self._now_ns), blocked_ns)
 
     def granted(self, message: Queued, recipients: int) -> None:
-        """Charge the lane of an active message for the recipients that go."""
+        """Begin an active message, with so many recipients."""
         self._lanes.granted(message, recipients)
         self._resolve(message)
 
@@ -146,16 +138,17 @@ class UpstreamQueue:
         """Have active messages that were asked for in vain wait, in the order in which they were taken."""
         in_place: list[Waits] = []
         for each in waits:
-            if each.key is None or each.key == ("lane", self._lanes.home_of(each.message.lane)):
+            message, until_ns, key, why = each
+            if key is None or key == ("lane", self._lanes.home_of(message.lane)):
                 in_place.append(each)
-            elif self._returns(each.message, each.why):
-                self._join(each.message, each.key, each.until_ns, each.why)
-        for each in reversed(in_place):
-            if each.key is None:
-                self._blocked = each.message, each.until_ns
+            elif self._returns(message, why):
+                self._join(message, key, until_ns, why)
+        for message, until_ns, key, why in reversed(in_place):
+            if key is None:
+                self._blocked = message, until_ns
             else:
-                self._lanes.close(each.message.lane, each.until_ns)
-            self.give_back(each.message, each.why)
+                self._lanes.close(message.lane, until_ns)
+            self.give_back(message, why)
         self.on_change()
 
     def give_back(self, message: Queued, why: WaitReason) -> None:
@@ -189,8 +182,6 @@ class UpstreamQueue:
         for lane in self._lanes.names:
             for refusals in (0, 1):
                 self._open(self._keys.get((_pause_key(sender, refusals), lane)))
-
-    # What comes and leaves, and what an operator does.
 
     def enter(self, message: Queued, *, is_in_front: bool = False) -> None:
         """Take in a message, in whichever state; `is_in_front`: ahead of its sender's others."""
@@ -234,8 +225,6 @@ class UpstreamQueue:
             self._lanes.firsts[message] = None
             self.on_change()
 
-    # What an edit does.
-
     def arrange(self, by: Arrangement) -> None:
         """Go by other lanes or another price; what is ready goes on in the order in which it came."""
         if by == self._lanes.by:
@@ -254,8 +243,6 @@ class UpstreamQueue:
         for key in list(self._keys.values()):
             self._open(key)
         self.on_change()
-
-    # How it is done.
 
     def update(self, message: Queued, **changes: Any) -> None:
         """Change what a message is counted by; nothing else changes that."""
@@ -322,10 +309,8 @@ class UpstreamQueue:
             self._resolve(message)
         self._noticed(message)
 
-    def _let_next_come(self, key: _ClosedKey | None) -> None:
+    def _let_next_come(self, key: _ClosedKey) -> None:
         """Have the first message that waits for a key ask for it; where none does, the key is open."""
-        if key is None:
-            return
         if not key:
             del self._keys[key.of]
             return
@@ -342,7 +327,8 @@ class UpstreamQueue:
 
     def _resolve(self, message: Queued) -> None:
         """Let the next one come where a message had come back: it got its grant, or waits elsewhere."""
-        self._let_next_come(self._asking.pop(message, None))
+        if (key := self._asking.pop(message, None)) is not None:
+            self._let_next_come(key)
 
     def _place(self, message: Queued, *, is_in_front: bool = False, is_next: bool = False) -> None:
         if message.state is State.WAITING:

@@ -33,7 +33,7 @@ SORTED_AT_ONCE = 100
 """Messages read between two other calls of the spool, when an edit sorts the queue anew."""
 DEFERRED_BEFORE = WaitReason("deferred before the last start")
 SORTED_AGAIN_NS = 5 * SECOND_NS
-"""After so long what was active, or could not be read, is tried again."""
+"""After so long what was active is sorted by an edit."""
 
 Guard = Callable[[Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]]
 """Runs a chore, whose end by an error ends the sender."""
@@ -73,8 +73,8 @@ class Arrivals:
         """Messages that came in before an edit, to be sorted by it."""
         self._not_sorted: list[QueueId] = []
         """Of these, those that were active, or could not be read."""
-        self._sorts_at_ns = 0
-        """When the first of `_to_sort` is due."""
+        self._sorts_at_ns, self._sorts_again_ns = 0, SORTED_AGAIN_NS
+        """When the first of `_to_sort` is due, and how long after that the others."""
         self._ending: set[asyncio.Task[None]] = set()
         """Of messages that only lack their ends."""
         self._new_mail = asyncio.Event()
@@ -266,12 +266,13 @@ class Arrivals:
                 # Where its upstream left the policy, no turn of a message comes before it is sorted.
                 self._spool_thread.tell(message)
                 self._not_sorted.append(queue_id)
+                self._sorts_again_ns = self._spool_thread.unreadable_retry_ns
             elif message is not None and message.left:
                 parts = self._parts(message, _place(message, sorter))
                 self._not_sorted += [] if self._queue.sort_anew(parts, now_ns) else [queue_id]
         if not self._to_sort:
             self._to_sort, self._not_sorted = deque(self._not_sorted), []
-            self._sorts_at_ns = now_ns + SORTED_AGAIN_NS
+            self._sorts_at_ns, self._sorts_again_ns = now_ns + self._sorts_again_ns, SORTED_AGAIN_NS
 
     def _tell_route(self, route: Route, choice: Choice, before: Because) -> None:
         routes, upstream = list(self._numbers.get(route, ())), choice.upstream

@@ -327,7 +327,7 @@ class Transactions:
             self._events.tell(
                 "sender_paused",
                 upstream=self._upstream,
-                reverse_path=queued.sent_reverse_path,
+                reverse_path=queued.origin.sent_reverse_path,
                 reason=refusal.text,
                 until_at_ns=self._clock.wall_ns() + until_ns - attempt.ended_ns,
             )

@@ -244,7 +244,7 @@ class Listing:
 
     def part(self, queued: Queued) -> MessageView:
         """Return what of a message stands in one line."""
-        expected, shown = self._expected(queued), queued.shown
+        expected, shown, origin = self._expected(queued), queued.shown, queued.origin
         return MessageView(
             queued.queue_id,
             QueueState(queued.state.value),
@@ -260,14 +260,14 @@ class Listing:
             expected.held_by,
             self._queue.lane_of(queued),
             words_of(queued.choice),
-            client=queued.client,
-            user=queued.user or None,
+            client=origin.client,
+            user=origin.user or None,
             message_id=shown.names.message_id,
             subject=shown.names.subject,
             client_queue_id=shown.names.client_queue_id,
             upstream_choice=queued.choice.because,
             instead_of=queued.choice.instead_of,
-            rewritten_as="" if queued.sent_reverse_path == queued.reverse_path else queued.sent_reverse_path,
+            rewritten_as="" if origin.sent_reverse_path == origin.reverse_path else origin.sent_reverse_path,
             host=self._host,
         )
 

@@ -193,6 +193,18 @@ async def test_what_cannot_be_read_as_an_edit_sorts_it_is_sorted_once_it_can(tmp
     assert recipients(one) == ["r1@x.example"]
 
 
+async def test_mail_that_an_edit_finds_unreadable_is_read_again_after_a_minute(tmp_path: Path) -> None:
+    disk, ports = GivesNothing(), {"one": 9, "two": 9}
+    async with Relay(routed(tmp_path, ports, TO_TWO), disk) as relay:
+        await wait_unread(relay, 2)
+        disk.fails = True
+        await relay.sender.apply(routed(tmp_path, ports, TO_ONE))
+        await relay.until(lambda: disk.asked == 2)
+        failed_at_ns = relay.clock.boottime_ns()
+        await relay.until(lambda: disk.asked > 2)
+        assert relay.clock.boottime_ns() - failed_at_ns >= MINUTE_NS
+
+
 async def test_what_is_sorted_late_goes_by_an_edit_that_came_meanwhile(tmp_path: Path) -> None:
     disk, count, ports = GivesNothing(), 250, {"one": 9, "two": 9}
     policy = routed(tmp_path, ports, TO_TWO)
