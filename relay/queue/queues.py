@@ -104,9 +104,6 @@ class Queues:
         """Return the upstreams whose lines have mail."""
         return [name for name, line in self._lines.items() if len(line)]
 
-    def lane_of(self, part: Queued) -> str:
-        return self.line_of(part).lane_of(part)
-
     def counts(self, state: State) -> dict[str, Sums]:
         """Return the sums of a state by lane; lanes without mail are left out.
 
@@ -175,8 +172,7 @@ class Queues:
         for other in self.parts(queue_id)[1:]:
             self.end_part(other)
         for part in self.parts(queue_id):
-            self.line_of(part).keep(part, State.REPORTING, why)
-            self.line_of(part).update(part, recipients_left=0)
+            self.line_of(part).put(part, State.REPORTING, why=why, recipients_left=0)
 
     def seize(self, queue_id: QueueId) -> dict[Queued, State]:
         """Keep a message from being sent until `put_back`; return the state of each part before.
@@ -187,7 +183,7 @@ class Queues:
         if State.ACTIVE in before.values():
             return {}
         for part in before:
-            self.line_of(part).seize(part)
+            self.line_of(part).put(part, State.ACTIVE)
         return before
 
     def put_back(self, queue_id: QueueId, before: Mapping[Queued, State]) -> None:
@@ -198,7 +194,7 @@ class Queues:
 
     def hold(self, queue_id: QueueId, why: WaitReason) -> None:
         for part in self.parts(queue_id):
-            self.line_of(part).keep(part, State.HELD, why)
+            self.line_of(part).put(part, State.HELD, why=why)
 
     def release(self, queue_id: QueueId) -> None:
         """Put a held or deferred message into its lines, to be attempted at once."""
@@ -426,8 +422,10 @@ def _carry_over(part: Queued, before: Sequence[Queued]) -> None:
     """Have a new part, as a start finds it, go on with what only memory knows."""
     was = [each for each in before if _overlap(each.part, part.part)] or before
     last = max(was, key=lambda each: (each.past.unknown_until_ns, each.due_at_ns))
-    rests = {name: max(getattr(each.past, name) for each in was) for name in ("paused_ns", "rested_ns")}
-    part.past = last.past.but(**rests)
+    pasts = [each.past for each in was]
+    part.past = last.past.but(
+        paused_ns=max(each.paused_ns for each in pasts), rested_ns=max(each.rested_ns for each in pasts)
+    )
     part.choice, part.is_warned, part.ready_at_ns = last.choice, last.is_warned, last.ready_at_ns
     if part.state is State.WAITING and all(each.state is State.DEFERRED for each in was):
         # The spool has the next attempt of a whole message only.

@@ -160,12 +160,12 @@ class UpstreamQueue:
         """Put an active message behind its sender's others: it made progress, or is to go again at once."""
         if _is_going(message):
             # Ready from now on: or a large one is overdue for all of its transactions once it is for one.
-            self._put(message, State.WAITING, why=why, ready_at_ns=self._now_ns)
+            self.put(message, State.WAITING, why=why, ready_at_ns=self._now_ns)
 
     def postpone(self, message: Queued, due_at_ns: int, why: WaitReason) -> None:
         """Have an active message wait for its back-off."""
         if _is_going(message):
-            self._put(message, State.DEFERRED, why=why, due_at_ns=due_at_ns)
+            self.put(message, State.DEFERRED, why=why, due_at_ns=due_at_ns)
 
     def attempted(self, message: Queued, tried: frozenset[int], refusals: int, left: RecipientsLeft) -> None:
         """Note what an attempt left of an active message."""
@@ -194,24 +194,21 @@ class UpstreamQueue:
         self.counts.add(message, -1)
         self.on_change()
 
-    def seize(self, message: Queued) -> None:
-        """Keep a message from being sent until `put_back`; one that is active stays as it is."""
-        if message.state is not State.ACTIVE:
-            self._put(message, State.ACTIVE)
-
     def put_back(self, message: Queued, state: State) -> None:
         """Put an active message into a state."""
         if _is_going(message):
-            self._put(message, state)
+            self.put(message, state)
 
-    def keep(self, message: Queued, state: State, why: WaitReason) -> None:
-        """Take a message out of the order: HELD until `release`, or REPORTING."""
-        self._put(message, state, why=why)
+    def put(self, message: Queued, state: State, **changes: Any) -> None:
+        """Take a message from wherever it is, and put it into a state: ACTIVE is kept from being sent."""
+        self._unplace(message)
+        self.update(message, state=state, **changes)
+        self._place(message)
 
     def release(self, message: Queued) -> None:
         """Put a held or deferred message into the line, to be attempted at once."""
         if message.state in (State.HELD, State.DEFERRED):
-            self._put(message, State.WAITING, why=NO_REASON, ready_at_ns=self._now_ns)
+            self.put(message, State.WAITING, why=NO_REASON, ready_at_ns=self._now_ns)
 
     def put_first(self, message: Queued) -> None:
         """Have a message that waits go before all others, behind those that were put first already.
@@ -352,12 +349,6 @@ class UpstreamQueue:
                 # What waits behind it may need less room.
                 self._open(key)
         message.spot = None
-
-    def _put(self, message: Queued, state: State, **changes: Any) -> None:
-        """Take a message from wherever it is, and put it into a state."""
-        self._unplace(message)
-        self.update(message, state=state, **changes)
-        self._place(message)
 
     def _returns(self, message: Queued, why: WaitReason) -> bool:
         """End that a message is active, unattempted; False where it is not, or is gone."""

@@ -218,7 +218,7 @@ class Listing:
 
     def _pass(self, part: Queued) -> tuple[Load, str, Load]:
         """Count a message that waits; return what goes up to it, its lane, and what goes there up to it."""
-        lane = self._queue.lane_of(part)
+        lane = self._queue.line_of(part).lane_of(part)
         for key in (part.upstream, None), (part.upstream, lane):
             before = self._ahead.get(key, Load())
             self._ahead[key] = before.plus(1, part.recipients_left, part.size_bytes)
@@ -258,7 +258,7 @@ class Listing:
             None if expected.eta_ns is None else expected.eta_ns + self._to_wall_ns,
             queued.upstream,
             expected.held_by,
-            self._queue.lane_of(queued),
+            self._queue.line_of(queued).lane_of(queued),
             words_of(queued.choice),
             client=origin.client,
             user=origin.user or None,
