@@ -14,10 +14,7 @@ SPARE = 1024
 
 
 class MessageLine(OrderedDict[Queued, None]):
-    """Messages in order, of which any may leave at any time; each call is O(1).
-
-    A message is in the line that is its `Queued.spot`.
-    """
+    """Messages in order, each in the line that is its `Queued.spot`; each call is O(1)."""
 
     __slots__ = ()
 
@@ -48,12 +45,10 @@ class Instants(Generic[Item]):
         """`is_true`: whether an item still waits until that instant."""
         self._is_true = is_true
         self._heap: list[tuple[int, int, Item]] = []
-        self._entries = 0
-        """A number for each entry: of one instant, first come first served."""
-        self._sweeps_at = SPARE
+        self._entries, self._sweeps_at = 0, SPARE
 
     def add(self, at_ns: int, item: Item) -> None:
-        self._entries += 1
+        self._entries += 1  # of one instant, first come first served
         heapq.heappush(self._heap, (at_ns, self._entries, item))
         if len(self._heap) > self._sweeps_at:
             self._heap = [each for each in self._heap if self._is_true(each[0], each[2])]
@@ -116,14 +111,9 @@ class Counts:
 
     def of(self, state: State) -> dict[str, Sums]:
         """Return the sums of a state by lane; lanes without mail are left out."""
-        its = {lane: sums for (each, lane), sums in self._of.items() if each is state and sums[0]}
-        return {lane: Sums(*sums[1:]) for lane, sums in its.items()}
+        return {lane: Sums(*sums[1:]) for (each, lane), sums in self._of.items() if each is state and sums[0]}
 
 
 def total(sums: Collection[Sums]) -> Sums:
-    return Sums(
-        sum(each.messages for each in sums),
-        sum(each.recipients for each in sums),
-        sum(each.size_bytes for each in sums),
-        earliest(*(each.oldest_arrived_at_ns for each in sums)),
-    )
+    messages, recipients, octets, oldest_ns = zip(*sums, strict=True) if sums else ((), (), (), ())
+    return Sums(sum(messages), sum(recipients), sum(octets), earliest(*oldest_ns))

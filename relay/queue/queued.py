@@ -67,7 +67,7 @@ class Origin(NamedTuple):
 
     reverse_path: str
     client: str
-    """The client that handed it over, as the envelope has it."""
+    """As the envelope has it."""
     user: str
     """The login of the client; empty for none."""
     lane: str
@@ -100,8 +100,10 @@ class Past(NamedTuple):
     """In how many of its transactions the upstream refused us, or its sender."""
     unknown_until_ns: int = 0
     """Until then its last transaction may still relay it, unheard; 0: it cannot."""
-    rested: tuple[tuple[int, int], ...] = ()
-    """From and until: when it waited for upstreams that were down, before it moved from their lines."""
+    paused_ns: int = 0
+    """For how long it stood in other lines while their upstreams were paused."""
+    rested_ns: int = 0
+    """For how long it did, or its sender was paused there."""
 
     def but(self, **changes: Any) -> "Past":
         """Return it with changes; the one value of most messages where they leave nothing to know."""
@@ -148,7 +150,7 @@ class Queued:
     """By `origin_of`, with the rewriting of its part."""
     size_bytes: int
     arrived_at_ns: int
-    """In this boot's time; negative for a message that came in before it."""
+    """Negative for a message that came in before this boot."""
     recipients_left: int
     state: State = State.WAITING
     due_at_ns: int = 0
@@ -157,7 +159,7 @@ class Queued:
     is_warned: bool = False
     """Its sender was told that it is late, or wants to hear of no delay."""
     listed: bytes = b""
-    """What only listings show: `ListedWords.text`."""
+    """`ListedWords.text`."""
     ready_at_ns: int = 0
     """Since when it could go, but for limits and connections."""
     past: Past = NO_PAST
@@ -188,20 +190,8 @@ class Queued:
         return self.origin.reverse_path
 
     @property
-    def sent_reverse_path(self) -> str:
-        return self.origin.sent_reverse_path
-
-    @property
     def sender(self) -> str:
         return self.origin.sender
-
-    @property
-    def client(self) -> str:
-        return self.origin.client
-
-    @property
-    def user(self) -> str:
-        return self.origin.user
 
     @property
     def lane(self) -> str:

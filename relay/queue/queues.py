@@ -6,13 +6,11 @@ A part stands in one line at a time, as `relay.queue.routes.choose` says, and mo
 Lines are independent, so what keeps one upstream's mail keeps no other's.
 
 Guarantees:
-- a part that is active moves only once it is not (it may just be sent), and one whose last transaction may
-  still relay it stays with that upstream until the deadline;
+- a part that is active moves only once it is not, and one whose last transaction may still relay it stays
+  with that upstream until the deadline;
 - a part that can never go through an upstream (`pass_on`) is not asked for there again until an edit;
 - a part that has waited in a line for its route's `spill_after` goes to the next upstream that is usable;
-- the parts of a message are counted as one message;
-- no call looks at more than `SLICE` messages, but for a copy of the list of all, and `counts`;
-- `on_change` is called where `move_on` has something to do.
+- no call looks at more than `SLICE` messages, but for a copy of the list of all, and `counts`.
 
 An upstream that proves itself while its mail goes elsewhere gets one message at a time, as the probe: the
 oldest that may go there, or one that just came or came back.  One that it refuses goes back to the front of
@@ -22,19 +20,17 @@ its sender's others.
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, takewhile
 from typing import TypeVar
 
 from relay.mail.envelope import QueueId
 from relay.queue.lines import Instants, Sums, earliest, total
-from relay.queue.queued import NO_PAST, NO_REASON, NOWHERE, Queued, State, WaitReason
+from relay.queue.queued import NO_REASON, NOWHERE, Queued, State, WaitReason
 from relay.queue.routes import Availability, Because, Choice, Part, Route, choose, is_better, next_listed
 from relay.queue.upstream_queue import AT_ONCE_NS, SLICE, KeysOf, UpstreamQueue
 
 Counted = TypeVar("Counted")
 
-MOST_RESTED = 16
-"""Waits for upstreams that were down, remembered of one part; the latest count."""
 PROBE_SOUGHT_NS = 60 * 10**9
 """How often all are looked at while an upstream proves itself: its probe may have proven nothing."""
 GONE = Availability(down_since_ns=0)
@@ -46,13 +42,14 @@ class Queues:
     def __init__(self, keys_of: KeysOf = lambda _: ()) -> None:
         """`keys_of`: as `UpstreamQueue` asks for it."""
         self.on_change: Callable[[], None] = lambda: None
+        """Called where `move_on` has something to do."""
         self.on_routed: Callable[[Route, Choice, Because], None] = lambda _route, _choice, _before: None
         """Told once where mail of a route goes elsewhere than before, and why it went where it went before.
 
         Of spilled mail only that it begins.
         """
         self.owners: Counter[tuple[str, str]] = Counter()
-        """How many messages each owner has: a user, else a client; the other is empty."""
+        """How many messages each has: a user, else a client; the other is empty."""
         self._keys_of = keys_of
         self._lines: dict[str, UpstreamQueue] = {}
         self._parts: dict[QueueId, tuple[Queued, ...]] = {}
@@ -61,7 +58,6 @@ class Queues:
         self._routes: tuple[Route, ...] = ()
         self._standings: dict[str, Availability] = {}
         self._proving: list[str] = []
-        """Of these, the upstreams that prove themselves."""
         self._choices: dict[Route, tuple[Choice, int]] = {}
         """As of the last time that they were asked, and since when mail of the route goes there."""
         self._present: Counter[tuple[str, Route | None]] = Counter()
@@ -69,11 +65,11 @@ class Queues:
         self._walk: deque[Queued] = deque()
         """Parts to be looked at: all where anything changed, and those that just became able to move."""
         self._looks: Instants[Queued] = Instants(lambda _, part: part.upstream != "")
-        """When time alone may move a part: it has waited for long, or is known not to be relayed."""
+        """When time alone may move a part."""
         self._unfit: dict[Queued, frozenset[str]] = {}
         """The upstreams that can never take a part, as the policy is."""
         self._walks_at_ns: int | None = None
-        """When all are looked at anew: a state changed, or time alone has a route choose another upstream."""
+        """When all are looked at anew."""
 
     def line(self, upstream: str) -> UpstreamQueue:
         if (line := self._lines.get(upstream)) is None:
@@ -82,8 +78,6 @@ class Queues:
 
     def line_of(self, part: Queued) -> UpstreamQueue:
         return self.line(part.upstream)
-
-    # What there is.
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -110,9 +104,6 @@ class Queues:
         """Return the upstreams whose lines have mail."""
         return [name for name, line in self._lines.items() if len(line)]
 
-    def lane_of(self, part: Queued) -> str:
-        return self.line_of(part).lane_of(part)
-
     def counts(self, state: State) -> dict[str, Sums]:
         """Return the sums of a state by lane; lanes without mail are left out.
 
@@ -120,11 +111,11 @@ class Queues:
         """
         each = [line.counts.of(state) for line in self._lines.values()]
         found = {lane: total([its[lane] for its in each if lane in its]) for lane in set(chain(*each))}
-        sought, parts = set(found), iter(self)
-        while sought and (part := next(parts, None)) is not None:
+        sought = set(found)
+        for part in takewhile(lambda _: sought, self):
             if part.state is state and part.lane in sought:
                 found[part.lane] = found[part.lane]._replace(oldest_arrived_at_ns=part.arrived_at_ns)
-                sought.discard(part.lane)
+                sought.remove(part.lane)
         return found
 
     def state_of(self, queue_id: QueueId) -> State | None:
@@ -132,7 +123,7 @@ class Queues:
         return min((part.state for part in self.parts(queue_id)), key=_FURTHEST_FIRST.index, default=None)
 
     def where(self) -> dict[Route, dict[str, int]]:
-        """Return how many messages of each route stand in each line; one in parts counts for each part."""
+        """Return how many parts of each route stand in each line."""
         found: dict[Route, dict[str, int]] = {}
         for (name, route), count in self._present.items():
             found.setdefault(route or self._default, {})[name] = count
@@ -142,8 +133,6 @@ class Queues:
         """Return since when mail of a route goes elsewhere than it prefers; None where it does not."""
         choice, since_ns = self._choices.get(route, (NOWHERE, 0))
         return None if choice.because is Because.PREFERRED else since_ns
-
-    # What comes, goes and is done to a message.
 
     def add(self, *parts: Queued, now_ns: int) -> None:
         self._parts[parts[0].queue_id] = parts
@@ -167,8 +156,8 @@ class Queues:
         if not part.upstream:
             return
         self._take_out(part)
-        if left := tuple([each for each in self.parts(part.queue_id) if each is not part]):
-            self._parts[part.queue_id] = left
+        if left := [each for each in self.parts(part.queue_id) if each is not part]:
+            self._parts[part.queue_id] = tuple(left)
             self.line_of(left[0]).update(left[0], is_counted=True)
         else:
             del self._parts[part.queue_id]
@@ -178,28 +167,23 @@ class Queues:
         for part in self.parts(queue_id):
             part.is_warned = True
 
-    def owe_report(self, part: Queued, why: WaitReason) -> None:
+    def owe_report(self, queue_id: QueueId, why: WaitReason) -> None:
         """Keep a message of which only the report is left; it is sent nowhere."""
-        for other in self.parts(part.queue_id):
-            if other is not part:
-                self.end_part(other)
-        if not part.upstream:
-            part.state = State.REPORTING
-            self.add(part, now_ns=0)
-        self.line_of(part).keep(part, State.REPORTING, why)
-        self.line_of(part).update(part, recipients_left=0)
+        for other in self.parts(queue_id)[1:]:
+            self.end_part(other)
+        for part in self.parts(queue_id):
+            self.line_of(part).put(part, State.REPORTING, why=why, recipients_left=0)
 
     def seize(self, queue_id: QueueId) -> dict[Queued, State]:
         """Keep a message from being sent until `put_back`; return the state of each part before.
 
         Nothing where a part is active.
         """
-        parts = self.parts(queue_id)
-        if any(part.state is State.ACTIVE for part in parts):
+        before = {part: part.state for part in self.parts(queue_id)}
+        if State.ACTIVE in before.values():
             return {}
-        before = {part: part.state for part in parts}
-        for part in parts:
-            self.line_of(part).seize(part)
+        for part in before:
+            self.line_of(part).put(part, State.ACTIVE)
         return before
 
     def put_back(self, queue_id: QueueId, before: Mapping[Queued, State]) -> None:
@@ -210,7 +194,7 @@ class Queues:
 
     def hold(self, queue_id: QueueId, why: WaitReason) -> None:
         for part in self.parts(queue_id):
-            self.line_of(part).keep(part, State.HELD, why)
+            self.line_of(part).put(part, State.HELD, why=why)
 
     def release(self, queue_id: QueueId) -> None:
         """Put a held or deferred message into its lines, to be attempted at once."""
@@ -235,15 +219,13 @@ class Queues:
         """
         if not part.upstream:
             return True  # it ended
-        others = set(self._route(part).upstreams).intersection(self._standings) - {part.upstream}
+        others = {each for each in self._route(part).upstreams if each in self._standings} - {part.upstream}
         if not others or part.past.unknown_until_ns > now_ns:
             return False
         self._unfit[part] = self._unfit.get(part, frozenset()) | {part.upstream}
         self.line_of(part).give_back(part, why)
         self._look_at(part, now_ns)
         return True
-
-    # What the policy and the upstreams change.
 
     def use(self, upstreams: Sequence[str], routes: Iterable[Route]) -> None:
         """Go by another policy's upstreams, the first the default, and routes."""
@@ -254,6 +236,7 @@ class Queues:
         self._change()
 
     def note(self, upstream: str, standing: Availability) -> None:
+        self.line(upstream).pauses = standing.pauses
         if self._standings.get(upstream, standing) != standing:
             self._standings[upstream] = standing
             self._change()
@@ -267,16 +250,16 @@ class Queues:
         is_same = [(each.part, each.lane) for each in before] == [(each.part, each.lane) for each in fresh]
         if is_same or not before:
             return True
-        if any(part.state is State.ACTIVE for part in before):
-            # What its transaction comes to is settled for the recipients that it was begun for.
+        if self.state_of(fresh[0].queue_id) is State.ACTIVE:
             return False
+        for part in before:
+            self._rest(part, now_ns)
         for part in fresh:
             _carry_over(part, before)
         for part in before:
             self._take_out(part)
         self._own(before[0], -1)
-        # The message keeps its place among all.
-        self.add(*fresh, now_ns=now_ns)
+        self.add(*fresh, now_ns=now_ns)  # in the place that it had among all
         return True
 
     def next_look_ns(self) -> int | None:
@@ -308,16 +291,12 @@ class Queues:
             self.on_routed(route, choice, before.because)
         return choice
 
-    # How it is done.
-
     def _change(self) -> None:
-        """Have all parts looked at."""
         self._proving = [name for name, standing in self._standings.items() if standing.is_proving]
         self._walks_at_ns = AT_ONCE_NS
         self.on_change()
 
     def _begin_walk(self, now_ns: int) -> None:
-        """Have everything looked at that may stand elsewhere by now."""
         standing = [(name, route or self._default) for name, route in self._present]
         routes = dict.fromkeys([*self._routes, *(route for _, route in standing)])
         untils_ns = [self.choice_of(route, now_ns).until_ns for route in routes]
@@ -339,24 +318,19 @@ class Queues:
             self.on_change()
 
     def _look_at(self, part: Queued, now_ns: int) -> None:
-        if not part.upstream:
-            return  # it ended
-        choice = self._choose(part, now_ns)
+        choice = self._choose(part, now_ns) if part.upstream else NOWHERE
         if choice.upstream == part.upstream:
             part.choice = choice
         elif part.state is not State.ACTIVE:
             self._move(part, choice, now_ns)
 
     def _move(self, part: Queued, choice: Choice, now_ns: int) -> None:
-        down_since_ns = self._standings.get(part.upstream, Availability()).down_since_ns
-        if down_since_ns is not None:
-            waited = max(down_since_ns, part.stands_since_ns), now_ns
-            part.past = part.past.but(rested=(*part.past.rested[1 - MOST_RESTED :], waited))
+        self._rest(part, now_ns)
         if part.is_sitting_out:
             part.why = NO_REASON
-        route, was = part.part.route, part.choice
-        if choice.because is Because.SPILL and not self._present[choice.upstream, route]:
-            self.on_routed(route or self._default, choice, was.because)
+        route, was = part.part.route or self._default, part.choice
+        if choice.because is Because.SPILL and not self._present[choice.upstream, part.part.route]:
+            self.on_routed(route, choice, was.because)
         is_back = was.because is Because.PROBE and was.instead_of == choice.upstream
         self._leave(part)
         self._enter(part, choice, now_ns, is_in_front=is_back)
@@ -374,12 +348,17 @@ class Queues:
         self.line_of(part).leave(part)
         part.choice = NOWHERE
 
+    def _rest(self, part: Queued, now_ns: int) -> None:
+        """Have a part that leaves its line keep what counts elsewhere too."""
+        paused_ns, rested_ns = self.line_of(part).rests_of(part, now_ns)
+        part.past = part.past.but(refusals=0, paused_ns=paused_ns, rested_ns=rested_ns)
+
     def _take_out(self, part: Queued) -> None:
         self._leave(part)
         self._unfit.pop(part, None)
 
     def _own(self, part: Queued, by: int) -> None:
-        _tally(self.owners, (part.user, "") if part.user else ("", part.client), by)
+        _tally(self.owners, (part.origin.user, "" if part.origin.user else part.origin.client), by)
 
     def _count(self, part: Queued, by: int) -> None:
         _tally(self._present, (part.upstream, part.part.route), by)
@@ -391,17 +370,17 @@ class Queues:
         choice = self.choice_of(route, now_ns)
         stays = self._stays(part, route, choice)
         is_late = (spills_ns := _spills_ns(part, route)) is not None and now_ns >= spills_ns
-        if is_late and (stays or part.upstream == choice.upstream):
-            to = next_listed(route, part.upstream, self._standings)
-            if to is not None:
-                return Choice(to, Because.SPILL, choice.upstream)
+        to = next_listed(route, part.upstream, self._standings) if is_late else None
+        if to is not None and (stays or part.upstream == choice.upstream):
+            return Choice(to, Because.SPILL, choice.upstream)
         if stays:
             return part.choice
         for name in self._proving if part.state is State.WAITING else ():
             if (
                 is_better(route, name, choice.upstream, self._standings)
-                and not self.line(name).has_candidate
-                and self.line(name).closed_for(part, now_ns) is None
+                and not (line := self.line(name)).ready_count
+                and not line.counts.members(State.ACTIVE)
+                and line.closed_for(part, now_ns) is None
             ):
                 return Choice(name, Because.PROBE, part.upstream)
         preferred = (part.part.route or self._default).upstreams[0]
@@ -420,8 +399,8 @@ class Queues:
 
     def _route(self, part: Queued) -> Route:
         """Return the route of a part, without the upstreams that can never take it."""
-        route, unfit = part.part.route or self._default, self._unfit.get(part)
-        if unfit is None:
+        route = part.part.route or self._default
+        if (unfit := self._unfit.get(part)) is None:
             return route
         return replace(route, upstreams=tuple(name for name in route.upstreams if name not in unfit))
 
@@ -440,11 +419,17 @@ def _spills_ns(part: Queued, route: Route) -> int | None:
 
 
 def _carry_over(part: Queued, before: Sequence[Queued]) -> None:
-    """Have a new part of a message, as a start finds it, go on with what only memory knows."""
-    was = [each for each in before if _overlap(each.part, part.part)]
-    last = max(was, key=lambda each: each.past.unknown_until_ns, default=before[0])
-    part.past = last.past.but(refusals=0) if was else NO_PAST
+    """Have a new part, as a start finds it, go on with what only memory knows."""
+    was = [each for each in before if _overlap(each.part, part.part)] or before
+    last = max(was, key=lambda each: (each.past.unknown_until_ns, each.due_at_ns))
+    pasts = [each.past for each in was]
+    part.past = last.past.but(
+        paused_ns=max(each.paused_ns for each in pasts), rested_ns=max(each.rested_ns for each in pasts)
+    )
     part.choice, part.is_warned, part.ready_at_ns = last.choice, last.is_warned, last.ready_at_ns
+    if part.state is State.WAITING and all(each.state is State.DEFERRED for each in was):
+        # The spool has the next attempt of a whole message only.
+        part.state, part.due_at_ns = State.DEFERRED, max(each.due_at_ns for each in was)
     if part.state is not State.WAITING:
         part.why = last.why
 

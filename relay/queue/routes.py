@@ -6,8 +6,6 @@ instant at which the answer is another one although nothing happens.
 The next upstream is used where the one before has been down for `failover_after`: paused, stopped,
 unreachable, paused by an operator, or proving after any of these.  So a pause counts from its first
 refusal until something is relayed again.  Where all are down for that long, mail waits for the first.
-
-Does not: count slots, or know a message.  `relay.queue.queues` asks for each part of the queue.
 """
 
 import enum
@@ -16,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from relay.mail.rewriting import Rewriting
+from relay.verdicts.account import Paused
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +75,8 @@ class Availability(NamedTuple):
     """None while mail goes."""
     is_proving: bool = False
     """One transaction may go now, to show whether it is well."""
+    pauses: tuple[Paused, ...] = ()
+    """When nothing was sent through it: no age of what stands for it."""
 
     @property
     def is_usable(self) -> bool:
@@ -94,9 +95,6 @@ class Choice(NamedTuple):
 def choose(route: Route, standings: Mapping[str, Availability], now_ns: int) -> Choice:
     """Return where mail of a route stands now.  `standings` has each upstream of the policy."""
     listed = [name for name in route.upstreams if name in standings]
-    if not listed:
-        # An edit took them away; the mail waits until it is sorted by that edit.
-        return Choice(route.upstreams[0], Because.ALL_DOWN)
     before = ""
     for name in listed:
         down_since_ns = standings[name].down_since_ns
@@ -106,14 +104,14 @@ def choose(route: Route, standings: Mapping[str, Availability], now_ns: int) -> 
         if now_ns < (until_ns := down_since_ns + route.failover_after_ns):
             return Choice(name, because, before, until_ns if len(listed) > 1 else None)
         before = name
-    return Choice(listed[0], Because.PREFERRED if len(listed) == 1 else Because.ALL_DOWN)
+    # Where an edit took all away the mail waits until it is sorted by that edit.
+    return Choice((listed or route.upstreams)[0], Because.PREFERRED if len(listed) == 1 else Because.ALL_DOWN)
 
 
 def next_listed(route: Route, after: str, standings: Mapping[str, Availability]) -> str | None:
     """Return the first upstream behind one of them through which mail may go; None for none."""
     behind = route.upstreams[route.upstreams.index(after) + 1 :] if after in route.upstreams else ()
-    usable = (name for name in behind if name in standings and standings[name].is_usable)
-    return next(usable, None)
+    return next((name for name in behind if name in standings and standings[name].is_usable), None)
 
 
 def is_better(route: Route, name: str, than: str, standings: Mapping[str, Availability]) -> bool:
@@ -137,5 +135,4 @@ _WORDS = {
 
 def words_of(choice: Choice) -> str:
     """Return why mail goes through an upstream that is not the preferred one; empty where it is."""
-    words = _WORDS.get(choice.because, "")
-    return words.format(upstream=choice.upstream, instead_of=choice.instead_of)
+    return _WORDS.get(choice.because, "").format(upstream=choice.upstream, instead_of=choice.instead_of)

@@ -4,8 +4,7 @@ A pause is no part of the age of the sender's mail (`rests_of`), also once it is
 began it, nothing shows that the sender is refused, and the mail ages.  After a pause the mail goes as all
 else: if it is refused again the next pause is longer.
 
-`sender` is what all spellings of its address share (`Queued.sender`).  Instants are nanoseconds of one boot.
-Memory is bounded, and lost at a restart.
+`sender` is `Origin.sender`.  Memory is bounded, and lost at a restart.
 """
 
 from dataclasses import dataclass
@@ -63,10 +62,11 @@ class SenderPauses:
         `relayed_from_ns` is when the latest transaction began that relayed something; `asked_ns` is the
         least wait by the refusal.
         """
-        before = self._pauses.get(sender)
+        before = self._pauses.pop(sender, None)
         if before is not None and before.is_open and before.until_ns > now_ns:
             # The refused transaction was in flight together with the one that began this pause.
             before.until_ns = max(before.until_ns, now_ns + asked_ns)
+            self._pauses[sender] = before
             return before.until_ns
         pause = SenderPause(now_ns, now_ns, reason, ages)
         if before is not None:
@@ -74,7 +74,6 @@ class SenderPauses:
             if before.is_open:
                 pause.in_a_row = before.in_a_row + 1
                 pause.alone = before.alone + 1 if relayed_from_ns > before.since_ns else 0
-            del self._pauses[sender]
         elif len(self._pauses) >= MOST_RESTING:
             # The oldest is asked about again: it costs one refusal.
             del self._pauses[next(iter(self._pauses))]

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 
 from relay.queue.lanes import Arrangement, LaneQueue, Turn
 from relay.queue.lines import Counts, Instants, MessageLine, earliest
-from relay.queue.queued import NO_PAST, NO_REASON, Queued, RecipientsLeft, State, WaitKind, WaitReason
+from relay.queue.queued import NO_REASON, Queued, RecipientsLeft, State, WaitKind, WaitReason
 from relay.queue.sender_pauses import SenderPauses
+from relay.verdicts.account import Paused, within_ns
 
 SLICE = 1000
 """Messages in one look: some milliseconds."""
@@ -59,10 +60,12 @@ class UpstreamQueue:
     ) -> None:
         """`noticed` is called where a message waits for its turn, and where it is active no more."""
         self.on_change: Callable[[], None] = lambda: None
-        """Called where another message may go next, because one came, left, or was kept or released."""
+        """Called where another message may go next."""
         self.counts = Counts()
         self.sender_pauses = SenderPauses()
         """Senders whose mail waits; `trust_sender` ends it."""
+        self.pauses: tuple[Paused, ...] = ()
+        """As `Availability.pauses`, also of an upstream that left the policy."""
         self._keys_of, self._noticed = keys_of, noticed
         self._lanes = LaneQueue()
         self._waiting: Instants[Queued | _ClosedKey] = Instants(self._waits)
@@ -89,15 +92,17 @@ class UpstreamQueue:
         """Return how many messages wait for their turn alone, or a few more."""
         return len(self._lanes)
 
-    @property
-    def has_candidate(self) -> bool:
-        """Whether a message is on its way, or could be."""
-        return bool(self.ready_count or self.counts.members(State.ACTIVE))
-
     def lane_of(self, message: Queued) -> str:
         return self._lanes.home_of(message.lane) if self._lanes.by.lanes else ""
 
-    # What goes, and what it comes to.
+    def rests_of(self, message: Queued, until_ns: int) -> tuple[int, int]:
+        """Return for how long a message waited for paused upstreams, and for those or for its sender."""
+        past, since_ns = message.past, message.stands_since_ns
+        either = (*self.pauses, *self.sender_pauses.rests_of(message.sender))
+        return (
+            past.paused_ns + within_ns(self.pauses, since_ns, until_ns),
+            past.rested_ns + within_ns(either, since_ns, until_ns),
+        )
 
     def take(self, most: int, now_ns: int) -> list[Queued]:
         """Take the messages that go next, at most so many: they become ACTIVE."""
@@ -111,9 +116,8 @@ class UpstreamQueue:
         return taken
 
     def first(self, now_ns: int) -> Queued | None:
-        """Return the message that `take` would take first, and leave it."""
-        turn = self._look(now_ns)
-        return None if turn is None else turn.message
+        """Return the message that `take` would take first."""
+        return None if (turn := self._look(now_ns)) is None else turn.message
 
     def next_look_ns(self) -> int | None:
         """Return when time alone may let a message go; None if nothing waits for that.
@@ -126,7 +130,7 @@ class UpstreamQueue:
         return earliest(self._waiting.first_ns(), self._lanes.opens_ns(self._now_ns), blocked_ns)
 
     def granted(self, message: Queued, recipients: int) -> None:
-        """Charge the lane of an active message for the recipients that go."""
+        """Begin an active message, with so many recipients."""
         self._lanes.granted(message, recipients)
         self._resolve(message)
 
@@ -134,16 +138,17 @@ class UpstreamQueue:
         """Have active messages that were asked for in vain wait, in the order in which they were taken."""
         in_place: list[Waits] = []
         for each in waits:
-            if each.key is None or each.key == ("lane", self._lanes.home_of(each.message.lane)):
+            message, until_ns, key, why = each
+            if key is None or key == ("lane", self._lanes.home_of(message.lane)):
                 in_place.append(each)
-            elif self._returns(each.message, each.why):
-                self._join(each.message, each.key, each.until_ns, each.why)
-        for each in reversed(in_place):
-            if each.key is None:
-                self._blocked = each.message, each.until_ns
+            elif self._returns(message, why):
+                self._join(message, key, until_ns, why)
+        for message, until_ns, key, why in reversed(in_place):
+            if key is None:
+                self._blocked = message, until_ns
             else:
-                self._lanes.close(each.message.lane, each.until_ns)
-            self.give_back(each.message, each.why)
+                self._lanes.close(message.lane, until_ns)
+            self.give_back(message, why)
         self.on_change()
 
     def give_back(self, message: Queued, why: WaitReason) -> None:
@@ -155,12 +160,12 @@ class UpstreamQueue:
         """Put an active message behind its sender's others: it made progress, or is to go again at once."""
         if _is_going(message):
             # Ready from now on: or a large one is overdue for all of its transactions once it is for one.
-            self._put(message, State.WAITING, why=why, ready_at_ns=self._now_ns)
+            self.put(message, State.WAITING, why=why, ready_at_ns=self._now_ns)
 
     def postpone(self, message: Queued, due_at_ns: int, why: WaitReason) -> None:
         """Have an active message wait for its back-off."""
         if _is_going(message):
-            self._put(message, State.DEFERRED, why=why, due_at_ns=due_at_ns)
+            self.put(message, State.DEFERRED, why=why, due_at_ns=due_at_ns)
 
     def attempted(self, message: Queued, tried: frozenset[int], refusals: int, left: RecipientsLeft) -> None:
         """Note what an attempt left of an active message."""
@@ -178,8 +183,6 @@ class UpstreamQueue:
             for refusals in (0, 1):
                 self._open(self._keys.get((_pause_key(sender, refusals), lane)))
 
-    # What comes and leaves, and what an operator does.
-
     def enter(self, message: Queued, *, is_in_front: bool = False) -> None:
         """Take in a message, in whichever state; `is_in_front`: ahead of its sender's others."""
         self.counts.add(message)
@@ -189,28 +192,23 @@ class UpstreamQueue:
         """Let go of a message that ended or goes to another line; what this line alone knows is lost."""
         self._unplace(message)
         self.counts.add(message, -1)
-        if message.past is not NO_PAST:
-            message.past = message.past.but(refusals=0)
         self.on_change()
-
-    def seize(self, message: Queued) -> None:
-        """Keep a message from being sent until `put_back`; one that is active stays as it is."""
-        if message.state is not State.ACTIVE:
-            self._put(message, State.ACTIVE)
 
     def put_back(self, message: Queued, state: State) -> None:
         """Put an active message into a state."""
         if _is_going(message):
-            self._put(message, state)
+            self.put(message, state)
 
-    def keep(self, message: Queued, state: State, why: WaitReason) -> None:
-        """Take a message out of the order: HELD until `release`, or REPORTING."""
-        self._put(message, state, why=why)
+    def put(self, message: Queued, state: State, **changes: Any) -> None:
+        """Take a message from wherever it is, and put it into a state: ACTIVE is kept from being sent."""
+        self._unplace(message)
+        self.update(message, state=state, **changes)
+        self._place(message)
 
     def release(self, message: Queued) -> None:
         """Put a held or deferred message into the line, to be attempted at once."""
         if message.state in (State.HELD, State.DEFERRED):
-            self._put(message, State.WAITING, why=NO_REASON, ready_at_ns=self._now_ns)
+            self.put(message, State.WAITING, why=NO_REASON, ready_at_ns=self._now_ns)
 
     def put_first(self, message: Queued) -> None:
         """Have a message that waits go before all others, behind those that were put first already.
@@ -223,8 +221,6 @@ class UpstreamQueue:
                 key.put(message, is_in_front=True)
             self._lanes.firsts[message] = None
             self.on_change()
-
-    # What an edit does.
 
     def arrange(self, by: Arrangement) -> None:
         """Go by other lanes or another price; what is ready goes on in the order in which it came."""
@@ -244,8 +240,6 @@ class UpstreamQueue:
         for key in list(self._keys.values()):
             self._open(key)
         self.on_change()
-
-    # How it is done.
 
     def update(self, message: Queued, **changes: Any) -> None:
         """Change what a message is counted by; nothing else changes that."""
@@ -312,10 +306,8 @@ class UpstreamQueue:
             self._resolve(message)
         self._noticed(message)
 
-    def _let_next_come(self, key: _ClosedKey | None) -> None:
+    def _let_next_come(self, key: _ClosedKey) -> None:
         """Have the first message that waits for a key ask for it; where none does, the key is open."""
-        if key is None:
-            return
         if not key:
             del self._keys[key.of]
             return
@@ -332,7 +324,8 @@ class UpstreamQueue:
 
     def _resolve(self, message: Queued) -> None:
         """Let the next one come where a message had come back: it got its grant, or waits elsewhere."""
-        self._let_next_come(self._asking.pop(message, None))
+        if (key := self._asking.pop(message, None)) is not None:
+            self._let_next_come(key)
 
     def _place(self, message: Queued, *, is_in_front: bool = False, is_next: bool = False) -> None:
         if message.state is State.WAITING:
@@ -356,12 +349,6 @@ class UpstreamQueue:
                 # What waits behind it may need less room.
                 self._open(key)
         message.spot = None
-
-    def _put(self, message: Queued, state: State, **changes: Any) -> None:
-        """Take a message from wherever it is, and put it into a state."""
-        self._unplace(message)
-        self.update(message, state=state, **changes)
-        self._place(message)
 
     def _returns(self, message: Queued, why: WaitReason) -> bool:
         """End that a message is active, unattempted; False where it is not, or is gone."""

@@ -16,7 +16,7 @@ from relay.mail.header import Names, names_of
 from relay.policy.lane import numbers_of, routes_of, sorter_of
 from relay.policy.model import Policy
 from relay.queue.queued import NO_REASON, ListedWords, Queued, State, WaitReason, origin_of
-from relay.queue.routes import Because, Choice, Part, Route
+from relay.queue.routes import WHOLE, Because, Choice, Part, Route
 from relay.queue.sorting import Sorted, Sorter
 from relay.sender.attempt import which_of
 from relay.sender.host import seconds, woken
@@ -31,8 +31,9 @@ SWEEP_NS = 3 * SECOND_NS
 CLAIMED_AT_ONCE = 500
 SORTED_AT_ONCE = 100
 """Messages read between two other calls of the spool, when an edit sorts the queue anew."""
+DEFERRED_BEFORE = WaitReason("deferred before the last start")
 SORTED_AGAIN_NS = 5 * SECOND_NS
-"""After so long what was active, or could not be read, is tried again."""
+"""After so long what was active is sorted by an edit."""
 
 Guard = Callable[[Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]]
 """Runs a chore, whose end by an error ends the sender."""
@@ -72,8 +73,8 @@ class Arrivals:
         """Messages that came in before an edit, to be sorted by it."""
         self._not_sorted: list[QueueId] = []
         """Of these, those that were active, or could not be read."""
-        self._sorts_at_ns = 0
-        """When the first of `_to_sort` is due."""
+        self._sorts_at_ns, self._sorts_again_ns = 0, SORTED_AGAIN_NS
+        """When the first of `_to_sort` is due, and how long after that the others."""
         self._ending: set[asyncio.Task[None]] = set()
         """Of messages that only lack their ends."""
         self._new_mail = asyncio.Event()
@@ -197,16 +198,13 @@ class Arrivals:
         envelope, left, owes = message.envelope, message.left, message.owed_report is not None
         if envelope.boot_id == self._clock.boot_id() and envelope.boottime_ns >= self._began_ns:
             self._metrics.count("relay_ledger_recipients_total", "accepted", by=len(envelope.recipients))
-        if left:
-            parts = self._parts(message, place)
+        parts = self._parts(message, place)
+        if left or owes:
             if parts[0].state is State.WAITING:
                 self._spool_thread.keep(message)
             self._queue.add(*parts, now_ns=self._clock.boottime_ns())
-        elif owes:
-            self._queue.owe_report(self._queued(message, place, Part(), left), REASON)
         else:
-            queued = self._queued(message, place, Part(), left)
-            ending = asyncio.create_task(self._guard(lambda: self._settling.finish(message, queued)))
+            ending = asyncio.create_task(self._guard(lambda: self._settling.finish(message, parts[0])))
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
         if owes:
@@ -216,6 +214,8 @@ class Arrivals:
     def _parts(self, message: Message, place: _Place) -> list[Queued]:
         """Return a message as the queue has it: whole, or in parts."""
         parts = [(part, its) for part in place.sorted.parts if (its := part.left(message.left))]
+        if not parts:
+            parts = [(WHOLE, ())]
         if len(parts) == 1:
             parts = [(parts[0][0].whole, parts[0][1])]
         return [self._queued(message, place, part, its) for part, its in parts]
@@ -223,8 +223,13 @@ class Arrivals:
     def _queued(self, message: Message, place: _Place, part: Part, left: Sequence[int]) -> Queued:
         envelope, now_ns, wall_ns = message.envelope, self._clock.boottime_ns(), self._clock.wall_ns()
         wait_ns = (message.next_attempt_at_ns or 0) - wall_ns
-        is_deferred = not message.is_held and 0 < wait_ns <= self._longest_wait_ns
-        state = State.HELD if message.is_held else State.DEFERRED if is_deferred else State.WAITING
+        state, why, due_at_ns = State.WAITING, NO_REASON, 0
+        if not left:
+            state, why = State.REPORTING, REASON
+        elif message.is_held:
+            state = State.HELD
+        elif 0 < wait_ns <= self._longest_wait_ns:
+            state, why, due_at_ns = State.DEFERRED, DEFERRED_BEFORE, now_ns + wait_ns
         which = which_of(message, left)
         return Queued(
             message.queue_id,
@@ -235,8 +240,8 @@ class Arrivals:
             envelope.arrived_at_ns(self._clock.boot_id(), now_ns, wall_ns),
             len(left),
             state,
-            now_ns + wait_ns if is_deferred else 0,
-            WaitReason("deferred before the last start") if is_deferred else NO_REASON,
+            due_at_ns,
+            why,
             is_warned=message.is_warned,
             listed=ListedWords(place.names, envelope.arrival_at_ns, which.shown).text(),
             domain=which.domain,
@@ -261,12 +266,13 @@ class Arrivals:
                 # Where its upstream left the policy, no turn of a message comes before it is sorted.
                 self._spool_thread.tell(message)
                 self._not_sorted.append(queue_id)
+                self._sorts_again_ns = self._spool_thread.unreadable_retry_ns
             elif message is not None and message.left:
                 parts = self._parts(message, _place(message, sorter))
                 self._not_sorted += [] if self._queue.sort_anew(parts, now_ns) else [queue_id]
         if not self._to_sort:
             self._to_sort, self._not_sorted = deque(self._not_sorted), []
-            self._sorts_at_ns = now_ns + SORTED_AGAIN_NS
+            self._sorts_at_ns, self._sorts_again_ns = now_ns + self._sorts_again_ns, SORTED_AGAIN_NS
 
     def _tell_route(self, route: Route, choice: Choice, before: Because) -> None:
         routes, upstream = list(self._numbers.get(route, ())), choice.upstream

@@ -105,7 +105,8 @@ def which_of(message: Message, left: Sequence[int]) -> RecipientsLeft:
 
 def keys_of(queued: Queued) -> list[Place]:
     """Return the keys of limits that a message may have to wait for, whichever of its recipients go."""
-    sender, sender_domain, client, user = sender_keys_of(queued.sent_reverse_path, queued.client, queued.user)
+    by = queued.origin
+    sender, sender_domain, client, user = sender_keys_of(by.sent_reverse_path, by.client, by.user)
     keys = [Place("sender", sender), Place("sender_domain", sender_domain)]
     keys += [Place("client", client), Place("user", user)]
     if queued.domain:

@@ -1,11 +1,11 @@
 """Whether an upstream is used just now: holds the state of its account, keeps and tells each change.
 
 What changes the state says `relay.verdicts.account`.  A refusal of the account is looked into each hour, or
-as seldom as the refusal or its rule asks for.  The time of a rest is no message's age (`paused_ns`).
+as seldom as the refusal or its rule asks for.  The time of a rest is no message's age.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,19 +14,20 @@ from relay.queue.routes import Availability
 from relay.sender.state_file import AccountFile
 from relay.telemetry.metrics import Telemetry
 from relay.verdicts.account import (
+    MOST_SPANS,
     RESTING,
     AccountState,
     Event,
     Happening,
     Health,
     OperatorPause,
-    Paused,
     PauseRecord,
     adopted,
+    ended,
     lapsed,
     refused,
     step,
-    within_ns,
+    together,
 )
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
 from relay.verdicts.shield import Shield
@@ -71,18 +72,14 @@ class Pausing:
         """Return what routing sees: one pause lasts until something is relayed, the proving included."""
         state = self.state
         if state.is_used:
-            return Availability()
+            return Availability(pauses=state.spans)
         down_since_ns = state.spans[-1][0] if state.spans else self._clock.boottime_ns()
-        return Availability(down_since_ns, state.is_proving and not state.is_resting)
+        return Availability(down_since_ns, state.is_proving and not state.is_resting, state.spans)
 
     @property
     def is_well(self) -> bool:
         """Whether it relayed what it was asked to after its last refusal about us."""
         return self.relayed_from_ns > self._refused_at_ns
-
-    def paused_ns(self, since_ns: int, until_ns: int, rests: Sequence[Paused] = ()) -> int:
-        """Return for how long, between two instants of this boot, it was paused or a sender rested."""
-        return within_ns((*self.state.spans, *rests), since_ns, until_ns)
 
     async def recall(self, replaced: AccountState | None) -> None:
         """Go on from what was kept before a restart; call it ahead of all else.
@@ -107,6 +104,10 @@ class Pausing:
             self.apply(Happening.RESTART)
         if why:
             self._events.tell("pause_unrecorded", upstream=self._upstream, error=why)
+        if replaced is not None:
+            # What stands in its line waited for the account of before.
+            spans = together((*self.state.spans, *ended(replaced.spans, self._clock.boottime_ns())))
+            self._become(replace(self.state, spans=tuple(spans[-MOST_SPANS:])))
         if replaced is not None and replaced.operator is not None:
             self.apply(Happening.KEEP, at_ns=replaced.spans[-1][0], pause=replaced.operator)
         elif replaced is not None and self.state.operator is not None:

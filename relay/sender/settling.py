@@ -238,7 +238,7 @@ class Settling:
         """Go on after what was settled: with the report that is owed, or the end that is written down."""
         if message.owed_report is not None:
             if not message.left:
-                self._queue.owe_report(queued, REASON)
+                self._queue.owe_report(queued.queue_id, REASON)
                 self._newest.pop(message.queue_id, None)
             self._owed.ask(message.queue_id)
         elif not message.left:

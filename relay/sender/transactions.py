@@ -291,8 +291,8 @@ class Transactions:
 
     def _standing(self, attempt: Attempt) -> Standing:
         queued, pausing, sender = attempt.queued, self._pausing, attempt.queued.sender
-        arrived_ns, ended_ns, rested = queued.arrived_at_ns, attempt.ended_ns, queued.past.rested
-        senders = self._line.sender_pauses
+        ended_ns, senders = attempt.ended_ns, self._line.sender_pauses
+        paused_ns, resting_ns = self._line.rests_of(queued, ended_ns)
         return Standing(
             queue_id=queued.queue_id,
             recipients=attempt.message.envelope.recipients,
@@ -303,9 +303,9 @@ class Transactions:
             in_a_row=pausing.state.in_a_row,
             sender=sender,
             span_ns=(attempt.reservation.reserved_at_ns if attempt.reservation else ended_ns, ended_ns),
-            late_ns=ended_ns - arrived_ns,
-            paused_ns=pausing.paused_ns(arrived_ns, ended_ns, rested),
-            resting_ns=pausing.paused_ns(arrived_ns, ended_ns, (*senders.rests_of(sender), *rested)),
+            late_ns=ended_ns - queued.arrived_at_ns,
+            paused_ns=paused_ns,
+            resting_ns=resting_ns,
             is_well=pausing.is_well,
             is_sender_alone=senders.is_alone(sender, pausing.relayed_from_ns),
             is_probe=queued.choice.because is Because.PROBE,
@@ -327,7 +327,7 @@ class Transactions:
             self._events.tell(
                 "sender_paused",
                 upstream=self._upstream,
-                reverse_path=queued.sent_reverse_path,
+                reverse_path=queued.origin.sent_reverse_path,
                 reason=refusal.text,
                 until_at_ns=self._clock.wall_ns() + until_ns - attempt.ended_ns,
             )

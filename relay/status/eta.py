@@ -218,7 +218,7 @@ class Listing:
 
     def _pass(self, part: Queued) -> tuple[Load, str, Load]:
         """Count a message that waits; return what goes up to it, its lane, and what goes there up to it."""
-        lane = self._queue.lane_of(part)
+        lane = self._queue.line_of(part).lane_of(part)
         for key in (part.upstream, None), (part.upstream, lane):
             before = self._ahead.get(key, Load())
             self._ahead[key] = before.plus(1, part.recipients_left, part.size_bytes)
@@ -244,7 +244,7 @@ class Listing:
 
     def part(self, queued: Queued) -> MessageView:
         """Return what of a message stands in one line."""
-        expected, shown = self._expected(queued), queued.shown
+        expected, shown, origin = self._expected(queued), queued.shown, queued.origin
         return MessageView(
             queued.queue_id,
             QueueState(queued.state.value),
@@ -258,16 +258,16 @@ class Listing:
             None if expected.eta_ns is None else expected.eta_ns + self._to_wall_ns,
             queued.upstream,
             expected.held_by,
-            self._queue.lane_of(queued),
+            self._queue.line_of(queued).lane_of(queued),
             words_of(queued.choice),
-            client=queued.client,
-            user=queued.user or None,
+            client=origin.client,
+            user=origin.user or None,
             message_id=shown.names.message_id,
             subject=shown.names.subject,
             client_queue_id=shown.names.client_queue_id,
             upstream_choice=queued.choice.because,
             instead_of=queued.choice.instead_of,
-            rewritten_as="" if queued.sent_reverse_path == queued.reverse_path else queued.sent_reverse_path,
+            rewritten_as="" if origin.sent_reverse_path == origin.reverse_path else origin.sent_reverse_path,
             host=self._host,
         )
 

@@ -17,7 +17,7 @@ back meanwhile, the pause is as long again as it was when it was written, and ne
 """
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -342,11 +342,18 @@ def ended(spans: Sequence[Paused], at_ns: int) -> tuple[Paused, ...]:
 
 def within_ns(spans: Sequence[Paused], since_ns: int, until_ns: int) -> int:
     """Return for how long any of these spans, in any order, was under way between two instants."""
-    paused_ns, from_ns = 0, since_ns
+    return sum(max(0, min(end, until_ns) - max(begin, since_ns)) for begin, end in together(spans))
+
+
+def together(spans: Iterable[Paused]) -> list[Paused]:
+    """Return spans in order, those that meet as one."""
+    joined: list[Paused] = []
     for begin, end in sorted(spans):
-        paused_ns += max(0, min(end, until_ns) - max(begin, from_ns))
-        from_ns = max(from_ns, end)
-    return paused_ns
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((begin, end))
+    return joined
 
 
 @dataclass(frozen=True, slots=True)

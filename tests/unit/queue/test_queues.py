@@ -13,6 +13,7 @@ from relay.queue.queued import NO_REASON, Past, Queued, RecipientsLeft, State, W
 from relay.queue.queues import PROBE_SOUGHT_NS, Queues
 from relay.queue.routes import Availability, Because, Choice, Part, Route, choose, next_listed
 from relay.queue.upstream_queue import AT_ONCE_NS, Waits
+from relay.verdicts.account import FOREVER_NS
 
 NAMES = ("a", "b", "c")
 FATES = ("back", "done", "deferred", "unknown", "lost", "again")
@@ -66,6 +67,8 @@ class AnyQueue(RuleBasedStateMachine):
         """Parts in a transaction, and where."""
         self.put_off = set[QueueId]()
         """Messages that an edit could not sort."""
+        self.paused_ns = Counter[Queued]()
+        """For how long the upstream where each part stood was down."""
 
     def changed(self) -> None:
         self.is_changed = True
@@ -83,9 +86,17 @@ class AnyQueue(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), state=st.sampled_from(["well", "down", "proving", "down"]))
     def is_seen(self, name: str, state: str) -> None:
-        since_ns = self.states[name].down_since_ns
-        since_ns = None if state == "well" else self.now_ns if since_ns is None else since_ns
-        self.states[name] = Availability(since_ns, is_proving=state == "proving")
+        since_ns, _, pauses = self.states[name]
+        if since_ns is not None:
+            pauses = pauses[:-1]
+        began_ns = self.now_ns if since_ns is None else since_ns
+        if state == "well":
+            pauses = pauses if since_ns is None else (*pauses, (began_ns, self.now_ns))
+            self.states[name] = Availability(pauses=pauses)
+        else:
+            self.states[name] = Availability(
+                began_ns, is_proving=state == "proving", pauses=(*pauses, (began_ns, FOREVER_NS))
+            )
         self.queue.note(name, self.states[name])
         self.look()
 
@@ -170,6 +181,11 @@ class AnyQueue(RuleBasedStateMachine):
         if State.ACTIVE in states or not before:
             assert after == before, "put off, or gone"
             return
+        # Where parts were joined or divided, what the longest waited counts.
+        longest_ns = max(self.paused_ns[part] for part in before)
+        for part in after if after != before else ():
+            its_ns = self.queue.line_of(part).rests_of(part, self.now_ns)[0]
+            self.paused_ns[part] = longest_ns if len(before) == 1 else min(longest_ns, its_ns)
         self.left[queue_id] = len(after)
         if State.HELD in states:
             assert {part.state for part in after} == {State.HELD}
@@ -198,10 +214,16 @@ class AnyQueue(RuleBasedStateMachine):
         # As the sender sleeps: to each instant that the queue names, and no other.
         until_ns = self.now_ns + by_ns
         while (at_ns := self.queue.next_look_ns()) is not None and at_ns <= until_ns:
-            self.now_ns = max(self.now_ns, at_ns)
+            self._wait(max(self.now_ns, at_ns))
             self.look()
             if self.queue.next_look_ns() == at_ns:
                 break
+        self._wait(until_ns)
+
+    def _wait(self, until_ns: int) -> None:
+        for part in self.queue:
+            if self.states[part.upstream].down_since_ns is not None:
+                self.paused_ns[part] += until_ns - self.now_ns
         self.now_ns = until_ns
 
     @rule()
@@ -279,6 +301,12 @@ class AnyQueue(RuleBasedStateMachine):
         assert dict(self.queue.owners) == {(user, ""): count for user, count in users.items()}
 
     @invariant()
+    def what_waited_for_an_upstream_that_was_down_is_no_age(self) -> None:
+        for part in self.queue:
+            paused_ns, rested_ns = self.queue.line_of(part).rests_of(part, self.now_ns)
+            assert paused_ns == self.paused_ns[part] <= rested_ns
+
+    @invariant()
     def what_is_under_way_stays(self) -> None:
         for part, name in self.active.items():
             if part.queue_id in self.left:
@@ -349,16 +377,28 @@ def test_a_long_queue_moves_in_slices_and_in_order() -> None:
     assert (len(order), order) == (2500, sorted(order))
 
 
-def test_a_part_that_moves_takes_along_when_it_waited_for_an_upstream_that_was_down() -> None:
+def test_what_waited_for_upstreams_that_were_down_is_no_age_however_often_it_moved() -> None:
+    queue, (part,) = Queues(), message(1, Part(A_B))
+    queue.use(("a", "b"), (A_B,))
+    queue.add(part, now_ns=0)
+    for number in range(40):
+        one, other = ("ab", "ba")[number % 2]
+        # Paused for 10, then well for 5, then down for 15, and then its mail goes by the other.
+        at_ns, earlier = 30 * number, [(30 * n, 30 * n + 10) for n in range(number + 1)]
+        queue.note(one, Availability(at_ns + 15, pauses=(*earlier, (at_ns + 15, at_ns + 10**6))))
+        queue.note(other, Availability())
+        settle(queue, at_ns + 30)
+        assert part.upstream == other
+        assert queue.line(other).rests_of(part, at_ns + 30) == (25 * (number + 1),) * 2
+
+
+def test_the_oldest_of_a_lane_is_the_first_that_came_and_waits() -> None:
     queue, (part, other) = (
         Queues(),
         message(1, Part(ROUTES[0], frozenset([0])), Part(ROUTES[2], frozenset([1]))),
     )
     queue.use(NAMES, ROUTES)
     queue.add(part, other, now_ns=0)
-    queue.note("a", Availability(5))
-    settle(queue, 20)
-    assert (part.upstream, part.past.rested) == ("b", ((5, 20),))
     (later,) = message(2, Part(ROUTES[2]), at_ns=7)
     queue.add(later, now_ns=20)
     assert queue.line("c").take(1, 20) == [other]
@@ -463,10 +503,10 @@ def test_refusals_and_the_reason_of_a_paused_sender_do_not_outlive_a_move() -> N
     line.give_back(part, WaitReason("553 not yours"))
     assert line.take(1, 0) == []
     assert part.is_sitting_out
-    queue.note("a", Availability(0))
+    queue.note("a", Availability(0, pauses=((0, 99),)))
     settle(queue, 15)
     assert (part.upstream, part.reason) == ("b", "")
-    assert part.past == Past(frozenset([0]), rested=((0, 15),))
+    assert part.past == Past(frozenset([0]), paused_ns=15, rested_ns=15)
 
 
 def test_a_message_that_ended_goes_on_nowhere() -> None:

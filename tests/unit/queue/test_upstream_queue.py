@@ -58,8 +58,8 @@ VERBS: dict[str, tuple[Verb, tuple[State, ...]]] = {
     "postpone": (lambda line, message: line.postpone(message, 100, NO_REASON), (W, D, D, H, R)),
     "release": (lambda line, message: line.release(message), (W, A, W, W, R)),
     "put back": (lambda line, message: line.put_back(message, H), (W, H, D, H, R)),
-    "hold": (lambda line, message: line.keep(message, H, NO_REASON), (H, H, H, H, H)),
-    "seize": (lambda line, message: line.seize(message), (A, A, A, A, A)),
+    "hold": (lambda line, message: line.put(message, H), (H, H, H, H, H)),
+    "seize": (lambda line, message: line.put(message, A), (A, A, A, A, A)),
 }
 """What becomes of WAITING, ACTIVE, DEFERRED, HELD, REPORTING."""
 
@@ -115,7 +115,7 @@ def test_where_the_account_has_no_room_the_first_waits_and_another_that_is_first
     assert line.first(60) is None
     changes = []
     line.on_change = lambda: changes.append(1)
-    line.keep(a, H, NO_REASON)
+    line.put(a, H)
     assert changes
     assert names(line.take(2, 60)) == "b"
     line.wait([waits(b, 90)])
@@ -147,7 +147,7 @@ def test_one_that_leaves_its_place_lets_the_next_one_come() -> None:
     a, b, c = [a_message(name, "k") for name in "abc"]
     line = a_line(a, b, c)
     line.wait([waits(each, 100, "k") for each in line.take(3, 0)])
-    line.keep(a, H, NO_REASON)
+    line.put(a, H)
     # What is first by then may need less room.
     assert names(line.take(9, 1)) == "b"
     line.give_back(b, NO_REASON)
@@ -225,7 +225,7 @@ def test_the_patience_of_a_lane_counts_from_when_a_message_may_go(verb: str) -> 
         case "back-off":
             line.postpone(large, 1000, NO_REASON)
         case "release":
-            line.keep(large, H, NO_REASON)
+            line.put(large, H)
             line.release(large)
 
     assert large not in line.take(40, 1099)

@@ -97,6 +97,36 @@ async def test_an_unknown_outcome_stays_with_its_upstream_to_the_deadline(tmp_pa
 TO_ONE, TO_TWO = "  - {upstreams: [one]}", "  - {upstreams: [two]}"
 
 
+def with_another_account(policy: Policy) -> Policy:
+    history = HistorySettings(path=policy.spool.parent / "another")
+    another = policy.upstreams["one"].model_copy(update={"history": history})
+    return policy.model_copy(update={"upstreams": {**policy.upstreams, "one": another}})
+
+
+@pytest.mark.parametrize("edit", ["its route", "the upstream is removed", "the upstream has another account"])
+async def test_what_waited_for_a_refused_account_is_no_older_after_an_edit(tmp_path: Path, edit: str) -> None:
+    later = "451 4.3.0 later"
+    async with Smarthost(Script(rcpt=turns(later))) as one, Smarthost(Script(rcpt=turns(later))) as two:
+        ports, retry = {"one": one.port, "two": two.port}, "retry: {min: 10m, max: 10m, lifetime: 30m}"
+        policy = routed(tmp_path, ports, TO_ONE, retry)
+        async with Relay(policy) as relay:
+            pausing(relay, "one").rest(Answer(Verdict.STOP, Phase.AUTH, None, "535 account closed"))
+            relay.accept("a@x.example")
+            await relay.until(lambda: len(relay.sender.queue))
+            await leap(relay, virtual_clock(), 50 * MINUTE_NS)
+            match edit:
+                case "its route":
+                    policy = routed(tmp_path, ports, TO_TWO, retry)
+                case "the upstream is removed":
+                    policy = routed(tmp_path, {"two": two.port}, TO_TWO, retry)
+                case _:
+                    policy = with_another_account(policy)
+            await relay.sender.apply(policy)
+            await relay.until_empty()
+            assert relay.sender.totals.expired == 0
+    assert recipients(one) + recipients(two) == ["a@x.example"]
+
+
 class GivesNothing(Unsynced):
     """A disk that for a while gives no message, or keeps who asks for one waiting."""
 
@@ -125,6 +155,26 @@ async def wait_unread(relay: Relay, count: int) -> list[QueueId]:
     return ids
 
 
+async def test_an_edit_of_lanes_ends_no_back_off_of_a_message_in_parts(tmp_path: Path) -> None:
+    later = Script(rcpt=turns("451 4.3.0 later"))
+    routes = "  - {recipient_domain: x.example, upstreams: [one]}\n" + TO_TWO
+    lanes = "lanes:\n  fast: {sender: a@here.example, share: 60}\nretry: {min: 1h, max: 2h, lifetime: 1d}"
+    async with Smarthost(later) as one, Smarthost(Script(rcpt=turns("451 4.3.0 later"))) as two:
+        ports = {"one": one.port, "two": two.port}
+        async with Relay(routed(tmp_path, ports, routes, "retry: {min: 1h, max: 2h, lifetime: 1d}")) as relay:
+            queue_id = relay.accept("a@x.example", "b@y.example")
+
+            def seen() -> list[tuple[str, State, int, str]]:
+                parts = relay.sender.queue.parts(queue_id)
+                return [(part.lane, part.state, part.due_at_ns, part.reason) for part in parts]
+
+            await relay.until(lambda: [each[1] for each in seen()] == [State.DEFERRED] * 2)
+            before = seen()
+            await relay.sender.apply(routed(tmp_path, ports, routes, lanes))
+            await relay.until(lambda: seen()[0][0] == "fast")
+            assert [each[1:] for each in seen()] == [each[1:] for each in before]
+
+
 async def test_what_cannot_be_read_as_an_edit_sorts_it_is_sorted_once_it_can(tmp_path: Path) -> None:
     disk = GivesNothing()
     async with (
@@ -141,6 +191,18 @@ async def test_what_cannot_be_read_as_an_edit_sorts_it_is_sorted_once_it_can(tmp
         await relay.operator.resume("one")
         await relay.until_empty()
     assert recipients(one) == ["r1@x.example"]
+
+
+async def test_mail_that_an_edit_finds_unreadable_is_read_again_after_a_minute(tmp_path: Path) -> None:
+    disk, ports = GivesNothing(), {"one": 9, "two": 9}
+    async with Relay(routed(tmp_path, ports, TO_TWO), disk) as relay:
+        await wait_unread(relay, 2)
+        disk.fails = True
+        await relay.sender.apply(routed(tmp_path, ports, TO_ONE))
+        await relay.until(lambda: disk.asked == 2)
+        failed_at_ns = relay.clock.boottime_ns()
+        await relay.until(lambda: disk.asked > 2)
+        assert relay.clock.boottime_ns() - failed_at_ns >= MINUTE_NS
 
 
 async def test_what_is_sorted_late_goes_by_an_edit_that_came_meanwhile(tmp_path: Path) -> None:
@@ -507,10 +569,7 @@ async def test_failover_ends_with_an_edit_that_gives_the_upstream_another_accoun
             await leap(relay, clock, 2 * MINUTE_NS)
             relay.accept("before@x.example")
             await relay.until_empty()
-            history = HistorySettings(path=tmp_path / "another")
-            another = policy.upstreams["one"].model_copy(update={"history": history})
-            edited = policy.model_copy(update={"upstreams": {**policy.upstreams, "one": another}})
-            await relay.sender.apply(edited)
+            await relay.sender.apply(with_another_account(policy))
             relay.accept("after@x.example")
             await relay.until_empty()
 

@@ -17,7 +17,7 @@ from relay.policy.units import HostPort
 from relay.practice.smarthost import PracticeAccount, PracticeSmarthost, Practised
 from relay.queue.queued import Queued, State
 from relay.smtp.sasl import Credentials
-from relay.verdicts.account import Health
+from relay.verdicts.account import Health, within_ns
 from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import Recorded, Script, Smarthost, Turn
 from tests.fakes.virtual_time import pass_time
@@ -214,11 +214,11 @@ async def test_a_message_refused_alone_keeps_no_other_for_long_and_is_returned_a
         poison = relay.accept("poison@there.example", sender="poison@here.example")
         await other_mail(relay, hours=24)
         assert relay.queued(poison) is not None
-        rested_ns = relay.account.pausing.paused_ns(0, virtual_clock().boottime_ns())
+        rested_ns = within_ns(relay.account.pausing.state.spans, 0, virtual_clock().boottime_ns())
         await other_mail(relay, hours=6)
 
         # Its first refusals paused the upstream, as anybody's do; the later ones did not.
-        assert relay.account.pausing.paused_ns(0, virtual_clock().boottime_ns()) == rested_ns
+        assert within_ns(relay.account.pausing.state.spans, 0, virtual_clock().boottime_ns()) == rested_ns
         assert rested_ns <= most_hours * HOUR_S * SECOND_NS
         assert relay.queued(poison) is None
         totals = relay.sender.totals
