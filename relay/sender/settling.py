@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 from weakref import WeakValueDictionary
 
+from relay.clock import SECOND_NS
 from relay.mail.dsn import Notify
 from relay.mail.envelope import QueueId, is_notice
 from relay.queue.queued import Queued, State, WaitKind, WaitReason
@@ -120,17 +121,21 @@ class Settling:
                 self._go_on(message, queued)
 
     async def report(self, queue_id: QueueId) -> bool:
-        """Make the report that waited for its turn; False if its message cannot be read now.
+        """Make the report that waited for its turn; False where there is no slot for it.
 
         A message of which only that was left ends.
         """
         async with self._lock(queue_id):
             (message,) = await self.load([queue_id])
             if isinstance(message, Unavailable):
-                return False
+                retry_seconds = self._spool_thread.unreadable_retry_ns / SECOND_NS
+                asyncio.get_running_loop().call_later(retry_seconds, self._owed.ask, queue_id)
+                return True
             owed = None if message is None else message.owed_report
             if message is None or owed is None or queue_id not in self._queue:
                 return True
+            if not await self._owed.take_slot():
+                return False
             what = Settlement(queue_id, message.envelope, told=owed.indices, ends=not message.left)
             what.report = self._reporter.report(message, owed)
             if await self._write(what):
