@@ -35,7 +35,7 @@ Counted = TypeVar("Counted")
 
 MOST_RESTED = 16
 """Waits for upstreams that were down, remembered of one part; the latest count."""
-PROBE_SOUGHT_NS = 60 * 10**9
+PROBE_SOUGHT_NS = 15 * 10**9
 """How often all are looked at while an upstream proves itself: its probe may have proven nothing."""
 GONE = Availability(down_since_ns=0)
 """Of an upstream that the policy has no more."""
