@@ -212,17 +212,16 @@ class Account:
 
     async def _reserve(self, attempts: Sequence[Attempt]) -> list[tuple[Attempt, Admission]]:
         """Have the throttle decide; give all back where a stop, or a refusal of another, overtakes it."""
-        answers, may_begin = list[Admission](), self._may_begin()
-        if attempts and may_begin:
-            began_ns = self._clock.boottime_ns()
-            try:
-                answers = await self.throttle.reserve([self._request(attempt) for attempt in attempts])
-            except HistoryError:
-                self._give_back(attempts, "the history of the limits failed")
-                raise
-            self._metrics.decided(self.name, self._clock.boottime_ns() - began_ns)
-            may_begin = self._may_begin()
-        if may_begin:
+        if not attempts:
+            return []
+        began_ns = self._clock.boottime_ns()
+        try:
+            answers = await self.throttle.reserve([self._request(attempt) for attempt in attempts])
+        except HistoryError:
+            self._give_back(attempts, "the history of the limits failed")
+            raise
+        self._metrics.decided(self.name, self._clock.boottime_ns() - began_ns)
+        if self._may_begin():
             return list(zip(attempts, answers, strict=True))
         for answer in answers:
             if isinstance(answer, Reservation):
