@@ -82,14 +82,11 @@ class Account:
         self._wake = asyncio.Event()
         self._line.on_change = self._wake.set
         self._judge = Judge(())
-        history, row = (
-            policy.history_of(name),
-            account_row(policy.history_of(name), host.clock, self._tell_unrecorded),
-        )
+        history = policy.history_of(name)
+        row = account_row(history, host.clock, self._tell_unrecorded)
+        hear = (lambda _: None) if row is None else row.hear
         exact = Throttle(
-            open_history(
-                history, host.disk, host.clock, lambda told: None if row is None else row.hear(told)
-            ),
+            open_history(history, host.disk, host.clock, hear),
             with_ceilings(self.upstream.limits, policy.lanes),
             self.upstream.guard_ns,
             host.clock,
@@ -138,11 +135,9 @@ class Account:
 
     @property
     def in_flight(self) -> int:
-        """Return how many transactions there are, and what of them is not settled."""
         return self.transactions.unsettled
 
     def wake(self) -> None:
-        """Look again: an operator or an edit changed something."""
         self._wake.set()
 
     async def start(self, replaced: AccountState | None) -> None:
