@@ -114,8 +114,8 @@ CHANGES = (
     Change(
         "a host does not look at the pause of others behind its reservation",
         "sender/account.py",
-        "        self.pausing.learn()\n        return not self._must_not_begin\n",
-        "        return not self._must_not_begin\n",
+        "        self.pausing.learn()\n        return not (",
+        "        return not (",
         SIMULATION,
     ),
     Change(

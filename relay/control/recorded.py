@@ -6,7 +6,6 @@ would take as nothing counts as nothing here; that it does is told by the start.
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import replace
 
 from relay.clock import Clock
 from relay.policy.lane import with_ceilings
@@ -51,13 +50,8 @@ def _recorded(policy: Policy, name: str, disk: Disk, clock: Clock) -> UpstreamVi
     try:
         book = recorded_book(policy.history_of(name), limits, upstream.guard_ns, disk, clock)
     except HistoryError as error:
-        return _view(step(state, Event(Happening.FAULT, now_ns, str(error), until_ns=now_ns)))
-    return replace(_view(state), limits=View(book, clock))
-
-
-def _view(state: AccountState) -> UpstreamView:
-    until_ns = state.over_ns or state.until_ns
-    return UpstreamView(state.shown, state.why, until_ns, operator=state.operator)
+        return UpstreamView(step(state, Event(Happening.FAULT, now_ns, str(error), until_ns=now_ns)))
+    return UpstreamView(state, View(book, clock))
 
 
 def _kept(policy: Policy, name: str, disk: Disk, clock: Clock) -> AccountState:

@@ -31,7 +31,7 @@ from relay.queue.upstream_queue import AT_ONCE_NS, SLICE, KeysOf, UpstreamQueue
 
 Counted = TypeVar("Counted")
 
-PROBE_SOUGHT_NS = 60 * 10**9
+PROBE_SOUGHT_NS = 15 * 10**9
 """How often all are looked at while an upstream proves itself: its probe may have proven nothing."""
 GONE = Availability(down_since_ns=0)
 """Of an upstream that the policy has no more."""

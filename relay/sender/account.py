@@ -82,14 +82,11 @@ class Account:
         self._wake = asyncio.Event()
         self._line.on_change = self._wake.set
         self._judge = Judge(())
-        history, row = (
-            policy.history_of(name),
-            account_row(policy.history_of(name), host.clock, self._tell_unrecorded),
-        )
+        history = policy.history_of(name)
+        row = account_row(history, host.clock, self._tell_unrecorded)
+        hear = (lambda _: None) if row is None else row.hear
         exact = Throttle(
-            open_history(
-                history, host.disk, host.clock, lambda told: None if row is None else row.hear(told)
-            ),
+            open_history(history, host.disk, host.clock, hear),
             with_ceilings(self.upstream.limits, policy.lanes),
             self.upstream.guard_ns,
             host.clock,
@@ -138,11 +135,9 @@ class Account:
 
     @property
     def in_flight(self) -> int:
-        """Return how many transactions there are, and what of them is not settled."""
         return self.transactions.unsettled
 
     def wake(self) -> None:
-        """Look again: an operator or an edit changed something."""
         self._wake.set()
 
     async def start(self, replaced: AccountState | None) -> None:
@@ -212,17 +207,16 @@ class Account:
 
     async def _reserve(self, attempts: Sequence[Attempt]) -> list[tuple[Attempt, Admission]]:
         """Have the throttle decide; give all back where a stop, or a refusal of another, overtakes it."""
-        answers, may_begin = list[Admission](), self._may_begin()
-        if attempts and may_begin:
-            began_ns = self._clock.boottime_ns()
-            try:
-                answers = await self.throttle.reserve([self._request(attempt) for attempt in attempts])
-            except HistoryError:
-                self._give_back(attempts, "the history of the limits failed")
-                raise
-            self._metrics.decided(self.name, self._clock.boottime_ns() - began_ns)
-            may_begin = self._may_begin()
-        if may_begin:
+        if not attempts:
+            return []
+        began_ns = self._clock.boottime_ns()
+        try:
+            answers = await self.throttle.reserve([self._request(attempt) for attempt in attempts])
+        except HistoryError:
+            self._give_back(attempts, "the history of the limits failed")
+            raise
+        self._metrics.decided(self.name, self._clock.boottime_ns() - began_ns)
+        if self._may_begin():
             return list(zip(attempts, answers, strict=True))
         for answer in answers:
             if isinstance(answer, Reservation):

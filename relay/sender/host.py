@@ -74,7 +74,7 @@ class Batch(Generic[Value, Result]):
         thread: Worker,
         gathers_s: float = 0.0,
     ) -> None:
-        """`gathers_s` is how long after a call of several values more are collected: for what can wait.
+        """`gathers_s` is how long after a call of several values more are collected.
 
         A call costs the same for one value as for many, and takes the interpreter from the loop's thread.
         """

@@ -1,9 +1,9 @@
 """What connections of one upstream log in with and show: read while the relay runs, no restart needed.
 
-Secrets are read for each connection, so that a new password counts from the next one on; with OAuth2 what
-logs in is a token that was got with them, shared by all connections.  Only digests of the last ones are kept,
-to see that a refused account has a new password: then it is worth another try at once, as soon as that is the
-same at two looks.
+Secrets are read for each connection, so that a new password counts from the next one on, once it is the same
+at two looks: half of one that is being written logs in nowhere.  With OAuth2 what logs in is a token that was
+got with them, shared by all connections.  Only digests of the last ones are kept, to see that a refused
+account has a new password: then it is worth another try at once.
 
 A new refresh token is written down before the access token that it came with is used; one that cannot be is
 told of, and tried again.  When a token is fetched says `relay.upstream.oauth.tokens`.
@@ -15,7 +15,6 @@ shown.  What is loaded and refused is told.  Connections that showed the pair of
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 
 from relay.clock import SECOND_NS
@@ -37,9 +36,12 @@ from relay.telemetry.metrics import Telemetry
 from relay.upstream.connection import UpstreamServer, UpstreamUnavailable
 from relay.upstream.oauth.token_server import Ask, Denied
 from relay.upstream.oauth.token_server import ask as ask_server
-from relay.upstream.oauth.tokens import Tokens, TokenUnavailable
+from relay.upstream.oauth.tokens import TokenOwner, Tokens, TokenUnavailable
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Judge, Ruling, Scope, Verdict
+
+AT_REST_SECONDS = 1.0
+"""Between two looks at a secret that was changed."""
 
 
 class Logins:
@@ -60,10 +62,8 @@ class Logins:
         self._disk, self._telemetry, self._ask = disk, telemetry, ask
         self._last: bytes | None = None
         """Digest of the secrets that were used last; of none where none were there."""
-        self._seen: bytes | None = None
-        """Digest of the secrets as of the last look."""
-        self._held: HeldToken | None = None
-        self._token_turn = asyncio.Lock()
+        self._tokens: Tokens | None = None
+        self._tokens_of: Auth | None = None
         self._pair: KeyPair | None = None
         self._named: tuple[Path, Path | None] | None = None
         """The files of that pair."""
@@ -79,15 +79,13 @@ class Logins:
             pair = await self._shown_pair(upstream)
             if auth is not None and auth.oauth2 is not None:
                 mechanism = auth.oauth2.mechanism
-                token = await (await self._held_token(auth, auth.oauth2)).token(upstream)
+                token = await self._token(upstream, auth, auth.oauth2)
             elif auth is not None:
                 # Empty where a certificate logs in.
                 password = (await self._secrets(auth)).password
         except NotLoggedIn as error:
             # A look each second finds the file that `relay login` makes, as it finds a new password.
             self._last = b""
-            async with self._token_turn:
-                await self._forget_token()
             text = f"{error}: run `relay login {self._name}`"
             raise UpstreamUnavailable(Answer(Verdict.STOP, Phase.AUTH, None, clean(text))) from None
         except SecretError as error:
@@ -111,24 +109,22 @@ class Logins:
 
     def refused(self, account: UpstreamServer) -> bool:
         """Hear of each login that is refused; return whether another token is worth a second login."""
-        if account.token is None or self._held is None:
+        if account.token is None or self._tokens is None:
             return False
-        return self._held.tokens.refused(account.token.token)
+        return self._tokens.refused(account.token.token)
 
     def worked(self, account: UpstreamServer) -> None:
-        if account.token is not None and self._held is not None:
-            self._held.tokens.worked(account.token.token)
+        if account.token is not None and self._tokens is not None:
+            self._tokens.worked(account.token.token)
 
     async def has_new_password(self) -> bool:
-        """Return whether the secrets differ from those last tried, as they did at the last call."""
-        if self.upstream.auth is None:
+        """Return whether the secrets differ from those last tried; they may not rest yet."""
+        if self.upstream.auth is None or self._last is None:
             return False
         try:
-            secrets = await asyncio.to_thread(read_secrets, self.upstream.auth)
+            return not self._is_known(await asyncio.to_thread(read_secrets, self.upstream.auth))
         except SecretError:
             return False
-        before, self._seen = self._seen, secrets.digest()
-        return self._seen == before and self._last is not None and not self._is_known(secrets)
 
     @property
     def certificate_ends_at_ns(self) -> int | None:
@@ -136,35 +132,42 @@ class Logins:
         return None if self._pair is None else self._pair.ends_at_ns
 
     async def close(self) -> None:
-        async with self._token_turn:
-            await self._forget_token()
+        if self._tokens is not None:
+            await self._tokens.close()
 
-    async def _held_token(self, auth: Auth, oauth2: OAuth2) -> "HeldToken":
-        async with self._token_turn:
-            if self._held is None or self._held.auth != auth:
-                await self._forget_token()
-                read = functools.partial(self._secrets, auth)
-                about = self._name, auth, oauth2, read
-                self._held = HeldToken(*about, disk=self._disk, telemetry=self._telemetry, ask=self._ask)
-            return self._held
+    async def _token(self, upstream: Upstream, auth: Auth, oauth2: OAuth2) -> BearerToken:
+        """Return a token for a login now.  Raises UpstreamUnavailable and SecretError."""
+        if self._tokens is None or self._tokens_of != auth:
+            read = functools.partial(self._secrets, auth)
+            owner = _Owner(self._name, oauth2.refresh_token_file, read, self._disk, self._telemetry)
+            clock, before = self._telemetry.clock, self._tokens
+            self._tokens = Tokens(oauth2, auth.user, self._ask, owner, clock, before=before)
+            self._tokens_of = auth
+        try:
+            text = await self._tokens.token()
+        except TokenUnavailable as unavailable:
+            raise self._unavailable(unavailable.denied) from None
+        return BearerToken(auth.user, text, upstream.host, upstream.port)
 
-    async def _forget_token(self) -> None:
-        """Forget what was got with secrets that are gone, or with another account's.
-
-        A request under way ends first: it may rotate the refresh token that the next one sends.
-        """
-        if (held := self._held) is not None:
-            self._held = None
-            await held.tokens.close()
+    def _unavailable(self, denied: Denied) -> UpstreamUnavailable:
+        """Tell what a person has to do, with the upstream's name."""
+        verdict = Verdict.STOP if denied.is_final else Verdict.PAUSE
+        asked_ns = denied.retry_after_seconds * SECOND_NS
+        ruling = Ruling(verdict, Scope.UPSTREAM, retry_after_ns=asked_ns) if asked_ns else None
+        text = f"no access token: {denied.advised(self._name)}"
+        return UpstreamUnavailable(Answer(verdict, Phase.AUTH, None, clean(text), ruling=ruling))
 
     def _is_known(self, secrets: AccountSecrets) -> bool:
         """Whether secrets are the last ones, or what the relay itself made of them."""
         digest = secrets.digest()
-        return digest == self._last or (self._held is not None and digest in self._held.got_with)
+        return digest == self._last or (self._tokens is not None and digest in self._tokens.got_with)
 
     async def _secrets(self, auth: Auth) -> AccountSecrets:
-        """Raise SecretError."""
-        secrets = await asyncio.to_thread(read_secrets, auth)
+        """Return the secrets, at rest where they were changed.  Raises SecretError."""
+        secrets, before = await asyncio.to_thread(read_secrets, auth), None
+        while secrets != before and self._last is not None and not self._is_known(secrets):
+            await asyncio.sleep(AT_REST_SECONDS)
+            secrets, before = await asyncio.to_thread(read_secrets, auth), secrets
         self._last = secrets.digest()
         return secrets
 
@@ -194,39 +197,32 @@ class Logins:
         return pair
 
 
-class HeldToken:
-    """The access token of one `auth`, and what it is got with; the owner (`TokenOwner`) of its `tokens`."""
+class _Owner(TokenOwner):
+    """Reads and keeps, for the tokens of one `auth`, what they are got with; and tells."""
 
     def __init__(
         self,
         name: str,
-        auth: Auth,
-        oauth2: OAuth2,
-        read: Callable[[], Awaitable[AccountSecrets]],
-        *,
+        path: Path | None,
+        secrets: Callable[[], Awaitable[AccountSecrets]],
         disk: Disk,
         telemetry: Telemetry,
-        ask: Ask,
     ) -> None:
-        self.auth = auth
-        self.got_with: frozenset[bytes] = frozenset()
-        """Digests of the secrets of the last request, and of those with the refresh token that it brought."""
-        self._name, self._read = name, read
-        path = oauth2.refresh_token_file
+        self._name, self._secrets = name, secrets
         self._file = None if path is None else RefreshTokenFile(path, disk)
         self._events, self._metrics, self._clock = telemetry
-        self._sent = AccountSecrets()
-        self.tokens = Tokens(oauth2, auth.user, ask, self, self._clock)
 
-    async def token(self, upstream: Upstream) -> BearerToken:
-        """Return a token for a login now.  Raises UpstreamUnavailable and SecretError."""
-        if self.got_with and (await self._read()).digest() not in self.got_with:
-            self.tokens.forget()
+    async def secrets(self) -> AccountSecrets:
+        return await self._secrets()
+
+    async def keep(self, old: str, new: str) -> str:
+        if self._file is None:
+            return "there is no refresh_token_file"
         try:
-            text = await self.tokens.token()
-        except TokenUnavailable as unavailable:
-            raise self._unavailable(unavailable.denied) from None
-        return BearerToken(self.auth.user, text, upstream.host, upstream.port)
+            await asyncio.to_thread(self._file.rotate, old, new)
+        except (OSError, ValueError) as error:
+            return clean(str(error))
+        return ""
 
     def token_granted(self, life_seconds: int, *, is_rotated: bool) -> None:
         self._metrics.token_granted(self._name, self._clock.wall_ns() + life_seconds * SECOND_NS)
@@ -239,26 +235,3 @@ class HeldToken:
 
     def refresh_token_unrecorded(self, error: str) -> None:
         self._events.tell("refresh_token_unrecorded", upstream=self._name, error=error)
-
-    async def secrets(self) -> AccountSecrets:
-        self._sent = secrets = await self._read()
-        self.got_with = frozenset({secrets.digest()})
-        return secrets
-
-    async def keep(self, old: str, new: str) -> str:
-        if self._file is None:
-            return "there is no refresh_token_file"
-        self.got_with |= {replace(self._sent, refresh_token=new).digest()}
-        try:
-            await asyncio.to_thread(self._file.rotate, old, new)
-        except (OSError, ValueError) as error:
-            return clean(str(error))
-        return ""
-
-    def _unavailable(self, denied: Denied) -> UpstreamUnavailable:
-        """Tell what a person has to do, with the upstream's name."""
-        verdict = Verdict.STOP if denied.is_final else Verdict.PAUSE
-        asked_ns = denied.retry_after_seconds * SECOND_NS
-        ruling = Ruling(verdict, Scope.UPSTREAM, retry_after_ns=asked_ns) if asked_ns else None
-        text = f"no access token: {denied.advised(self._name)}"
-        return UpstreamUnavailable(Answer(verdict, Phase.AUTH, None, clean(text), ruling=ruling))

@@ -27,7 +27,6 @@ from relay.queue.queued import Queued, State, WaitReason
 from relay.queue.queues import Queues
 from relay.queue.upstream_queue import SLICE
 from relay.sender.host import Host, seconds, woken
-from relay.sender.spool_thread import UNREADABLE_RETRY_NS
 from relay.sender.throttle_thread import ThrottleThread
 from relay.spool.identity import warning_id
 from relay.spool.interface import Message, Note, OwedReport, Report, Status
@@ -121,6 +120,8 @@ class OwedReports:
         throttle = Throttle(history, _limits(policy), 0, self._clock, transaction_ns=PUBLISHING_NS)
         self._gate = ThrottleThread(throttle, self._clock, self._tell_uncounted, workers=host.workers)
         self._waiting: dict[QueueId, None] = {}
+        self._uncounted: set[QueueId] = set()
+        """Of these, those that were not counted as waiting for a slot."""
         self._wake = asyncio.Event()
         self._opens_at_ns = 0
         """Boottime: when there may be a slot; in the past where there may be one now."""
@@ -128,35 +129,47 @@ class OwedReports:
 
     def ask(self, queue_id: QueueId) -> None:
         """Have the report of a queued message made when its turn comes, which may be at once."""
-        is_first, is_new = self._first() is None, queue_id not in self._waiting
-        self._waiting[queue_id] = None
-        if self._clock.boottime_ns() >= self._opens_at_ns:
+        if queue_id not in self._waiting:
+            self._waiting[queue_id] = None
+            self._uncounted.add(queue_id)
             self._wake.set()
-        elif is_new:
-            self._tell_waiting(queue_id, 1, is_first=is_first)
 
     def wake(self) -> None:
         self._wake.set()
 
     async def run(self, report: Callable[[QueueId], Awaitable[bool]]) -> None:
-        """Have each report made when its turn comes, until cancelled; `report` says whether it could be."""
+        """Have each report made when its turn comes, until cancelled; `report` takes the slot.
+
+        It returns False where there was none, and else need not be asked again.
+        """
         while True:
             self._wake.clear()
             if (queue_id := self._first()) is None:
                 await self._wake.wait()
-            elif not await self._take_slot():
+            elif self._clock.boottime_ns() < self._opens_at_ns:
+                self._tell_waiting()
                 await woken(self._wake, self._opens_at_ns, self._clock)
-            elif queue_id in self._queue:  # still: an operator may have ended it
-                self._waiting.pop(queue_id, None)
-                if not await report(queue_id):
-                    # Others first, and not all slots of the hour for a disk that reads nothing now.
-                    self._waiting[queue_id] = None
-                    again_at_ns = self._clock.boottime_ns() + UNREADABLE_RETRY_NS
-                    await woken(self._wake, again_at_ns, self._clock)
+            elif await report(queue_id):
+                self._forget(queue_id)
 
     async def may_warn(self) -> bool:
         """Take a slot for a warning; False where there is none, or reports wait for one."""
-        return self._first() is None and await self._take_slot()
+        return self._first() is None and await self.take_slot()
+
+    async def take_slot(self) -> bool:
+        if self._is_closed:
+            return False
+        self._is_asked = True
+        try:
+            (answer,) = await self._gate.reserve([Request(1)])
+        except HistoryError as error:
+            self._tell_uncounted(error)
+            return True
+        if isinstance(answer, Reservation):
+            self._gate.ended(answer)
+        elif isinstance(answer, Wait):
+            self._opens_at_ns = answer.until_ns
+        return isinstance(answer, Reservation)
 
     async def use(self, policy: Policy) -> None:
         await self._gate.call(lambda gate: gate.replan(_limits(policy), 0))
@@ -172,36 +185,20 @@ class OwedReports:
     def _first(self) -> QueueId | None:
         """Return the message whose report is next, and forget those that have ended."""
         while (first := next(iter(self._waiting), None)) is not None and first not in self._queue:
-            del self._waiting[first]
+            self._forget(first)
         return first
 
-    async def _take_slot(self) -> bool:
-        was_open = self._clock.boottime_ns() >= self._opens_at_ns
-        if self._is_closed:
-            return False
-        self._is_asked = True
-        try:
-            (answer,) = await self._gate.reserve([Request(1)])
-        except HistoryError as error:
-            self._tell_uncounted(error)
-            return True
-        if isinstance(answer, Reservation):
-            self._opens_at_ns = 0
-            self._gate.ended(answer)
-            return True
-        if isinstance(answer, Wait):
-            self._opens_at_ns = answer.until_ns
-            if was_open and (first := self._first()) is not None:
-                # Of those behind it, which may be very many at a start, nothing is said one by one.
-                self._tell_waiting(first, len(self._waiting), is_first=True)
-        return False
+    def _forget(self, queue_id: QueueId) -> None:
+        del self._waiting[queue_id]
+        self._uncounted.discard(queue_id)
 
-    def _tell_waiting(self, queue_id: QueueId, count: int, *, is_first: bool) -> None:
-        if is_first:
+    def _tell_waiting(self) -> None:
+        """Count each report that waits for a slot once; tell only where none did before."""
+        if len(self._uncounted) == len(self._waiting):
             until_at_ns = self._clock.wall_ns() + self._opens_at_ns - self._clock.boottime_ns()
             self._events.tell("reports_capped", until_at_ns=until_at_ns)
-        self._metrics.count("relay_reports_capped_total", by=count)
-        self._events.tell("report_waiting", queue_id=queue_id)
+        self._metrics.count("relay_reports_capped_total", by=len(self._uncounted))
+        self._uncounted.clear()
 
     def _tell_uncounted(self, error: HistoryError) -> None:
         self._events.tell("reports_uncounted", error=str(error))

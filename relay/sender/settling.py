@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 from weakref import WeakValueDictionary
 
+from relay.clock import SECOND_NS
 from relay.mail.dsn import Notify
 from relay.mail.envelope import QueueId, is_notice
 from relay.queue.queued import Queued, State, WaitKind, WaitReason
@@ -21,7 +22,7 @@ from relay.queue.queues import Queues
 from relay.sender.attempt import MARKS, Attempt, recipients_left
 from relay.sender.reports import REASON, OwedReports, Reporter
 from relay.sender.spool_thread import SpoolThread
-from relay.spool.interface import Absent, Corrupt, Message, Note, Settlement, Status, Unavailable
+from relay.spool.interface import Absent, Corrupt, Message, Note, Report, Settlement, Status, Unavailable
 from relay.telemetry.events import NO_TRANSACTION, Delays, Subject, Via
 from relay.telemetry.metrics import Telemetry
 from relay.verdicts.decision import Decision, Fate, Next, Terms
@@ -120,22 +121,26 @@ class Settling:
                 self._go_on(message, queued)
 
     async def report(self, queue_id: QueueId) -> bool:
-        """Make the report that waited for its turn; False if its message cannot be read now.
+        """Make the report that waited for its turn; False where there is no slot for it.
 
         A message of which only that was left ends.
         """
         async with self._lock(queue_id):
             (message,) = await self.load([queue_id])
             if isinstance(message, Unavailable):
-                return False
+                retry_seconds = self._spool_thread.unreadable_retry_ns / SECOND_NS
+                asyncio.get_running_loop().call_later(retry_seconds, self._owed.ask, queue_id)
+                return True
             owed = None if message is None else message.owed_report
             if message is None or owed is None or queue_id not in self._queue:
                 return True
+            if not await self._owed.take_slot():
+                return False
             what = Settlement(queue_id, message.envelope, told=owed.indices, ends=not message.left)
-            what.report = self._reporter.report(message, owed)
+            what.report = report = self._reporter.report(message, owed)
             if await self._write(what):
                 is_failure = any(status.is_failure for status in owed.statuses)
-                self._published(what, "report" if is_failure else "success")
+                self._published(queue_id, report, "report" if is_failure else "success")
                 after = message._replace(told=message.told.union(owed.indices))
                 self._keep(after)
                 if what.ends:
@@ -163,8 +168,8 @@ class Settling:
             message = self._as_settled(message)
             after = await self._end(message, queued, dict.fromkeys(refusals, Status.BOUNCED), notes)
         delays = Delays(queued_ns=max(0, at_ns - message.envelope.arrival_at_ns))
-        for index, answer in refusals.items():
-            self._tell(subject, index, (Fate.BOUNCED, answer), delays, NO_TRANSACTION)
+        answered = {index: (Fate.BOUNCED, answer) for index, answer in refusals.items()}
+        self._tell(subject, answered, delays, NO_TRANSACTION)
         return len(after.left)
 
     async def delete(self, message: Message, queued: Queued) -> None:
@@ -196,7 +201,7 @@ class Settling:
             if not await self._write(what):
                 return False
             self._queue.warned(message.queue_id)
-            self._published(what, "warning")
+            self._published(message.queue_id, report, "warning")
             self._keep(message._replace(is_warned=True))
             return True
 
@@ -244,17 +249,14 @@ class Settling:
         elif not message.left:
             self._ended(message)
 
-    def _published(self, what: Settlement, kind: Literal["report", "success", "warning"]) -> None:
+    def _published(
+        self, queue_id: QueueId, report: Report, kind: Literal["report", "success", "warning"]
+    ) -> None:
         """Tell of a report that is queued by now."""
-        if (report := what.report) is not None:
-            self._metrics.count("relay_reports_total", kind)
-            self._events.tell(
-                f"{kind}_published",
-                queue_id=what.queue_id,
-                report_id=report.queue_id,
-                size_bytes=len(report.content),
-            )
-            self._on_report()
+        self._metrics.count("relay_reports_total", kind)
+        about = {"report_id": report.queue_id, "size_bytes": len(report.content)}
+        self._events.tell(f"{kind}_published", queue_id=queue_id, **about)
+        self._on_report()
 
     async def _end(
         self,
@@ -267,43 +269,42 @@ class Settling:
     ) -> Message:
         """Mark recipients as an operator asks; a message without one left ends, once its report may go."""
         after = message.after(marks, notes)
-        ends = not after.left and (is_silent or after.owed_report is None)
-        # A report that an operator gives up is not sent where a loss of power brings the message back.
-        told = after.owed_report.indices if ends and after.owed_report is not None else ()
-        what = Settlement(message.queue_id, message.envelope, marks, notes, told=told, ends=ends)
+        what = Settlement(message.queue_id, message.envelope, marks, notes)
+        if is_silent and (owed := after.owed_report) is not None:
+            # It is not sent either where a loss of power brings the message back.
+            what.told = owed.indices
+            after = after._replace(told=after.told.union(owed.indices))
+        what.ends = not after.left and after.owed_report is None
         await self._spool_thread.change(what)
         self._metrics.became(_words(what))
         self._keep(after)
-        if ends:
-            self._ended(after)
-        else:
-            self._go_on(after, queued)
+        self._go_on(after, queued)
         return after
 
     def _tell_all(self, upstream: str, attempt: Attempt, decision: Decision, subject: Subject) -> None:
         connection, delays = attempt.connection, attempt.delays
         tls = None if connection.tls == "none" else connection.tls
         via = Via(upstream, connection.name, attempt.conn_use, tls)
-        for index, (fate, answer) in decision.fates.items():
-            if fate is not Fate.WAITING:
-                self._tell(subject, index, (fate, answer), delays, via)
+        answered = {index: each for index, each in decision.fates.items() if each[0] is not Fate.WAITING}
+        self._tell(subject, answered, delays, via)
         if decision.is_relayed:
             self._metrics.relayed_after(delays)
 
     def _tell(
-        self, subject: Subject, index: int, answered: tuple[Fate, Answer], delays: Delays, via: Via
+        self, subject: Subject, answered: Mapping[int, tuple[Fate, Answer]], delays: Delays, via: Via
     ) -> None:
-        envelope = subject.message.envelope
-        self._events.delivery(
-            recipient=envelope.recipients[index],
-            fate=answered[0],
-            answer=_final(*answered),
-            delays=delays,
-            via=via,
-            subject=subject,
-            reverse_path=envelope.reverse_path,
-            queue_id=subject.message.queue_id,
-        )
+        message = subject.message
+        for index, (fate, answer) in answered.items():
+            self._events.delivery(
+                recipient=message.envelope.recipients[index],
+                fate=fate,
+                answer=_final(fate, answer),
+                delays=delays,
+                via=via,
+                subject=subject,
+                reverse_path=message.envelope.reverse_path,
+                queue_id=message.queue_id,
+            )
 
     def _ended(self, message: Message) -> None:
         """Forget a message that is gone, and log it."""

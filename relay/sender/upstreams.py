@@ -16,7 +16,7 @@ from relay.sender.logins import Logins
 from relay.sender.settling import Backlog
 from relay.telemetry.metrics import Telemetry
 from relay.throttle.throttle import View
-from relay.verdicts.account import ENDLESS, AccountState, Happening, Health, OperatorPause, PauseAsked
+from relay.verdicts.account import ENDLESS, AccountState, Happening, PauseAsked
 from relay.verdicts.shield import Shield
 
 GRACE_SECONDS = 60.0
@@ -30,17 +30,9 @@ class UpstreamView:
     Of one that is not in use, what a start would know of it.
     """
 
-    health: Health = Health.USED
-    because: str = ""
-    """Why it rests; empty while it is used."""
-    paused_until_ns: int = 0
-    """Boottime; without meaning while it is used."""
-    operator: OperatorPause | None = None
-    """The operator's pause, while it lasts."""
+    state: AccountState = field(default_factory=AccountState)
     limits: View | None = None
     """None where the history cannot be judged."""
-    proving_after: str = ""
-    """What it rested for before it has to prove itself."""
     is_tried: bool = False
     """A transaction or a refusal has shown since the start whether it works."""
     connections_open: int = 0
@@ -59,7 +51,8 @@ class UpstreamView:
     @property
     def is_endless(self) -> bool:
         """Whether no instant is known at which mail goes again."""
-        return self.health in ENDLESS or (self.operator is not None and self.operator.is_lasting)
+        operator = self.state.operator
+        return self.state.shown in ENDLESS or (operator is not None and operator.is_lasting)
 
 
 class Upstreams:
@@ -138,14 +131,9 @@ class Upstreams:
     def view(self, name: str) -> UpstreamView | None:
         if (each := self.in_use.get(name)) is None:
             return None
-        state = each.pausing.state
         return UpstreamView(
-            health=state.shown,
-            because=state.why,
-            paused_until_ns=state.over_ns,
-            operator=state.operator,
-            limits=each.throttle.view,
-            proving_after=state.because if state.is_proving and not state.is_resting else "",
+            each.pausing.state,
+            each.throttle.view,
             is_tried=each.pausing.is_tried,
             connections_open=each.pool.open,
             connections_idle=each.pool.idle,

@@ -121,9 +121,9 @@ class Watch:
         names = dict.fromkeys([*self.policy.upstreams, *self._sender.queue.names])
         views = {name: self._sender.upstreams.view(name) for name in names}
         paused = {
-            name: f"{name} is {_state(view).value}: {view.because}"
+            name: f"{name} is {_state(view).value}: {view.state.why}"
             for name, view in views.items()
-            if view is not None and view.because and name in self.policy.upstreams
+            if view is not None and view.state.why and name in self.policy.upstreams
         }
         host = self._hostname if self._sender.spool_thread.is_shared else ""
         return Listing(
@@ -201,8 +201,8 @@ class Watch:
             seen.limits.limited(seen.transaction_ns, limits, upstream.guard_ns),
             connections=upstream.connections,
             transaction_ns=seen.transaction_ns,
-            rests="" if is_mended and seen.operator is None else rest_words(seen),
-            until_ns=None if seen.is_endless else seen.paused_until_ns,
+            rests="" if is_mended and seen.state.operator is None else rest_words(seen),
+            until_ns=None if seen.is_endless else seen.state.over_ns,
         )
 
     def _load(self, name: str) -> Load:
@@ -221,7 +221,7 @@ class Watch:
 
     def _held_by(self, name: str, pace: Pace, view: UpstreamView | None, load: Load) -> str:
         """Return what holds all messages, or else the next that may go."""
-        if view is not None and view.because:
+        if view is not None and view.state.why:
             return rest_words(view)
         if not load.recipients:
             return ""
@@ -293,14 +293,15 @@ class Watch:
         upstream, load, pace = self.policy.upstreams[name], self._load(name), self.pace(name)
         view = self._sender.upstreams.view(name)
         seen = view or self.recorded.get(name, UpstreamView())
+        state, operator = seen.state, seen.state.operator
         is_timed = _state(seen) is UpstreamState.PAUSED and not seen.is_endless
         return UpstreamStatus(
             name,
             upstream.host,
             upstream.port,
             _state(seen),
-            self._wall(seen.paused_until_ns) if is_timed else None,
-            seen.because,
+            self._wall(state.over_ns) if is_timed else None,
+            state.why,
             seen.connections_open,
             seen.connections_idle,
             self._limits(name, seen),
@@ -309,10 +310,10 @@ class Watch:
             seen.in_flight,
             self._drained_at_ns(pace, view, load),
             self._held_by(name, pace, view, load),
-            seen.health,
-            "" if seen.operator is None else seen.operator.by,
-            None if seen.operator is None else seen.operator.since_at_ns,
-            seen.proving_after,
+            state.shown,
+            "" if operator is None else operator.by,
+            None if operator is None else operator.since_at_ns,
+            state.because if state.is_proving and not state.is_resting else "",
             seen.certificate_ends_at_ns,
             seen.client_certificate_ends_at_ns,
             seen.is_tried,
@@ -347,14 +348,13 @@ class Watch:
 
 def rest_words(seen: UpstreamView) -> str:
     """Return what holds all mail for an upstream; nothing where it is used or proving."""
-    if not seen.because:
-        return ""
-    if seen.operator is not None:
-        return f"operator: {seen.operator.who}"
-    return f"{'stop' if seen.health in ENDLESS else 'pause'}: {seen.because}"
+    state = seen.state
+    if state.operator is not None:
+        return f"operator: {state.operator.who}"
+    return f"{'stop' if state.shown in ENDLESS else 'pause'}: {state.why}" if state.why else ""
 
 
 def _state(seen: UpstreamView) -> UpstreamState:
-    if seen.operator is not None or seen.health is Health.PAUSED:
+    if seen.state.operator is not None or seen.state.shown is Health.PAUSED:
         return UpstreamState.PAUSED
-    return UpstreamState.STOPPED if seen.health in ENDLESS else UpstreamState.OPEN
+    return UpstreamState.STOPPED if seen.state.shown in ENDLESS else UpstreamState.OPEN

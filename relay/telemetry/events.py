@@ -90,7 +90,6 @@ _ROWS: tuple[tuple[str, Level, str, str], ...] = (
     ("success_published", _NOTICE,
      "{queue_id}: sender delivery status notification: {report_id}", "size_bytes"),
     ("warning_published", _NOTICE, "{queue_id}: sender delay notification: {report_id}", "size_bytes"),
-    ("report_waiting", _NOTICE, "{queue_id}: its report waits for room in reports.per_hour", ""),
     ("reports_capped", _ERROR,
      "reports are at reports.per_hour and wait, the next one until {until_at}: see why so much mail fails",
      ""),

@@ -115,7 +115,7 @@ class HistoryError(Exception):
     """
 
 
-class Transaction(Protocol):
+class HistoryTransaction(Protocol):
     now_ns: int
     """By the clock of the history.  No event of it is later, and no later transaction is earlier."""
     ahead_ns: int
@@ -148,7 +148,7 @@ class Transaction(Protocol):
 class History(Protocol):
     """One thread at a time."""
 
-    def transaction(self) -> AbstractContextManager[Transaction]:
+    def transaction(self) -> AbstractContextManager[HistoryTransaction]:
         """Wait for other writers, then exclude them.  Raises HistoryError."""
 
     def close(self) -> None: ...

@@ -29,7 +29,7 @@ from relay.clock import Clock
 from relay.throttle.admission import Admission, Request, Reservation, TooLarge, Wait
 from relay.throttle.audit import Audit, audit
 from relay.throttle.book import Book
-from relay.throttle.history import Ended, Event, History, Slot, Transaction
+from relay.throttle.history import Ended, Event, History, HistoryTransaction, Slot
 from relay.throttle.limit import Limit
 from relay.throttle.limit_state import Limited, Usage
 
@@ -202,7 +202,7 @@ class Throttle(View):
             case TooLarge():
                 return answer
 
-    def _learn(self, transaction: Transaction) -> None:
+    def _learn(self, transaction: HistoryTransaction) -> None:
         """Bring memory to what is durable, and the ends that are not."""
         self.ahead_ns = transaction.ahead_ns
         # What a network's round trip may have added to the other one.
@@ -214,7 +214,9 @@ class Throttle(View):
             self.book.apply(transaction.news)
             self.book.advance(transaction.now_ns)
 
-    def _commit(self, transaction: Transaction, ends: Sequence[Event], granted: Sequence[Slot]) -> None:
+    def _commit(
+        self, transaction: HistoryTransaction, ends: Sequence[Event], granted: Sequence[Slot]
+    ) -> None:
         if not ends and not granted and not self._must_write:
             return
         self._must_write = True

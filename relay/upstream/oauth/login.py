@@ -101,18 +101,19 @@ async def wait_for_consent(
     client: LoginClient, code: DeviceCode, clock: Clock, sleep: Callable[[float], Awaitable[object]]
 ) -> Granted:
     """Ask until the person has consented (RFC 8628, 3.4).  Raises LoginFailed."""
-    interval_seconds = code.interval_seconds
-    while clock.boottime_ns() + interval_seconds * SECOND_NS < code.ends_at_ns:
-        await sleep(interval_seconds)
-        match await _token(client, DEVICE_CODE, device_code=code.device_code):
-            case Granted() | Denied(is_final=True) as answer:
-                return _with_refresh_token(answer)
-            case Denied(error="slow_down"):
-                interval_seconds += SLOWER_SECONDS
-            case Denied(error="", retry_after_seconds=asked):
-                # RFC 8628, 3.5: less often, after a connection that came to nothing.
-                interval_seconds = max(2 * interval_seconds, asked)
+    interval_seconds, asked_seconds = code.interval_seconds, 0
+    while clock.boottime_ns() + max(interval_seconds, asked_seconds) * SECOND_NS < code.ends_at_ns:
+        await sleep(max(interval_seconds, asked_seconds))
+        answer = await _token(client, DEVICE_CODE, device_code=code.device_code)
+        if isinstance(answer, Granted) or answer.is_final:
+            return _with_refresh_token(answer)
+        if answer.error == "slow_down":
+            interval_seconds += SLOWER_SECONDS
+        elif not answer.error:
+            # RFC 8628, 3.5: less often, after a connection that came to nothing.
+            interval_seconds *= 2
         interval_seconds = min(interval_seconds, LONGEST_INTERVAL_SECONDS)
+        asked_seconds = answer.retry_after_seconds
     raise LoginFailed("the code has expired, and nobody had consented: begin again", may_pass=True)
 
 

@@ -1,11 +1,11 @@
 """The access token of one account: one for all its connections, fetched when a login finds none.
 
 Guarantees
-- at most one request is under way, whoever asks; it is finished although who asked has gone, since a
-  token server may have rotated the refresh token by then;
+- at most one request is under way, whoever asks, also at an edit; it is finished although who asked has gone,
+  since a token server may have rotated the refresh token by then;
 - a rotated refresh token is durable before it is ever sent; until it is, no request is made, and each login,
   and `close`, tries again to make it so;
-- a token that is good is used, whatever the token server says meanwhile;
+- a token that is good is used for as long as the secrets are those that it was got with, or came with it;
 - a token that had worked and is refused before its end is worth another one at once; one that never worked
   is not.  The next login asks for another in any case.
 Does not: wait between attempts for who has no token: that is the upstream's pause (`relay.verdicts.account`).
@@ -13,16 +13,15 @@ Assumes: one event loop.
 """
 
 import asyncio
+from dataclasses import replace
 from typing import Protocol
 
 from relay.clock import SECOND_NS, Clock
-from relay.mail.text import clean
 from relay.policy.model import GrantType, OAuth2
 from relay.policy.secrets import AccountSecrets
 from relay.upstream.oauth.token_server import (
     Ask,
     Denied,
-    Granted,
     TokenAnswer,
     Unaskable,
     said_by,
@@ -57,30 +56,37 @@ class TokenUnavailable(Exception):  # noqa: N818 - what a token is
 
 
 class Tokens:
-    def __init__(self, oauth2: OAuth2, user: str, ask: Ask, owner: TokenOwner, clock: Clock) -> None:
+    def __init__(
+        self,
+        oauth2: OAuth2,
+        user: str,
+        ask: Ask,
+        owner: TokenOwner,
+        clock: Clock,
+        *,
+        before: "Tokens | None" = None,
+    ) -> None:
+        """`before` is what had the tokens before an edit, and may have a request under way."""
         self._oauth2, self._user, self._ask_server = oauth2, user, ask
-        self._owner, self._clock = owner, clock
+        self._owner, self._clock, self._before = owner, clock, before
+        self.got_with: frozenset[bytes] = frozenset()
+        """Digests of the secrets that the token was got with, and with the refresh token that it brought."""
         self._token = ""
         self._usable_until_ns = 0
         self._worked = ""  # the last token that a login succeeded with
-        self._fetching: asyncio.Task[TokenAnswer] | None = None
+        self._asking: asyncio.Task[str | Denied] | None = None
         self._unkept: tuple[str, str] | None = None
         """A refresh token, and the one that took its place and is not durable yet."""
 
     async def token(self) -> str:
         """Return a token for a login now.  Raises TokenUnavailable, and what the owner's `secrets` raises."""
-        if self._clock.boottime_ns() < self._usable_until_ns:
-            if self._unkept is not None:
-                # Not only at the token's end: a crash until then would lose the refresh token.
-                await self._keep(*self._unkept)
-            return self._token
-        if self._fetching is None:
-            self._fetching = asyncio.create_task(self._fetch())
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._answer())
         # Shielded: who asks may be gone, and the answer may have a new refresh token.
-        answer = await asyncio.shield(self._fetching)
+        answer = await asyncio.shield(self._asking)
         if isinstance(answer, Denied):
             raise TokenUnavailable(answer)
-        return answer.access_token
+        return answer
 
     def worked(self, text: str) -> None:
         self._worked = text
@@ -92,62 +98,60 @@ class Tokens:
         return text == self._worked
 
     def forget(self) -> None:
-        """Use the token no more: the secrets that it was got with have changed."""
+        """Use the token no more."""
         self._usable_until_ns = 0
 
     async def close(self) -> None:
         """Let a request under way end, which may rotate the refresh token; keep one that is not kept yet."""
-        if self._fetching is not None:
-            await asyncio.wait([self._fetching])
-        if self._unkept is not None:
-            await self._keep(*self._unkept)
+        if self._asking is not None:
+            await asyncio.wait([self._asking])
+        await self._keep_all()
 
-    async def _fetch(self) -> TokenAnswer:
-        # The server's count began later.
-        asked_at_ns = self._clock.boottime_ns()
-        try:
-            answer = await self._answer()
-        finally:
-            self._fetching = None
-        if isinstance(answer, Granted):
-            life_ns = max(answer.life_seconds, 1) * SECOND_NS
-            self._token = answer.access_token
-            self._usable_until_ns = asked_at_ns + life_ns - min(MARGIN_NS, life_ns // 10)
-        else:
-            self._owner.token_denied()
-        return answer
+    async def _keep_all(self) -> str:
+        """Have nothing of earlier requests left to keep; return why there is."""
+        if self._before is not None:
+            await self._before.close()
+            self._before = None
+        return "" if self._unkept is None else await self._keep(*self._unkept)
 
-    async def _answer(self) -> TokenAnswer:
-        if self._unkept is not None and (error := await self._keep(*self._unkept)):
+    async def _answer(self) -> str | Denied:
+        # Not only at the token's end: a crash until then would lose the refresh token.
+        error, secrets = await self._keep_all(), await self._owner.secrets()
+        asked_at_ns = self._clock.boottime_ns()  # the server's count begins later
+        if asked_at_ns < self._usable_until_ns and secrets.digest() in self.got_with:
+            return self._token
+        if error:
             words = f"the token server gave a new refresh token, which cannot be written: {error}"
-            return Denied(words, is_final=False)
-        try:
-            secrets = await self._owner.secrets()
+            answer: TokenAnswer = Denied(words, is_final=False)
+        else:
             answer = await self._ask(secrets)
-            if isinstance(answer, Denied) and answer.is_final:
-                sent, secrets = secrets, await self._owner.secrets()
-                if secrets != sent:
-                    # Another process, or a person, has put others in their place meanwhile.  Who asked with
-                    # those waits for this answer too, so nobody would try them again.
-                    answer = await self._ask(secrets)
-        except OSError as error:
-            return Denied(f"the refresh token is not safely on disk: {clean(str(error))}", is_final=False)
-        if isinstance(answer, Granted):
-            is_rotated = self._oauth2.grant is GrantType.REFRESH_TOKEN and (
-                answer.refresh_token not in {"", secrets.refresh_token}
-            )
-            if is_rotated:
-                # Crash here: the server may not take the old one any more; nobody but a person can mend that.
-                await self._keep(secrets.refresh_token, answer.refresh_token)
-            self._owner.token_granted(answer.life_seconds, is_rotated=is_rotated)
-        return answer
+        if isinstance(answer, Denied) and answer.is_final:
+            sent, secrets = secrets, await self._owner.secrets()
+            if secrets != sent:
+                # Another process, or a person, has put others in their place meanwhile.  Who asked with
+                # those waits for this answer too, so nobody would try them again.
+                answer = await self._ask(secrets)
+        if isinstance(answer, Denied):
+            self._owner.token_denied()
+            return answer
+        new = answer.refresh_token or secrets.refresh_token
+        is_rotated = self._oauth2.grant is GrantType.REFRESH_TOKEN and new != secrets.refresh_token
+        self.got_with = frozenset({secrets.digest(), replace(secrets, refresh_token=new).digest()})
+        if is_rotated:
+            # Crash here: the server may not take the old one any more; nobody but a person can mend that.
+            await self._keep(secrets.refresh_token, new)
+        self._owner.token_granted(answer.life_seconds, is_rotated=is_rotated)
+        life_ns = max(answer.life_seconds, 1) * SECOND_NS
+        self._token = answer.access_token
+        self._usable_until_ns = asked_at_ns + life_ns - min(MARGIN_NS, life_ns // 10)
+        return self._token
 
     async def _keep(self, old: str, new: str) -> str:
         self._unkept = old, new
         error = await self._owner.keep(old, new)
         if error:
             self._owner.refresh_token_unrecorded(error)
-        elif self._unkept == (old, new):
+        else:
             self._unkept = None
         return error
 

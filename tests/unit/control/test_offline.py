@@ -91,20 +91,24 @@ def test_a_pause_is_seen_until_its_time_is_over(
         clock.advance(passed_s * SECOND_NS)
     found = seen(policy, clock)
 
-    assert (found.health, found.because) == (health, "421 no" if health is Health.PAUSED else "")
-    assert found.paused_until_ns == clock.boottime_ns() + (60 - passed_s) * SECOND_NS
+    assert (found.state.shown, found.state.why) == (health, "421 no" if health is Health.PAUSED else "")
+    assert found.state.until_ns == clock.boottime_ns() + (60 - passed_s) * SECOND_NS
 
 
 def test_what_cannot_be_trusted_is_a_stop_for_a_history_and_nothing_for_a_pause(policy: Policy) -> None:
     clock, history = FakeClock(), policy.history_path("isp")
     history.parent.mkdir()
     pause_path(policy, "isp").write_text("{")
-    assert seen(policy, clock).health is Health.USED
+    assert seen(policy, clock).state.shown is Health.USED
     history.write_text("mine")
     found = seen(policy, clock)
-    assert (found.health, found.limits, "nothing is sent" in found.because) == (Health.STOPPED, None, True)
+    assert (found.state.shown, found.limits, "nothing is sent" in found.state.why) == (
+        Health.STOPPED,
+        None,
+        True,
+    )
     keep(policy, clock, "421 no", 60)
-    assert (seen(policy, clock).health, seen(policy, clock).because) == (Health.PAUSED, "421 no")
+    assert (seen(policy, clock).state.shown, seen(policy, clock).state.why) == (Health.PAUSED, "421 no")
 
 
 def seen(policy: Policy, clock: FakeClock) -> UpstreamView:

@@ -1,5 +1,6 @@
 """What a connection logs in with and shows: a password and a certificate that are replaced while it runs."""
 
+import asyncio
 import io
 import ssl
 from collections.abc import AsyncIterator
@@ -10,11 +11,12 @@ import pytest
 from relay.clock import SystemClock
 from relay.policy.model import Auth, Policy, Upstream
 from relay.policy.shipped import standard_judge
-from relay.sender.logins import Logins
+from relay.sender.logins import AT_REST_SECONDS, Logins
 from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics, Telemetry
 from tests.fakes.smarthost import Smarthost
+from tests.fakes.virtual_time import pass_time
 from tests.unit.sender.in_process_relay import Relay, policy_of
 from tests.unit.upstream.certificates import Certificates, make_certificates, server_context
 
@@ -42,12 +44,31 @@ def written(tmp_path: Path) -> Written:
     return Written(tmp_path / "password")
 
 
-async def test_a_refused_account_is_tried_with_a_password_at_rest(written: Written) -> None:
+async def test_a_password_that_is_being_written_is_used_once_it_rests(written: Written) -> None:
     await written.password()
-    for piece in PIECES:
+    written.path.write_text(PIECES[0])
+    using = asyncio.create_task(written.password())
+    for piece in PIECES[1:]:
+        await pass_time(0.9 * AT_REST_SECONDS)
         written.path.write_text(piece)
-        assert not await written.logins.has_new_password()
-    assert [await written.logins.has_new_password() for _ in range(2)] == [True, True]
+    assert await using == PIECES[-1]
+
+
+async def test_a_refused_account_logs_in_with_no_half_of_a_password(tmp_path: Path) -> None:
+    path = tmp_path / "password"
+    path.touch(0o600)
+    path.write_text(OLD)
+    async with (
+        Smarthost(accounts={"u": PIECES[-1]}) as host,
+        Relay(policy_of(tmp_path, host.port, f", auth: {{user: u, password_file: {path}}}")) as relay,
+    ):
+        relay.accept()
+        await relay.until(lambda: relay.account.pausing.state.is_refused)
+        for piece in PIECES:
+            await pass_time(0.9 * AT_REST_SECONDS)
+            path.write_text(piece)
+        await relay.until_empty()
+        assert sum(command.startswith("AUTH") for command in host.commands) == 2
 
 
 class World:

@@ -25,6 +25,7 @@ from relay.verdicts.verdict import Verdict
 from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import DEFAULT, Script, Smarthost, Turn, Until, turns
 from tests.fakes.unsynced import BeforeSync
+from tests.fakes.virtual_time import pass_time
 from tests.unit.sender.in_process_relay import Relay, hurry, policy_of, virtual_clock
 from tests.unit.sender.test_sender import turns_of_the_loop
 
@@ -319,6 +320,25 @@ async def test_an_upstream_that_refuses_us_is_asked_again_in_its_time_by_one_mes
         await relay.until(lambda: len(asked_ns) > len(gaps_s) + 2)
         assert asked_ns[-1] - asked_ns[-2] <= (gaps_s[0] + 2 * step_s) * SECOND_NS
         assert len(relay.sender.queue) == 6
+
+
+async def test_while_an_upstream_proves_itself_one_message_goes_at_a_time(tmp_path: Path) -> None:
+    release = asyncio.Event()
+    script = Script(mail=turns("421 4.3.2 busy"), eod=turns([Until(release), DEFAULT]))
+    async with (
+        Smarthost(script) as host,
+        Relay(policy_of(tmp_path, host.port, connections=4)) as relay,
+    ):
+        relay.accept()
+        await _paused(relay)
+        for _ in range(8):
+            relay.accept()
+        await relay.until(lambda: mails(host) == 2)
+        await pass_time(60)
+        assert mails(host) == 2
+        release.set()
+        await relay.until_empty()
+        assert len(host.relayed) == 9
 
 
 HOUR_NS = 3600 * SECOND_NS

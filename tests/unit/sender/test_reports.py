@@ -166,6 +166,32 @@ async def test_a_report_that_goes_during_a_transaction_is_not_repeated_after_it(
         assert [failed(report) for report in reports(host)] == [[f"{name}@there.example"] for name in names]
 
 
+def told_of(host: Smarthost, recipient: str) -> bool:
+    return any(recipient in failed(report) for report in reports(host))
+
+
+async def test_a_report_goes_an_hour_after_the_warning_that_took_the_last_slot(tmp_path: Path) -> None:
+    clock = virtual_clock()
+    async with Smarthost(Script(rcpt=fussy)) as host:
+        policy = capped(tmp_path, host.port, "1", "min: 3h, max: 6h, warn_after: 4h")
+        async with Relay(policy) as relay:
+            ids = [relay.accept(f"slow{number}@there.example") for number in range(2)]
+            await relay.until(lambda: all(is_deferred(relay, queue_id) for queue_id in ids))
+            clock.advance(5 * HOUR_NS)
+            assert await relay.late.look() == 1
+            await relay.until(lambda: reports(host))
+            relay.accept("gone@there.example")
+            await relay.until(lambda: told_of(host, "gone@there.example"))
+
+
+async def test_a_report_that_waits_is_counted_once(tmp_path: Path) -> None:
+    async with Smarthost(Script(rcpt=nobody)) as host, Relay(capped(tmp_path, host.port)) as relay:
+        for number in range(7):
+            relay.accept(f"gone{number}@there.example")
+        await relay.until_empty()
+        assert relay.metrics.registry.get_sample_value("relay_reports_capped_total") == 5
+
+
 def each_its_own(argument: str) -> str:
     return "452 4.2.2 Mailbox full" if "full" in argument else fussy(argument)
 
@@ -382,6 +408,22 @@ async def test_what_cannot_be_read_now_takes_no_other_message_its_warning(tmp_pa
         clock.advance(5 * HOUR_NS)
 
         assert await relay.late.look() == 1
+
+
+async def test_a_report_of_what_cannot_be_read_takes_no_slot_and_no_time_of_another(tmp_path: Path) -> None:
+    disk, clock = Unreadable(), virtual_clock()
+    async with Smarthost(Script(rcpt=nobody)) as host, Relay(capped(tmp_path, host.port, "1"), disk) as relay:
+        for number in range(3):
+            relay.accept(f"gone{number}@there.example")
+        began_ns = clock.boottime_ns()
+        await relay.until(lambda: reports(host) and len(waiting(relay)) == len(relay.sender.queue) == 2)
+        disk.name, _ = [queued.queue_id for queued in relay.sender.queue]
+        await relay.until(lambda: len(reports(host)) == 2)
+        assert clock.boottime_ns() - began_ns < HOUR_NS + 30 * SECOND_NS
+        assert waiting(relay) == [disk.name]
+        disk.name = "none"
+        await relay.until_empty()
+        assert len(reports(host)) == 3
 
 
 def part_due_ns(relay: Relay, queue_id: QueueId) -> int:

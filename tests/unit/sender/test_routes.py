@@ -374,6 +374,24 @@ async def test_a_failover_is_told_once_and_counted_by_message(tmp_path: Path) ->
             assert counted(relay, *failover) == 10
 
 
+async def test_a_probe_that_proved_nothing_is_soon_followed_by_another(tmp_path: Path) -> None:
+    clock = virtual_clock()
+    async with Smarthost(Script(rcpt=turns("450 4.2.0 come again"))) as one, Smarthost() as two:
+        ports = {"one": one.port, "two": two.port}
+        policy = routed(tmp_path, ports, BOTH, "retry: {min: 1d, max: 1d, lifetime: 5d}")
+        async with Relay(policy_with_limit(policy, "two", "{messages: 1, per: 24h}")) as relay:
+            await relay.operator.pause("one", LASTING)
+            for number in range(3):
+                relay.accept(f"r{number}@x.example")
+            await relay.until(lambda: len(relay.sender.queue) == 3)
+            await leap(relay, clock, 16 * MINUTE_NS)
+            await relay.until(lambda: two.relayed)
+            began_ns = clock.boottime_ns()
+            assert await relay.operator.resume("one") == OK
+            await relay.until(lambda: one.relayed)
+            assert clock.boottime_ns() - began_ns < 30 * SECOND_NS
+
+
 async def test_a_route_of_which_every_upstream_is_down_is_told(tmp_path: Path) -> None:
     clock = virtual_clock()
     async with Smarthost() as one, Smarthost() as two:

@@ -142,7 +142,8 @@ async def test_a_disk_that_keeps_no_new_refresh_token_is_told(server: TokenServe
         assert len(server.requests) == 2
 
 
-async def test_an_edit_waits_for_a_request_that_may_rotate(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_an_edit_waits_for_a_request_that_may_rotate(tmp_path: Path, *, is_cancelled: bool) -> None:
     path, clock, sent = tmp_path / "refresh", SystemClock(), list[str]()
     path.touch(0o600)
     path.write_text("r0")
@@ -180,6 +181,11 @@ async def test_an_edit_waits_for_a_request_that_may_rotate(tmp_path: Path) -> No
     after = asyncio.create_task(token())
     for _ in range(9):
         await asyncio.to_thread(lambda: None)
+    if is_cancelled:
+        after.cancel()
+        after = asyncio.create_task(token())
+        for _ in range(9):
+            await asyncio.to_thread(lambda: None)
     may_answer.set()
     assert list(await asyncio.gather(before, after)) == ["a1", "a2"]
     await logins.close()

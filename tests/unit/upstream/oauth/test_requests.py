@@ -7,10 +7,11 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from relay.clock import SystemClock
+from relay.clock import SECOND_NS, SystemClock
 from relay.policy.model import OAuth2
 from relay.policy.secrets import AccountSecrets
 from relay.upstream.oauth.login import (
+    DeviceCode,
     LoginClient,
     LoginFailed,
     begin,
@@ -24,12 +25,14 @@ from relay.upstream.oauth.token_server import (
     Denied,
     Granted,
     TokenAnswer,
+    TokenRequest,
     ask,
     read_answer,
     said_by,
     token_in,
     token_request,
 )
+from tests.fakes.clock import FakeClock
 from tests.fakes.token_server import CLIENT, SECRET, SERVICE_ACCOUNT, USER, TokenServer
 
 KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -117,6 +120,36 @@ async def test_a_code_becomes_a_refresh_token(secret: str) -> None:
 
         assert granted.refresh_token
         assert person.slept == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "slept"),
+    [
+        (429, "", [5, 120, 10]),
+        (503, "", [5, 120, 10]),
+        (429, "slow_down", [5, 120, 10]),
+        (400, "authorization_pending", [5, 120, 5]),
+    ],
+)
+async def test_a_code_is_asked_about_no_sooner_than_the_server_says(
+    status: int, error: str, slept: list[int]
+) -> None:
+    clock, waited = FakeClock(), list[float]()
+    answers = [
+        (status, json.dumps({"error": error}).encode() if error else b"", "120"),
+        (400, b'{"error": "authorization_pending"}', ""),
+        (200, b'{"access_token": "a", "refresh_token": "r", "token_type": "Bearer"}', ""),
+    ]
+
+    async def answer(_: TokenRequest) -> tuple[int, bytes, str]:
+        return answers.pop(0)
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    code = DeviceCode("https://t.example", "u", "d", clock.boottime_ns() + 900 * SECOND_NS, 5)
+    await wait_for_consent(LoginClient(_browser(), "s", answer), code, clock, sleep)
+    assert waited == slept
 
 
 def _browser() -> OAuth2:
