@@ -134,13 +134,8 @@ class Reservation(NamedTuple):
         return self.slot.started_at_ns - self.ahead_ns
 
     @property
-    def duration_ns(self) -> int:
-        """Return how long after that the transaction must have ended, one way or the other."""
-        return self.slot.until_ns - self.slot.started_at_ns
-
-    @property
     def deadline_ns(self) -> int:
-        """Return the last instant of it, boottime."""
+        """Return when the transaction must have ended, one way or the other; boottime."""
         return self.slot.until_ns - self.ahead_ns
 
 

@@ -59,14 +59,12 @@ class Book:
     def apply(self, events: Iterable[Event]) -> None:
         for event in events:
             match event:
-                case Slot(is_open=True):
-                    self._last_id = max(self._last_id, event.id)
-                    self.in_flight[event.id] = event
-                    for state in self.limits:
-                        state.start(event)
                 case Slot():
                     self._last_id = max(self._last_id, event.id)
-                    self._keep(event)
+                    if event.is_open:
+                        self.in_flight[event.id] = event
+                    else:
+                        self._keep(event)
                     for state in self.limits:
                         state.charge(event, self.now_ns)
                 case Ended(slot_id, at_ns):
@@ -132,9 +130,8 @@ class Book:
         chosen = judged(self.limits, request, self.now_ns)
         if isinstance(chosen, Wait | TooLarge):
             return chosen
-        weights = 1, len(chosen), 0, request.size_bytes
-        slot = self._grant(transaction_ns, weights, shares_of(self.limits, request, chosen))
-        return Reservation(slot, chosen)
+        weights, shares = (1, len(chosen), 0, request.size_bytes), shares_of(self.limits, request, chosen)
+        return Reservation(self._grant(transaction_ns, weights, shares), chosen)
 
     def _grant(self, span_ns: int, weights: tuple[int, int, int, int], shares: tuple[Share, ...]) -> Slot:
         slot_id = self._last_id + len(self.granted) + 1
@@ -147,9 +144,7 @@ class Book:
     def _filled(self, limits: Sequence[Limit], guard_ns: int | None) -> list[LimitState]:
         states = [LimitState(limit, guard_ns) for limit in limits]
         for state in states:
-            for slot in self.in_flight.values():
-                state.start(slot)
-            for slot in self.ended:
+            for slot in self.slots():
                 state.charge(slot, self.now_ns)
         return states
 

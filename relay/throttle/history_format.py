@@ -153,20 +153,10 @@ def _event(words: list[Any]) -> Event:
             return Ended(slot_id, at_ns)
         case ["issued", int(slot_id)]:
             return Issued(slot_id)
-        case [
-            "reserved" | "charged" as word,
-            int(slot_id),
-            int(start_ns),
-            int(until_ns),
-            m,
-            r,
-            c,
-            size,
-            *shares,
-        ]:
-            weights = _weight(m), _weight(r), _weight(c), _weight(size)
+        case ["reserved" | "charged" as word, int(slot_id), int(start), int(until), _, _, _, _, *shares]:
+            m, r, c, size = map(_weight, words[4:8])
             known = tuple([_share(*share) for share in shares])
-            return Slot(slot_id, start_ns, until_ns, *weights, known, word == "reserved")
+            return Slot(slot_id, start, until, m, r, c, size, known, word == "reserved")
     raise ValueError(words)
 
 

@@ -24,6 +24,7 @@ and fills a new state from that.  So memory is that of the book, whatever N and 
 
 import heapq
 from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -104,8 +105,8 @@ class LimitState:
         self.for_each, self.only = limit.for_each, limit.only
         guard_ns = min(limit.per_ns // 100, LONGEST_DEFAULT_GUARD_NS) if guard_ns is None else guard_ns
         self.span_ns = limit.per_ns + guard_ns
-        self._windows: dict[str | None, Window] = {None: Window()}
-        self.taken: dict[str | None, int] = {}
+        self._windows = defaultdict[str | None, Window](Window)
+        self.taken = Counter[str | None]()
         """By key, what was granted and is not durable yet."""
 
     # What happens.
@@ -113,23 +114,22 @@ class LimitState:
     def take(self, slot: Slot) -> None:
         """Count a slot that is granted, until it is known to be durable or `taken` is cleared."""
         for key, weight in self._weights(slot):
-            self.taken[key] = self.taken.get(key, 0) + weight
-
-    def start(self, slot: Slot) -> None:
-        for key, weight in self._weights(slot):
-            self._window(key).used += weight
-
-    def end(self, slot: Slot, at_ns: int) -> None:
-        for key, weight in self._weights(slot):
-            self._window(key).open_at(at_ns + self.span_ns, weight)
+            self.taken[key] += weight
 
     def charge(self, slot: Slot, now_ns: int) -> None:
-        """Count a slot that has ended."""
-        if (free_at_ns := slot.until_ns + self.span_ns) > now_ns:
+        """Count a slot that is durable, whether it has ended or not."""
+        free_at_ns = slot.until_ns + self.span_ns
+        if slot.is_open or free_at_ns > now_ns:
             for key, weight in self._weights(slot):
-                window = self._window(key)
+                window = self._windows[key]
                 window.used += weight
-                window.open_at(free_at_ns, weight)
+                if not slot.is_open:
+                    window.open_at(free_at_ns, weight)
+
+    def end(self, slot: Slot, at_ns: int) -> None:
+        """Have a slot that was charged open one span after an instant."""
+        for key, weight in self._weights(slot):
+            self._windows[key].open_at(at_ns + self.span_ns, weight)
 
     # Questions.
 
@@ -137,7 +137,7 @@ class LimitState:
         """Return what counts against N for a key; for None, what counts for all."""
         used = 0
         for each in {None, key}:
-            used += self.taken.get(each, 0)
+            used += self.taken[each]
             if (window := self._windows.get(each)) is not None:
                 window.free(now_ns)
                 used += window.used
@@ -161,21 +161,18 @@ class LimitState:
                 return opens_at_ns
         return now_ns + self.span_ns
 
-    def fullest_key(self, now_ns: int) -> str | None:
-        """Return the key with the most of N; None where there is none.  Needs no lock: a guess is enough."""
-        fullest, most = None, 0
-        for key, window in self._windows.copy().items():
+    def usage(self, now_ns: int) -> Usage:
+        fullest, most = self.only, 0
+        for key, window in self._windows.items() if self.only is None else ():
             # Most keys are below the fullest even with what is free by now.
             if key is not None and window.used > most:
-                used = window.used - sum([weight for at_ns, weight in window.openings if at_ns <= now_ns])
-                if used > most:
-                    fullest, most = key, used
-        return fullest
-
-    def usage(self, now_ns: int, key: str | None) -> Usage:
-        key = self.only or key
-        used, opens_at_ns = self.used(key, now_ns), self.opens_at(key, now_ns)
-        return Usage(self.label, self.unit, used, self.count, self.span_ns, opens_at_ns, self.for_each, key)
+                window.free(now_ns)
+                if window.used > most:
+                    fullest, most = key, window.used
+        used, opens_at_ns = self.used(fullest, now_ns), self.opens_at(fullest, now_ns)
+        return Usage(
+            self.label, self.unit, used, self.count, self.span_ns, opens_at_ns, self.for_each, fullest
+        )
 
     def limited(self, in_flight: Iterable[tuple[Slot, int]], now_ns: int) -> Limited:
         """Return what occupies it, those in flight as if they ended at the instants given with them."""
@@ -197,8 +194,3 @@ class LimitState:
 
     def _weights(self, slot: Slot) -> list[tuple[str | None, int]]:
         return weights_in(slot, self.unit, self.for_each, self.only)
-
-    def _window(self, key: str | None) -> Window:
-        if (window := self._windows.get(key)) is None:
-            window = self._windows[key] = Window()
-        return window

@@ -90,6 +90,14 @@ class Connection:
         """Whether another transaction may begin: alive, and silent."""
         return self._channel.protocol.is_quiet
 
+    @property
+    def why_never_used(self) -> UpstreamUnavailable | None:
+        fault = self._channel.protocol.fault
+        if self.transactions or fault is None:
+            return None
+        text = f"it was ready for mail, and then: {fault}"
+        return UpstreamUnavailable(Answer(Verdict.PAUSE, Phase.CONNECT, fault.reply, text))
+
     def unfit(self, shape: Shape) -> Answer | None:
         """Return why this connection cannot carry a message, as a DEFER, or None.  Sends nothing."""
         return unfit(self.extensions, shape)

@@ -2,8 +2,9 @@
 
 Guarantees: never more connections than the cap, those being opened and those saying QUIT included (upstreams
 count them too); each has one holder at a time; a connection that died, spoke or was closed while idle is
-dropped, so it costs no slot and no attempt.  The first logs in before others try: some upstreams lock an
-account after a few wrong passwords.
+dropped, so it costs no slot and no attempt; before its first use it counts as one that could not be opened,
+or an upstream that hangs up behind a login would be asked again without end.  The first logs in before others
+try: some upstreams lock an account after a few wrong passwords.
 Does not: send anything, or wait for a connection: `on_change` tells when to ask again.
 Assumes: one event loop.
 """
@@ -22,6 +23,10 @@ class Poolable(Protocol):
     @property
     def is_usable(self) -> bool:
         """Whether another transaction may be begun on it."""
+
+    @property
+    def why_never_used(self) -> Exception | None:
+        """Why it ended before its first transaction, if it did."""
 
     async def close(self) -> None:
         """Be short, and never raise."""
@@ -155,8 +160,7 @@ class Pool(Generic[C]):
         try:
             connection = await opener()
         except Exception as error:  # noqa: BLE001 - whatever it is, `on_failed` judges it
-            if not self._is_stopped and opener is self._opener:
-                self._rest(self._on_failed(error))
+            self._fail(error, opener)
         else:
             self._opening -= {asyncio.current_task()}
             self._keep(connection, opener, self._clock.boottime_ns())
@@ -167,8 +171,10 @@ class Pool(Generic[C]):
         if self._timer is None:
             self._look()
 
-    def _rest(self, rest_ns: int) -> None:
-        if rest_ns > 0:
+    def _fail(self, error: Exception, opener: Open[C]) -> None:
+        if self._is_stopped or opener is not self._opener:
+            return
+        if (rest_ns := self._on_failed(error)) > 0:
             until_ns = max(self._rests_until_ns, self._clock.boottime_ns() + rest_ns)
             self._rests_until_ns = until_ns
             asyncio.get_running_loop().call_later(rest_ns / SECOND_NS, self._rested, until_ns)
@@ -202,6 +208,8 @@ class Pool(Generic[C]):
             if not place.is_busy and not self._may_stay(connection, place):
                 del self._places[connection]
                 self._start(connection.close(), self._closing)
+                if (error := connection.why_never_used) is not None:
+                    self._fail(error, place.opener)
 
     def _look(self) -> None:
         """Look at the idle ones now, and when the first has been idle for long enough."""

@@ -110,14 +110,15 @@ class StrictProtocol(SMTPProtocol):
         self._due = 1  # replies to come; the greeting comes unasked
         self._replies: deque[Reply] = deque()  # came, and nobody took them yet
         self._is_closing = False  # 421 came: what follows it is nothing
-        self._fault: Broken | None = None
+        self.fault: Broken | None = None
+        """What ended the connection."""
         self._waiter: asyncio.Future[bool] | None = None
         self._writer: asyncio.WriteTransport  # once it is connected
 
     @property
     def is_quiet(self) -> bool:
         """Whether the next command may be sent: connected, and nothing came unasked."""
-        return self._fault is None and not self._due and not self._replies and self.is_connected
+        return self.fault is None and not self._due and not self._replies and self.is_connected
 
     async def reply(self, timeout_s: float) -> Reply:
         """Return the next reply that is due: the greeting, or one to a command.  Raise Farewell for 421.
@@ -126,8 +127,8 @@ class StrictProtocol(SMTPProtocol):
         """
         until = self._loop.time() + timeout_s
         while not self._replies:
-            if self._fault is not None:
-                raise self._fault
+            if self.fault is not None:
+                raise self.fault
             if not await self._wait(until):
                 self._give_up(f"nothing came within {timeout_s:g} s")
         return self._take_reply()
@@ -220,7 +221,7 @@ class StrictProtocol(SMTPProtocol):
         self._take_transport()
 
     def data_received(self, data: bytes) -> None:
-        if self._fault is not None or self._is_closing:
+        if self.fault is not None or self._is_closing:
             return
         self._parser.feed(data)
         try:
@@ -240,8 +241,8 @@ class StrictProtocol(SMTPProtocol):
                 if self.phase is not Phase.EOD:
                     # What the upstream made of the dot is not asked again for noise behind its reply.
                     self._replies.clear()
-            self._fault = Garbled(text)
-        if self._replies or self._fault is not None:
+            self.fault = Garbled(text)
+        if self._replies or self.fault is not None:
             self._wake()
 
     def eof_received(self) -> bool:
@@ -272,25 +273,25 @@ class StrictProtocol(SMTPProtocol):
 
     def _raise_fault(self) -> None:
         """Raise what ended the connection before anything more was sent."""
-        if self._fault is not None:
-            self._fault.is_unasked = True
-            raise self._fault
+        if self.fault is not None:
+            self.fault.is_unasked = True
+            raise self.fault
 
     def _take_reply(self) -> Reply:
         reply = self._replies.popleft()
         if reply.code == 421:
-            self._fault = Farewell(reply)
-            raise self._fault
+            self.fault = Farewell(reply)
+            raise self.fault
         return reply
 
     def _take_unasked(self) -> None:
         unasked = self._parser.next_reply()
         if unasked is not None and unasked.code == 421 and not self._parser.held_bytes:
-            self._fault = Farewell(unasked)
-            self._fault.is_unasked = True
+            self.fault = Farewell(unasked)
+            self.fault.is_unasked = True
         else:
             self._replies.clear()
-            self._fault = Garbled(_UNASKED)
+            self.fault = Garbled(_UNASKED)
 
     async def _send_block(self, block: bytearray, block_s: float, until: float) -> None:
         """Send part of the content and wait for room; return at once when a reply came."""
@@ -321,7 +322,7 @@ class StrictProtocol(SMTPProtocol):
 
     def _break(self, fault: Broken) -> None:
         """End the connection, if it has not ended yet: the first reason is the one told."""
-        self._fault = self._fault or fault
+        self.fault = self.fault or fault
         self._wake()
 
     async def _wait(self, until: float) -> bool:

@@ -179,7 +179,7 @@ class World(abc.ABC):
     def _fly(self, sender: Sender, answer: Reservation, request: Request | None) -> None:
         """Start what was granted, and hold it against all that every limit may have seen."""
         assert answer.reserved_at_ns == self.clock.boottime_ns() - self.slack_ns
-        latest_ns = self.true_ns + answer.duration_ns
+        latest_ns = self.true_ns + answer.deadline_ns - answer.reserved_at_ns
         weights = {"messages": 0, "recipients": 0, "connections": 1, "bytes": 0}
         keys: dict[str, dict[str, int]] = {}
         if request is not None:

@@ -23,7 +23,7 @@ from relay.verdicts.account import FOREVER_NS, Happening, OperatorPause, PauseAs
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import Verdict
 from tests.fakes.clock import FakeClock
-from tests.fakes.smarthost import DEFAULT, Script, Smarthost, Turn, Until, turns
+from tests.fakes.smarthost import CLOSE, DEFAULT, GAP, Script, Smarthost, Step, Turn, Until, turns
 from tests.fakes.unsynced import BeforeSync
 from tests.fakes.virtual_time import pass_time
 from tests.unit.sender.in_process_relay import Relay, hurry, policy_of, virtual_clock
@@ -406,6 +406,28 @@ async def test_one_connection_too_many_does_not_stop_the_one_that_works(tmp_path
         assert "paused" not in relay.log.getvalue()
         # Not tried again with each message: the one that works is handed on from message to message.
         assert len(host.sessions) == 2
+
+
+@pytest.mark.parametrize("waits", [(), (GAP,)])
+@pytest.mark.parametrize(("last", "why"), [("421 4.3.2 busy", "421 4.3.2 busy"), (CLOSE, "closed")])
+async def test_an_upstream_that_ends_each_session_before_mail_is_not_asked_without_end(
+    tmp_path: Path, waits: tuple[Step, ...], last: Step, why: str
+) -> None:
+    ending = ["235 2.7.0 ok", *waits, last, CLOSE]
+    script = Script(auth=turns(*[ending] * 9))
+    async with (
+        Smarthost(script, accounts={"mjd": "right"}) as host,
+        Relay(policy_of(tmp_path, host.port, with_password(tmp_path, "right"))) as relay,
+    ):
+        relay.accept()
+        await host.until(lambda: host.sessions)
+        await relay.until(lambda: relay.account.pausing.state.why or host.relayed)
+
+        assert why in relay.account.pausing.state.why
+        assert len(host.sessions) == 1
+
+        await relay.until_empty()
+        assert len(host.sessions) == 10
 
 
 async def test_an_edit_of_something_else_ends_no_pause(tmp_path: Path) -> None:

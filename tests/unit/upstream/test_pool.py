@@ -29,6 +29,10 @@ class Line:
         return self.is_alive and not self.is_closing
 
     @property
+    def why_never_used(self) -> OSError | None:
+        return None if self.is_alive or self.transactions else OSError("no")
+
+    @property
     def is_gone(self) -> bool:
         return self.closed.is_set() or not self.is_alive
 
