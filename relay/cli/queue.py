@@ -264,12 +264,13 @@ def _verb(verb: Verb) -> None:
             snapshot = session.snapshot()
             # The corrupt are only looked at.
             found = [each for each in session.queue(Wanted(filters)) if each.state is not QueueState.CORRUPT]
-            if not is_confirmed:
+            if found and is_confirmed:
+                code = _act(session, verb, [each.queue_id for each in found], filters.states)
+            else:
+                code = os.EX_OK
                 _preview(row, found, snapshot)
-                return os.EX_OK
-            code = _act(session, verb, [each.queue_id for each in found], filters.states)
         _tell_unread(snapshot)
-        return os.EX_TEMPFAIL if snapshot.recovering else code
+        return os.EX_TEMPFAIL if snapshot.recovering and is_confirmed else code
 
 
 for _verb_of_messages in VERBS:
