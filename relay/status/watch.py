@@ -72,9 +72,6 @@ class Watch:
         self.clock = clock
         self.hosts: tuple[HostStatus, ...] = ()
 
-    async def look(self) -> None:
-        await self._sender.look()
-
     async def look_at_hosts(self) -> None:
         if databases_of(self.policy):
             self.hosts = await asyncio.to_thread(hosts_in, self.policy)

@@ -28,6 +28,7 @@ from relay.spool.interface import (
     Status,
     Unavailable,
 )
+from relay.spool.postgresql.engine import PostgresqlSpool
 from tests.engines.spool.conformance import EVERY, REPORT, Conformance
 from tests.engines.spool.engine import (
     BOUNCED,
@@ -80,7 +81,7 @@ def hosts(url: str, tmp_path: Path, closing: contextlib.ExitStack) -> Hosts:
     return one, other
 
 
-def taken(hosts: Hosts, count: int = 3) -> tuple[Spool, Spool, list[QueueId]]:
+def taken(hosts: Hosts, count: int = 3) -> tuple[PostgresqlSpool, PostgresqlSpool, list[QueueId]]:
     """Have the first host claim what it accepted; return both owners."""
     one, other = (host.start() for host in hosts)
     intake = hosts[0].intake()
