@@ -112,7 +112,6 @@ def own_spool(policy: "Policy") -> Iterator[None]:
 
 
 def say(text: object, *, err: bool = False) -> None:
-    """Print a line as any terminal takes it."""
     click.echo(printable(text), err=err)
 
 

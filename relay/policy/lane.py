@@ -125,7 +125,6 @@ class MatchSettings(Section):
     recipients_above: Count | None = None
 
     def asked(self) -> list[str]:
-        """Return the keys that are there."""
         return self.given(MatchSettings.model_fields)
 
     def conditions(self) -> dict[str, Any]:
@@ -149,8 +148,6 @@ class LaneSettings(MatchSettings):
 
 
 class RouteSettings(MatchSettings):
-    """Through which upstreams mail goes."""
-
     upstreams: Several[Text]
     """In the order of preference."""
     failover_after_ns: Duration | None = Field(default=15 * MINUTE_NS, alias="failover_after")

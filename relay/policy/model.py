@@ -263,8 +263,6 @@ class OAuth2(Section):
 
 
 class Auth(PasswordKeys):
-    """The owner's account at the upstream."""
-
     user: Text
     oauth2: OAuth2 | None = None
     mechanism: Mechanism = Mechanism.AUTO

@@ -222,8 +222,6 @@ def _annotations(section: type[Section]) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that another policy has, lacks, or has otherwise."""
-
     about: str
     """The key, such as `upstreams.isp.limits`."""
     was: str | None

@@ -149,8 +149,6 @@ SORTS = tuple(_SORTS)
 
 
 class By(enum.StrEnum):
-    """What a summary adds up by."""
-
     SENDER = "sender"
     DOMAIN = "domain"
     LANE = "lane"
@@ -168,8 +166,6 @@ USAGE_KEYS: Mapping[str, Callable[[str, str, str], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to list."""
-
     filters: Filters = EVERYTHING
     sort: str = ""
     """One of SORTS; empty: oldest first, and what is set aside at the end."""
@@ -187,8 +183,6 @@ WHOLE_QUEUE = Wanted()
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """What has something in common: a row of a summary."""
-
     key: str | None
     """None of the row of all.  Of a sender as `comparable` has it; `<>` sends reports."""
     messages: int
