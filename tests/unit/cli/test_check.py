@@ -59,9 +59,14 @@ def test_a_secret_that_others_can_read_is_a_fault(path: Path, run: Run) -> None:
     assert (code, err, "hunter2" in out) == (0, "", False)
 
 
-def test_the_preset_of_gmail_is_what_its_page_promises(path: Path, run: Run) -> None:
+def test_the_preset_of_gmail_is_what_its_page_promises(
+    path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """docs/providers.md."""
-    path.write_text(with_upstream("provider: gmail", "auth: {user: me@gmail.com, password_env: A}"))
+    monkeypatch.setenv("GMAIL_PASSWORD", "hunter2")
+    path.write_text(
+        with_upstream("provider: gmail", "auth: {user: me@gmail.com, password_env: GMAIL_PASSWORD}")
+    )
     code, out, err = run("check", "--show")
     assert (code, err) == (0, "")
     shown = yaml.safe_load(out)["upstreams"]["isp"]
