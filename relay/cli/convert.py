@@ -7,12 +7,10 @@ import click
 from relay.cli.options import Failed, Where, found_policy, own_spool, say, where_options
 from relay.clock import SystemClock
 from relay.control.client import ControlClient
-from relay.control.offline import refuse_strangers
 from relay.policy.model import SpoolEngine
 from relay.spool.convert import convert as convert_spool
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import engines_of
-from relay.spool.interface import Full
 
 
 @click.group()
@@ -39,22 +37,13 @@ def convert(where: Where, *, target: str | None) -> None:
     wanted = target or str(policy.storage.engine)
     if ControlClient(policy.spool).is_up():
         raise Failed(f"a relay runs on {policy.spool}: stop it first", os.EX_TEMPFAIL)
-    refuse_strangers(policy.spool)
     # Files of another mode would be set aside.
     os.umask(0o077)
-    with own_spool():
-        try:
-            done = convert_spool(
-                str(policy.spool),
-                wanted,
-                RealDisk(),
-                SystemClock(),
-                _tell_corrupt,
-                engines=engines_of(policy),
-            )
-        except Full as error:
-            why = f"{error}; the spool is as it was: make room, and run this again"
-            raise Failed(why, os.EX_TEMPFAIL) from error
+    with own_spool(policy):
+        done = convert_spool(
+            *(str(policy.spool), wanted, RealDisk(), SystemClock(), _tell_corrupt),
+            engines=engines_of(policy),
+        )
     words = f"is of the engine {done.now}"
     if done.was != done.now:
         what = f"{done.messages} messages, {done.held} of them held, {done.recipients} recipients to do"

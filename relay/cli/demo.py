@@ -137,7 +137,6 @@ async def _hand_in(port: int, messages: int) -> None:
 
 
 async def _watch(relay: asyncio.subprocess.Process, account: PracticeAccount, messages: int) -> str:
-    """Show what the upstream counts until it has everything; return why it has not."""
     limit = account.limit
     latest_ns = CLOCK.boottime_ns() + messages // limit.count * limit.per_ns + PATIENCE_NS
     for look in itertools.count():

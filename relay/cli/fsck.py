@@ -13,23 +13,13 @@ from typing import Any
 
 import click
 
-from relay.cli.options import (
-    Failed,
-    Where,
-    found_policy,
-    json_option,
-    own_spool,
-    printable,
-    say,
-    where_options,
-)
+from relay.cli.options import Where, found_policy, json_option, own_spool, printable, say, where_options
 from relay.clock import SystemClock
-from relay.control.offline import refuse_strangers
 from relay.mail.formats import rfc3339_or_none
 from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy
 from relay.spool.disk.durable import RealDisk
-from relay.spool.engines import engine_of, open_spool
+from relay.spool.engines import open_spool
 from relay.spool.interface import Corrupt, Spool, SpoolBusy
 from relay.status.snapshot import as_json as plain
 from relay.throttle.audit import Audit
@@ -67,7 +57,7 @@ def audit(where: Where, *, as_json: bool) -> int:
             found = count(recorded_book(place, (), None, RealDisk(), clock).slots(), limits)
         except HistoryError as error:
             say(f"{name}: {error}", err=True)
-            code = os.EX_DATAERR
+            code = os.EX_DATAERR if place.database is None else os.EX_TEMPFAIL
             continue
         if code == os.EX_OK and any(peak.is_exceeded for peak in found.findings):
             code = EXCEEDED
@@ -115,14 +105,11 @@ def fsck(where: Where, *, as_json: bool) -> int:
     No relay may run; while one runs, only the histories are read.  Each finding is a line: the path,
     what is wrong, what the relay does about it, and after an arrow what you can do, if anything.  A damaged
     message is moved to corrupt/, as a start of the relay does it.  Exit codes: 0 nothing found, 1 the relay
-    repairs it by itself, 65 damage, 75 a relay runs.
+    repairs it by itself, 65 damage, 66 no spool is there, 75 a relay runs, or the database is away.
     """
     policy = found_policy(where)
     busy, messages, findings = "", 0, list[Finding]()
-    with own_spool():
-        if engine_of(str(policy.spool), RealDisk()) is None:
-            raise Failed(f"{policy.spool}: no spool is here", os.EX_NOINPUT)
-        refuse_strangers(policy.spool)
+    with own_spool(policy):
         try:
             messages, findings = _of_spool(policy)
         except SpoolBusy as error:

@@ -96,22 +96,22 @@ class Failed(click.ClickException):
 
 
 @contextlib.contextmanager
-def own_spool() -> Iterator[None]:
-    """Tell what keeps a verb from a spool that it has to itself, by the exit codes for that."""
-    from relay.spool.interface import SpoolBusy, SpoolError  # noqa: PLC0415 - few verbs need it
+def own_spool(policy: "Policy") -> Iterator[None]:
+    """Refuse a folder without a spool, or with one of another user, engine or version."""
+    from relay.control.offline import refuse_strangers  # noqa: PLC0415 - few verbs need it
+    from relay.spool.disk.durable import RealDisk  # noqa: PLC0415 - as above
+    from relay.spool.engines import engine_of  # noqa: PLC0415 - as above
 
     try:
+        if engine_of(str(policy.spool), RealDisk()) is None:
+            raise Failed(f"{policy.spool}: no spool is here", os.EX_NOINPUT)
+        refuse_strangers(policy.spool)
         yield
-    except SpoolBusy as busy:
-        raise Failed(str(busy), os.EX_TEMPFAIL) from busy
-    except SpoolError as error:
-        raise Failed(f"{error}; run this again once the disk is well", os.EX_IOERR) from error
     except ValueError as error:
         raise Failed(str(error), os.EX_CONFIG) from error
 
 
 def say(text: object, *, err: bool = False) -> None:
-    """Print a line as any terminal takes it."""
     click.echo(printable(text), err=err)
 
 

@@ -39,7 +39,6 @@ def table(
 
 
 def relay_words(snapshot: Snapshot, now_ns: int) -> str:
-    """Return which relay it is, and for how long it runs."""
     since = "" if snapshot.started_at_ns is None else f" for {span(now_ns - snapshot.started_at_ns)}"
     return f"relay {snapshot.version} on {snapshot.hostname}: {snapshot.condition}{since}"
 
@@ -74,14 +73,12 @@ def state_words(upstream: UpstreamStatus, now_ns: int) -> str:
 
 
 def drain_words(upstream: UpstreamStatus, now_ns: int) -> str:
-    """Return when nothing will wait for it any more, by estimate."""
     if upstream.drained_at_ns is None:
         return "unknown"
     return f"in {span(upstream.drained_at_ns - now_ns)}" if upstream.waiting_messages else "-"
 
 
 def used_words(limit: LimitStatus) -> str:
-    """Return used/N, and whose that is."""
     by = f" by {limit.key or '<>'}" if limit.key is not None else ""
     return f"{limit.used}/{limit.count}{by}"
 
@@ -137,7 +134,6 @@ def sum_words(count: int, size_bytes: int) -> str:
 
 
 def _who(message: MessageView) -> str:
-    """Return the sender, the first recipient left, and how many others there are."""
     is_unknown = message.state is QueueState.CORRUPT and not message.recipients_left
     sender = message.reverse_path or ("unknown" if is_unknown else "MAILER-DAEMON")
     if not message.recipients:

@@ -119,7 +119,6 @@ def _listing(session: Session, snapshot: Snapshot, wanted: Wanted, *, as_json: b
 
 
 def _tell_unread(snapshot: Snapshot) -> None:
-    """Say on standard error that a list is not whole."""
     if snapshot.recovering:
         click.echo(unread_words(snapshot), err=True)
 
@@ -264,12 +263,13 @@ def _verb(verb: Verb) -> None:
             snapshot = session.snapshot()
             # The corrupt are only looked at.
             found = [each for each in session.queue(Wanted(filters)) if each.state is not QueueState.CORRUPT]
-            if not is_confirmed:
+            if found and is_confirmed:
+                code = _act(session, verb, [each.queue_id for each in found], filters.states)
+            else:
+                code = os.EX_OK
                 _preview(row, found, snapshot)
-                return os.EX_OK
-            code = _act(session, verb, [each.queue_id for each in found], filters.states)
         _tell_unread(snapshot)
-        return os.EX_TEMPFAIL if snapshot.recovering else code
+        return os.EX_TEMPFAIL if snapshot.recovering and is_confirmed else code
 
 
 for _verb_of_messages in VERBS:
@@ -279,13 +279,11 @@ for _verb_of_messages in VERBS:
 def _act(
     session: Session, verb: Verb, queue_ids: Sequence[QueueId], states: Sequence[QueueState] = ()
 ) -> int:
-    """Have it done, and tell of each message what came of it; return the exit code."""
     results = dict.fromkeys(map(str, queue_ids), UNANSWERED) | session.act(verb, queue_ids, states)
     return told(results, {OK: TABLE[verb].done, UNCHANGED: TABLE[verb].already})
 
 
 def _preview(row: VerbRow, found: Sequence[MessageView], snapshot: Snapshot) -> None:
-    """Say what a verb would do to the messages that filters find."""
     if not found:
         click.echo(NOTHING_MATCHES)
         return

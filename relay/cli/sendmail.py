@@ -137,7 +137,6 @@ def _submit(call: SendmailCall, policy: Policy) -> None:
 
 
 def _author(hostname: str, sender: str | None, full_name: str | None = None) -> Author:
-    """Return who calls, now."""
     user = str(os.getuid())
     with contextlib.suppress(KeyError):
         user = pwd.getpwuid(os.getuid()).pw_name

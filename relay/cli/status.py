@@ -180,10 +180,8 @@ def _section(columns: Columns, values: Sequence[object], at_ns: int) -> Iterator
 
 
 def _sought(_context: click.Context, _argument: click.Parameter, words: Sequence[str]) -> Sought:
-    text = " ".join(words)
     try:
-        text.encode()  # it is asked of the relay as JSON
-        return sought(text)
+        return sought(" ".join(words))
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
 

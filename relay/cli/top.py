@@ -173,7 +173,6 @@ class Top(App[None]):
             self._draw(trouble)
 
     def _why(self, error: Exception) -> str:
-        """Return why the relay did not answer."""
         try:
             is_up = self._relay.is_up()
         except OSError as denied:
@@ -211,7 +210,6 @@ class Top(App[None]):
 
     @work(exclusive=True, group="asking")
     async def action_act(self, verb: Verb) -> None:
-        """Say what a verb would do to the chosen row, and ask."""
         row, kinds = self._chosen, ["upstream"] if verb in _QUESTIONS else [*_FILTERED_BY]
         if row is None or row.kind not in kinds:
             self._update("#said", f"choose one of these first: {', '.join(kinds)}")

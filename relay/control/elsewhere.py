@@ -48,16 +48,15 @@ class Elsewhere:
 
     async def act(self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState]) -> Results:
         """Have their owners act; of what nobody has there is no result."""
+        wish = " ".join((verb, *states))
         try:
-            hosts: Mapping[QueueId, str] = await self._asked(
-                lambda spool: spool.ask(queue_ids, " ".join((verb, *states)))
-            )
+            hosts: Mapping[QueueId, str] = await self._asked(lambda spool: spool.ask(queue_ids, wish))
             answers: Mapping[QueueId, str | None] = {}
             for _ in range(int(ANSWER_SECONDS / LOOK_SECONDS * 4)):
                 if all(answers.get(each) for each in hosts):
                     break
                 await asyncio.sleep(LOOK_SECONDS / 4)
-                answers = await self._asked(lambda spool: spool.answers(list(hosts)))
+                answers = await self._asked(lambda spool: spool.answers(list(hosts), wish))
         except NotDone as why:
             return dict.fromkeys(queue_ids, str(why))
         # What ended and was not answered was relayed.

@@ -198,7 +198,6 @@ class Session(ABC):
             yield from self.ask(list[MessageView], "rows", filters=wanted.filters, limit=wanted.limit)
 
     def queue(self, wanted: Wanted = WHOLE_QUEUE) -> list[MessageView]:
-        """Return all that `rows` yields."""
         return [view for some in self.rows(wanted) for view in some]
 
     def summary(self, filters: Filters, by: By, limit: int | None = None) -> list[GroupRow]:

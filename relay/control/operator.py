@@ -113,7 +113,7 @@ class Operator:
 
     async def snapshot(self) -> Snapshot:
         await self._know()
-        await self._watch.look()
+        await self._sender.look()
         return self._watch.snapshot()
 
     async def policy(self) -> PolicyInForce:
@@ -131,9 +131,6 @@ class Operator:
             left = None if left is None else left - len(views)
             if left == 0:
                 return
-
-    async def queue(self, filters: Filters = EVERYTHING, limit: int | None = None) -> list[MessageView]:
-        return [view async for some in self.rows(filters, limit) for view in some]
 
     async def summary(self, filters: Filters, by: By, limit: int | None = None) -> list[GroupRow]:
         adding = Summary(by)
@@ -363,24 +360,23 @@ class Operator:
         return result
 
     async def _move(self, queued: Queued, deed: Deed, before: Mapping[Queued, State]) -> str:
+        queue, queue_id = self._queue, queued.queue_id
         if deed is not Deed.FIRST:
             # For RETRY too: while the relay is down, the hint has the next start try it at once.
             at_ns, is_held = (None, True) if deed is Deed.HOLD else (0, None if deed is Deed.RETRY else False)
             await self._spool_thread.change(
-                Settlement(queued.queue_id, _NOT_READ, next_attempt_at_ns=at_ns, is_held=is_held)
+                Settlement(queue_id, _NOT_READ, next_attempt_at_ns=at_ns, is_held=is_held)
             )
-        self._events.tell(_TOLD[deed], queue_id=queued.queue_id)
-        if deed is Deed.HOLD:
-            self._queue.hold(queued.queue_id, HELD_REASON)
-        elif deed is Deed.FIRST:
-            self._queue.put_back(queued.queue_id, before)
-            self._queue.release(queued.queue_id)
-            self._queue.put_first(queued.queue_id)
-        else:
             state = State.HELD if deed is Deed.RELEASE else State.DEFERRED
-            parts = self._queue.parts(queued.queue_id)
-            self._queue.put_back(queued.queue_id, dict.fromkeys(parts, state))
-            self._queue.release(queued.queue_id)
+            before = dict.fromkeys(queue.parts(queue_id), state)
+        self._events.tell(_TOLD[deed], queue_id=queue_id)
+        if deed is Deed.HOLD:
+            queue.hold(queue_id, HELD_REASON)
+            return OK
+        queue.put_back(queue_id, before)
+        queue.release(queue_id)
+        if deed is Deed.FIRST:
+            queue.put_first(queue_id)
         return OK
 
     async def _end(

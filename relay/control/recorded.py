@@ -25,22 +25,22 @@ def recorded_upstreams(policy: Policy, disk: Disk, clock: Clock) -> Mapping[str,
 
 
 def record(policy: Policy, name: str, asked: PauseAsked | None, disk: Disk, clock: Clock) -> bool:
-    """Have the next start pause it as asked, or use it, one message first.  Raises OSError.
+    """Have the next start pause it as asked, or use it, one message first.  Raises OSError, DatabaseError.
 
     Return whether that is new.
     """
     kept, now_ns = _kept(policy, name, disk, clock), clock.boottime_ns()
-    if asked is None and not kept.is_resting:
-        return False
     event = Event(Happening.RESUME, now_ns)
     if asked is not None:
         event = Event(Happening.KEEP, now_ns, pause=asked.begun(now_ns, clock.wall_ns()))
-    # Crash here: the record of before is in force, and the operator has no answer.
-    after = PauseRecord(clock.boot_id(), now_ns, clock.wall_ns(), step(kept, event))
-    account_file(policy, name, disk).save(after)
+    if is_new := asked is not None or kept.is_resting:
+        # Crash here: the record of before is in force, and the operator has no answer.
+        after = PauseRecord(clock.boot_id(), now_ns, clock.wall_ns(), step(kept, event))
+        account_file(policy, name, disk).save(after)
+    # Whatever is known here: its row may say otherwise, and cannot be read while its database is away.
     if (row := account_row(policy.history_of(name), clock)) is not None:
         row.apply(event)
-    return True
+    return is_new
 
 
 def _recorded(policy: Policy, name: str, disk: Disk, clock: Clock) -> UpstreamView:

@@ -181,7 +181,6 @@ class Hooks:
         return not error
 
     def _drop(self, hook: _Hook, reason: str, keep: int = 0) -> None:
-        """Drop the oldest that wait."""
         dropped = list(hook.waiting)[: max(0, len(hook.waiting) - keep)]
         for task in dropped:
             del hook.waiting[task]

@@ -62,9 +62,8 @@ def opened(content: bytes) -> bytes:
 
 def parted(content: bytes) -> tuple[list[bytes], bytes]:
     """Return the fields of the header, each with its folded lines and line ends, and what follows them."""
-    fields = list(_fields(content))
-    end = fields[-1].end() if fields else 0
-    return [found[0] for found in fields], content[end:]
+    fields = [found[0] for found in _fields(content)]
+    return fields, content[sum(map(len, fields)) :]
 
 
 def _fields(content: bytes) -> Iterator[re.Match[bytes]]:

@@ -218,7 +218,6 @@ def _encoded(kind: str, text: bytes, *, is_guessed: bool) -> MIMEPart:
 
 
 def _part(fields: Mapping[str, str], payload: list[Message | str] | str = "") -> MIMEPart:
-    """Return a part with the fields that have a value."""
     part = MIMEPart(_AS_WRITTEN)
     for name, value in fields.items():
         if value:

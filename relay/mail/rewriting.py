@@ -61,9 +61,9 @@ class Rewriting:
         """Return what is sent of a message; `front` is its first FRONT_BYTES, or all of its content."""
         sender = self.reverse_path(reverse_path)
         fields, rest = parted(front)
-        is_cut = not rest and len(front) >= FRONT_BYTES
-        if is_cut:
-            fields.pop()  # its next line may go on with it
+        is_cut = b"\r\n" not in rest and (rest != b"" or len(front) >= FRONT_BYTES)
+        if is_cut and rest[:1] in b" \t":
+            del fields[-1:]  # its next line goes on with it, or may
         # What stands where no address stood; for a report none, unless the rule names one.
         instead = sender if self.rule.startswith("@") else self.rule
         written = self._written(fields, instead, is_cut=is_cut)

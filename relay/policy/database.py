@@ -53,8 +53,7 @@ class DatabaseLogin(PasswordKeys):
     ca_file: PolicyPath | None = None
 
     def faults(self) -> Iterator[Fault]:
-        if len(given := self.given(PASSWORDS)) > 1:
-            yield Fault(f"expected one password, got {' and '.join(given)}", (given[-1],))
+        yield from self.at_most_one(PASSWORDS, "password")
         if self.postgresql is None:
             for key in self.given([*PASSWORDS, "ca_file"]):
                 yield Fault("it is of no use without postgresql", (key,))

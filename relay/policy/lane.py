@@ -9,7 +9,7 @@ matches one, since the last matches all; every upstream that a route names is on
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
@@ -46,6 +46,8 @@ class LimitSettings(Section):
     connections: Count | None = None
     per_ns: Duration = Field(alias="per")
     for_each: Literal["sender", "sender_domain", "recipient_domain", "client", "user"] | None = None
+    only: ClassVar[None] = None
+    """Each key of a `for_each` counts, not one alone."""
 
     def faults(self) -> Iterator[Fault]:
         if len(given := self.given(UNITS)) > 1:
@@ -58,11 +60,6 @@ class LimitSettings(Section):
     @property
     def unit(self) -> Unit:
         return next(unit for unit in UNITS if getattr(self, unit) is not None)
-
-    @property
-    def only(self) -> None:
-        """Return None: each key of a `for_each` counts, not one alone."""
-        return
 
     @property
     def count(self) -> int:
@@ -128,7 +125,6 @@ class MatchSettings(Section):
     recipients_above: Count | None = None
 
     def asked(self) -> list[str]:
-        """Return the keys that are there."""
         return self.given(MatchSettings.model_fields)
 
     def conditions(self) -> dict[str, Any]:
@@ -152,8 +148,6 @@ class LaneSettings(MatchSettings):
 
 
 class RouteSettings(MatchSettings):
-    """Through which upstreams mail goes."""
-
     upstreams: Several[Text]
     """In the order of preference."""
     failover_after_ns: Duration | None = Field(default=15 * MINUTE_NS, alias="failover_after")

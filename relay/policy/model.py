@@ -253,8 +253,7 @@ class OAuth2(Section):
                 hint = "; a provider fills it in, and microsoft365 needs tenant for that"
                 yield Fault(words + hint * (keys[0] in ("token_url", "scope")), ("grant",))
         for keys in SECRETS, _KEYS:
-            if len(given := self.given(keys)) > 1:
-                yield Fault(f"expected one secret, got {' and '.join(given)}", (given[-1],))
+            yield from self.at_most_one(keys, "secret")
         used = {*chain.from_iterable(_NEEDS[self.grant])}
         if self.grant is GrantType.REFRESH_TOKEN:
             used |= {*SECRETS}
@@ -264,8 +263,6 @@ class OAuth2(Section):
 
 
 class Auth(PasswordKeys):
-    """The owner's account at the upstream."""
-
     user: Text
     oauth2: OAuth2 | None = None
     mechanism: Mechanism = Mechanism.AUTO
@@ -273,8 +270,7 @@ class Auth(PasswordKeys):
     def faults(self) -> Iterator[Fault]:
         keys = (*PASSWORDS, "oauth2")
         given = self.given(keys)
-        if len(given) > 1:
-            yield Fault(f"expected one password, got {' and '.join(given)}", (given[-1],))
+        yield from self.at_most_one(keys, "password")
         if self.mechanism is Mechanism.EXTERNAL:
             if given:
                 yield Fault(f"the certificate is what logs in, so {given[-1]} is of no use", ("mechanism",))

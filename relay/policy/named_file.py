@@ -33,8 +33,6 @@ class SecretError(ValueError):
 
 
 class FileChange(enum.Enum):
-    """What became of watched files since the last look."""
-
     NOTHING = enum.auto()
     CHANGED = enum.auto()
     """What they say now is in force; by request also where it is as before."""

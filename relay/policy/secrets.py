@@ -268,8 +268,6 @@ def trusting(path: Path, authorities: str) -> ssl.SSLContext:
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """A certificate with its chain, and its private key, in PEM."""
-
     chain: bytes = field(repr=False)
     key: bytes = field(repr=False)
 

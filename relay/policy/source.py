@@ -13,7 +13,7 @@ difference mean the same, but for what is hidden (the path of a hook's URL, the 
 import difflib
 import functools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, get_args
@@ -22,7 +22,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from relay.policy.document import MAX_BYTES, Document, Fault, Mark, Step, Steps
+from relay.policy.document import MAX_BYTES, Document, Fault, Step, Steps
 from relay.policy.model import RESTART_KEYS, Policy
 from relay.policy.named_file import read_regular
 from relay.policy.secrets import unusable
@@ -94,11 +94,6 @@ def read_policy(path: Path, *, looks_at_files: bool = True) -> Policy:
     if looks_at_files:
         return inspected_policy(content, path, is_service=False)
     return parse_policy(content, path)
-
-
-def place_of(path: Path, steps: Sequence[Step]) -> Mark:
-    """Return where a value of a policy stands in its file.  Raises PolicyError where it cannot be read."""
-    return Document(policy_bytes(path)).mark_of(steps)
 
 
 def policy_bytes(path: Path) -> bytes:
@@ -227,8 +222,6 @@ def _annotations(section: type[Section]) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that another policy has, lacks, or has otherwise."""
-
     about: str
     """The key, such as `upstreams.isp.limits`."""
     was: str | None

@@ -80,6 +80,10 @@ class Section(BaseModel):
         """Return those of the keys that are there."""
         return [key for key in keys if getattr(self, key) is not None]
 
+    def at_most_one(self, keys: Iterable[str], what: str) -> Iterator[Fault]:
+        if len(given := self.given(keys)) > 1:
+            yield Fault(f"expected one {what}, got {' and '.join(given)}", (given[-1],))
+
     def as_written(self) -> dict[str, Any]:
         """Return what a policy would say, presets and defaults written out; no secret is in it."""
         return self.model_dump(mode="json", by_alias=True)

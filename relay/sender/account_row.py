@@ -11,7 +11,6 @@ Threads: `hear` and `look` may be called from any; the rest belongs to one event
 
 import asyncio
 import contextlib
-import errno
 from collections.abc import Callable
 
 import psycopg
@@ -96,11 +95,8 @@ class AccountRow:
             await asyncio.sleep(seconds(LISTENS_AGAIN_NS))
 
     def apply(self, event: Event) -> None:
-        """Change the row, where no relay runs.  Raises OSError."""
-        try:
-            self._change([event])
-        except DatabaseError as error:
-            raise OSError(errno.EIO, str(error), self._named) from error
+        """Change the row, where no relay runs.  Raises DatabaseError."""
+        self._change([event])
 
     async def _write(self) -> str:
         while events := list(self.pending):

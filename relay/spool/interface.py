@@ -324,7 +324,7 @@ class SharedSpool(Spool, Protocol):
     """What hosts with one queue have beside it: messages that are not claimed here, to see and to ask for.
 
     A wish is a verb, and the states in which it counts.  It stands with the message until its owner, whoever
-    that is then, has answered it.  All raise Full and Unavailable.
+    that is then, has answered it or released the message.  All raise Full and Unavailable.
     """
 
     def others(self, first: str, most: int) -> list[tuple[Message, str]]:
@@ -333,8 +333,8 @@ class SharedSpool(Spool, Protocol):
     def ask(self, queue_ids: Sequence[QueueId], wish: str) -> dict[QueueId, str]:
         """Write a wish down in place of any other; return of which messages, and who has each."""
 
-    def answers(self, queue_ids: Sequence[QueueId]) -> dict[QueueId, str | None]:
-        """Return what came of wishes, None where nothing has yet; nothing of what ended otherwise."""
+    def answers(self, queue_ids: Sequence[QueueId], wish: str) -> dict[QueueId, str | None]:
+        """Return what came of a wish, None where nothing has yet; nothing of what ended otherwise."""
 
     def wishes(self) -> dict[str, list[QueueId]]:
         """Return what others want of messages that are claimed here."""

@@ -72,7 +72,7 @@ class Filters:
         return self == EVERYTHING
 
     def judge(self, listed: Listed) -> bool | None:
-        """Return None where only recipients can tell that are not in memory: `fits_recipients`."""
+        """Return None where only recipients can tell that are not in memory."""
         view = listed.view
         if not self._fits(view, listed.age_ns):
             return False
@@ -82,10 +82,9 @@ class Filters:
         return self.fits_recipients(view, view.recipients) or (False if listed.knows_recipients else None)
 
     def fits_recipients(self, view: MessageView, recipients: Sequence[str]) -> bool:
-        """`recipients` are all that are left of a message of which nothing else is in doubt."""
         return (
-            self._has_recipient(recipients)
-            and self._has_domain(map(_domain, recipients))
+            (not self.recipients or any(is_address(self.recipients, each) for each in recipients))
+            and (not self.domains or any(is_domain(self.domains, _domain(each)) for each in recipients))
             and self._has_text(view, recipients)
         )
 
@@ -110,12 +109,6 @@ class Filters:
             return True
         names = view.queue_id, view.message_id, view.subject, view.client_queue_id
         return sought(self.text).is_in(words_of(names, (view.reverse_path, *recipients)))
-
-    def _has_recipient(self, recipients: Iterable[str]) -> bool:
-        return not self.recipients or any(is_address(self.recipients, each) for each in recipients)
-
-    def _has_domain(self, domains: Iterable[str]) -> bool:
-        return not self.domains or any(is_domain(self.domains, domain) for domain in domains)
 
 
 EVERYTHING = Filters()
@@ -156,8 +149,6 @@ SORTS = tuple(_SORTS)
 
 
 class By(enum.StrEnum):
-    """What a summary adds up by."""
-
     SENDER = "sender"
     DOMAIN = "domain"
     LANE = "lane"
@@ -175,8 +166,6 @@ USAGE_KEYS: Mapping[str, Callable[[str, str, str], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to list."""
-
     filters: Filters = EVERYTHING
     sort: str = ""
     """One of SORTS; empty: oldest first, and what is set aside at the end."""
@@ -194,8 +183,6 @@ WHOLE_QUEUE = Wanted()
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """What has something in common: a row of a summary."""
-
     key: str | None
     """None of the row of all.  Of a sender as `comparable` has it; `<>` sends reports."""
     messages: int

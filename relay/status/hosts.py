@@ -6,7 +6,6 @@ from relay.status.snapshot import HostStatus
 
 
 def databases_of(policy: Policy) -> dict[str, DatabaseLogin]:
-    """Return each database once, by its URL."""
     histories = (policy.history_of(name).database for name in policy.upstreams)
     return {each.postgresql: each for each in (policy.storage, *histories) if each and each.postgresql}
 

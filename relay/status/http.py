@@ -124,8 +124,6 @@ async def _close_after(_request: web.Request, response: web.StreamResponse) -> N
 
 
 class Source(Protocol):
-    """What is shown."""
-
     def snapshot(self) -> Snapshot: ...
 
     def coming(self) -> list[MessageView]: ...

@@ -14,12 +14,10 @@ import base64
 import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from typing import TYPE_CHECKING, NamedTuple
 
 from relay.mail.formats import rfc3339, span, utc
 from relay.queue.routes import Because
@@ -32,6 +30,9 @@ from relay.status.snapshot import (
     UpstreamStatus,
     public,
 )
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 RELOAD_SECONDS = 5
 _DAY_STEP = 10
@@ -132,7 +133,7 @@ class _Chart(NamedTuple):
 def render(snapshot: Snapshot, coming: Iterable[MessageView] = (), samples: Samples | None = None) -> str:
     """Return the document, without any mail address."""
     snapshot, samples = public(snapshot), samples or Samples()
-    return _PAGE.render(
+    return _template().render(
         it=snapshot,
         condition=_condition(snapshot),
         counts=[(state.value, snapshot.counts(state)) for state in QueueState],
@@ -197,7 +198,11 @@ def _in(at_ns: int | None, now_ns: int) -> str:
     return "now" if at_ns <= now_ns else f"in {span(at_ns - now_ns)}"
 
 
-def _environment() -> Environment:
+@cache
+def _template() -> "Template":
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # noqa: PLC0415 - 5 MB, for a page alone
+    from markupsafe import Markup  # noqa: PLC0415 - as above
+
     made = Environment(
         loader=FileSystemLoader(_HERE),
         autoescape=True,
@@ -216,7 +221,4 @@ def _environment() -> Environment:
         width=WIDTH,
         height=HEIGHT,
     )
-    return made
-
-
-_PAGE = _environment().get_template("page.html")
+    return made.get_template("page.html")

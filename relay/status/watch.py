@@ -72,9 +72,6 @@ class Watch:
         self.clock = clock
         self.hosts: tuple[HostStatus, ...] = ()
 
-    async def look(self) -> None:
-        await self._sender.look()
-
     async def look_at_hosts(self) -> None:
         if databases_of(self.policy):
             self.hosts = await asyncio.to_thread(hosts_in, self.policy)
@@ -180,7 +177,6 @@ class Watch:
                 yield OverLimit(upstream, each.label, used, each.count, self._wall(opens_ns(each, now_ns)))
 
     def pace(self, name: str) -> Pace:
-        """Return how the mail of a line goes."""
         return self._pace_of(self._sender.upstreams.view(name), self.policy.upstreams.get(name))
 
     def _pace_of(

@@ -48,8 +48,6 @@ class Level(enum.IntEnum):
 
 
 class Kind(NamedTuple):
-    """One row."""
-
     name: str
     level: Level
     template: str
@@ -354,8 +352,6 @@ class Events:
 
 
 class _Shown:
-    """A field in a template."""
-
     def __init__(self, value: Any) -> None:
         self._value = value
 

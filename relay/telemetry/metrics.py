@@ -91,7 +91,6 @@ class Metrics(Collector):
         self._know({"listener": list(listeners)})
 
     def add(self, counts: Counts, process: str) -> None:
-        """Add what a listener process counted."""
         for *series, number in counts["numbers"]:
             self.count(*series, by=number)
             if series[0] == _OPEN:

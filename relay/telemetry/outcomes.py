@@ -82,8 +82,6 @@ class PastOutcome(NamedTuple):
 
 
 class RelayedBy(NamedTuple):
-    """What of one sender, client or lane was relayed."""
-
     key: str
     messages: int
     recipients: int
@@ -127,17 +125,14 @@ class OutcomeStore:
         self._events.watch(self._hear, _EVENTS)
 
     def start(self) -> None:
-        """Write what was heard, and go on."""
         self._wake.set()
         self._running = asyncio.get_running_loop().create_task(self._run())
 
     def use(self, bounds: "RecentSettings | None") -> None:
-        """Go by other bounds."""
         self._bounds = bounds
         self._wake.set()
 
     async def close(self) -> None:
-        """Write what was heard, and stop."""
         if self._running is not None:
             self._is_closing = True
             self._wake.set()
@@ -180,7 +175,6 @@ class OutcomeStore:
         self._is_unrecorded = bool(error) or (self._is_unrecorded and not heard)
 
     def _keep(self, heard: Sequence[PastOutcome], bounds: "RecentSettings | None") -> None:
-        """Write, and let go of what is too much."""
         if bounds is None:
             self._remove()
             return
@@ -249,7 +243,6 @@ def oldest_ns(past: sqlite3.Connection) -> int | None:
 
 
 def found(past: sqlite3.Connection, wanted: Sought, since_ns: int) -> Iterator[PastOutcome]:
-    """Yield the outcomes of what is looked for, the newest first."""
     past.create_function(
         "is_wanted", 6, lambda *words: wanted.is_in(words_of(words[:4], words[4:])), deterministic=True
     )

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "relay"
 
@@ -171,11 +173,17 @@ def test_only_engines_py_knows_an_engine_no_engine_another_and_the_disk_nothing_
     _none(_imported(knows))
 
 
-def test_a_listener_process_loads_no_web_server_and_no_client() -> None:
-    """Each costs memory: aiohttp alone a fifth of what such a process has."""
-    loaded = "import sys, relay.daemon.listener_process; print(*sys.modules)"
+@pytest.mark.parametrize(
+    ("process", "needless"),
+    [
+        ("daemon.listener_process", {"aiohttp", "aiosmtplib", "click", "jinja2", "sqlite3", "textual"}),
+        ("daemon.daemon, relay.status.http", {"jinja2", "textual"}),
+    ],
+)
+def test_a_process_loads_nothing_that_it_may_never_need(process: str, needless: set[str]) -> None:
+    """Each costs memory: aiohttp alone a fifth of what a listener has, jinja2 5 MB until there is a page."""
+    loaded = f"import sys, relay.{process}; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", loaded], check=True, capture_output=True, text=True, cwd=ROOT)
-    needless = {"aiohttp", "aiosmtplib", "click", "jinja2", "sqlite3", "textual"}
     assert needless.isdisjoint(ran.stdout.split())
 
 

@@ -233,23 +233,25 @@ class PostgresqlSpool:
             ]
 
     def ask(self, queue_ids: Sequence[QueueId], wish: str) -> dict[QueueId, str]:
-        return dict(
-            self._rows(
-                "WITH old AS (DELETE FROM relay.answer WHERE queue_id = ANY(%(wanted)s))"
-                " UPDATE relay.message SET wish = %(wish)s WHERE queue_id = ANY(%(wanted)s)"
-                f" AND {_OTHERS} RETURNING queue_id, {_HOST}",
-                wanted=list(queue_ids),
-                wish=wish,
+        with self._asking() as connection:
+            found = self._locked(connection, queue_ids, _OTHERS)
+            values = {"wish": wish, "ids": list(found)}
+            connection.execute(
+                "DELETE FROM relay.answer WHERE queue_id = ANY(%(ids)s) AND wish = %(wish)s", values
             )
-        )
+            connection.execute(
+                "UPDATE relay.message SET wish = %(wish)s WHERE queue_id = ANY(%(ids)s)", values
+            )
+        return found
 
-    def answers(self, queue_ids: Sequence[QueueId]) -> dict[QueueId, str | None]:
+    def answers(self, queue_ids: Sequence[QueueId], wish: str) -> dict[QueueId, str | None]:
         return dict(
             self._rows(
                 "SELECT id, answer FROM unnest(%(wanted)s::text[]) AS id"
-                " LEFT JOIN relay.answer ON queue_id = id"
+                " LEFT JOIN relay.answer ON queue_id = id AND wish = %(wish)s"
                 " WHERE answer IS NOT NULL OR id IN (SELECT queue_id FROM relay.message WHERE queue_id = id)",
                 wanted=list(queue_ids),
+                wish=wish,
             )
         )
 
@@ -259,15 +261,24 @@ class PostgresqlSpool:
         return dict(self._rows(statement))
 
     def answer(self, wish: str, results: Mapping[QueueId, str]) -> None:
-        self._rows(
-            "WITH given AS (SELECT * FROM unnest(%(wanted)s::text[], %(results)s::text[]) AS its (id, text)),"
-            " over AS (UPDATE relay.message SET wish = NULL FROM given"
-            f" WHERE queue_id = id AND wish = %(wish)s AND {_OURS})"
-            " INSERT INTO relay.answer (queue_id, answer) SELECT id, text FROM given"
-            " ON CONFLICT (queue_id) DO UPDATE SET answer = excluded.answer, at = excluded.at RETURNING 1",
-            wanted=list(results),
-            results=list(results.values()),
-            wish=wish,
+        with self._asking() as connection:
+            done = self._locked(connection, list(results), f"wish = %(wish)s AND {_OURS}", wish=wish)
+            connection.execute("UPDATE relay.message SET wish = NULL WHERE queue_id = ANY(%s)", (list(done),))
+            connection.execute(
+                "INSERT INTO relay.answer (queue_id, wish, answer)"
+                " SELECT id, %s, text FROM unnest(%s::text[], %s::text[]) AS its (id, text)"
+                " ON CONFLICT (queue_id, wish) DO UPDATE SET answer = excluded.answer, at = excluded.at",
+                (wish, list(results), list(results.values())),
+            )
+
+    def _locked(
+        self, connection: Connection, queue_ids: Sequence[QueueId], which: str, **values: object
+    ) -> dict[QueueId, str]:
+        """Lock messages in the order of their ids, as all do; return the host of each."""
+        statement = f"SELECT queue_id, {_HOST} FROM relay.message WHERE queue_id = ANY(%(ids)s) AND {which}"
+        values |= self._who | {"ids": list(queue_ids)}
+        return dict(
+            connection.execute(f"{statement} ORDER BY queue_id FOR UPDATE".encode(), values).fetchall()
         )
 
     def close(self) -> None:
@@ -342,8 +353,12 @@ class PostgresqlSpool:
         row.next_attempt_at_ns = each.next_attempt_at_ns or row.next_attempt_at_ns
         connection.execute(
             "UPDATE relay.message SET statuses = %s, notes = %s, is_held = %s, is_warned = %s,"
-            " next_attempt_at_ns = %s WHERE queue_id = %s",
-            (row.statuses, row.notes, row.is_held, row.is_warned, row.next_attempt_at_ns, row.queue_id),
+            " next_attempt_at_ns = %s, wish = CASE WHEN %s THEN wish END WHERE queue_id = %s",
+            (
+                *(row.statuses, row.notes, row.is_held, row.is_warned, row.next_attempt_at_ns),
+                # A release ends what was wanted before it.
+                *(each.is_held is not False, row.queue_id),
+            ),
         )
 
     def _read(

@@ -28,6 +28,7 @@ from relay.spool.interface import (
     Status,
     Unavailable,
 )
+from relay.spool.postgresql.engine import PostgresqlSpool
 from tests.engines.spool.conformance import EVERY, REPORT, Conformance
 from tests.engines.spool.engine import (
     BOUNCED,
@@ -80,7 +81,7 @@ def hosts(url: str, tmp_path: Path, closing: contextlib.ExitStack) -> Hosts:
     return one, other
 
 
-def taken(hosts: Hosts, count: int = 3) -> tuple[Spool, Spool, list[QueueId]]:
+def taken(hosts: Hosts, count: int = 3) -> tuple[PostgresqlSpool, PostgresqlSpool, list[QueueId]]:
     """Have the first host claim what it accepted; return both owners."""
     one, other = (host.start() for host in hosts)
     intake = hosts[0].intake()
@@ -176,6 +177,57 @@ def test_a_settlement_waits_for_a_take_over_that_goes_on_and_finds_it_done(hosts
         ending.join()
         assert [type(each) for each in found] == [Absent]
         assert watching.execute("SELECT statuses FROM relay.message").fetchall() == [("TTT",)]
+
+
+def test_an_answer_is_to_the_wish_that_was_done_and_to_no_later_one(hosts: Hosts) -> None:
+    one, other, ids = taken(hosts)
+    other.ask(ids, "hold")
+    (first,) = one.wishes()
+    assert set(other.ask(ids, "delete")) == set(ids)
+    one.answer(first, dict.fromkeys(ids, "ok"))
+
+    assert other.answers(ids, "hold") == dict.fromkeys(ids, "ok")
+    assert other.answers(ids, "delete") == dict.fromkeys(ids)
+    assert {wish: sorted(of) for wish, of in one.wishes().items()} == {"delete": ids}
+    one.answer("delete", dict.fromkeys(ids[:2], "ok"))
+    settle(one, Settlement(ids[0], ENVELOPE, EVERY, ends=True))
+    assert other.answers(ids, "delete") == {ids[0]: "ok", ids[1]: "ok", ids[2]: None}
+    other.ask(ids[1:], "delete")
+    assert other.answers(ids[1:], "delete") == dict.fromkeys(ids[1:])
+
+
+def test_a_release_ends_what_was_wanted_before(hosts: Hosts) -> None:
+    one, other, ids = taken(hosts)
+    other.ask(ids, "delete")
+    settle(one, Settlement(ids[0], ENVELOPE, is_held=False))
+    settle(one, Settlement(ids[1], ENVELOPE, is_held=True))
+    assert [sorted(of) for of in one.wishes().values()] == [ids[1:]]
+
+
+@pytest.mark.parametrize("call", ["ask", "answer"])
+def test_messages_are_locked_in_the_order_of_their_ids(hosts: Hosts, url: str, call: str) -> None:
+    """Else two hosts wait for each other."""
+    one, other, ids = taken(hosts)
+    other.ask(ids, "hold")
+    calls: dict[str, Callable[[], object]] = {
+        "ask": lambda: other.ask(ids[::-1], "release"),
+        "answer": lambda: one.answer("hold", dict.fromkeys(ids[::-1], "ok")),
+    }
+    calling = threading.Thread(target=calls[call])
+    lock = "SELECT 1 FROM relay.message WHERE queue_id = %s FOR UPDATE NOWAIT"
+    with psycopg.connect(url) as holding, psycopg.connect(url, autocommit=True) as watching:
+        for _ in range(2):
+            # The first id stands last in the table, and in the index that is used.
+            watching.execute("UPDATE relay.message SET fence = -fence WHERE queue_id = %s", (ids[0],))
+        holding.execute(lock, (ids[0],))
+        calling.start()
+        blocked = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        while calling.is_alive() and watching.execute(blocked).fetchone() is None:
+            pass
+        for each in ids[1:]:
+            holding.execute(lock, (each,))
+        holding.commit()
+        calling.join()
 
 
 def test_two_messages_of_one_id_are_not_one(hosts: Hosts) -> None:

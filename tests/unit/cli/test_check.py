@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from argon2 import PasswordHasher
 
 from relay.clock import SystemClock
@@ -56,6 +57,30 @@ def test_a_secret_that_others_can_read_is_a_fault(path: Path, run: Run) -> None:
     secret.chmod(0o600)
     code, out, err = run("check")
     assert (code, err, "hunter2" in out) == (0, "", False)
+
+
+def test_the_preset_of_gmail_is_what_its_page_promises(
+    path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/providers.md."""
+    monkeypatch.setenv("GMAIL_PASSWORD", "hunter2")
+    path.write_text(
+        with_upstream("provider: gmail", "auth: {user: me@gmail.com, password_env: GMAIL_PASSWORD}")
+    )
+    code, out, err = run("check", "--show")
+    assert (code, err) == (0, "")
+    shown = yaml.safe_load(out)["upstreams"]["isp"]
+    place = shown["host"], shown["port"], shown["tls"], shown["connections"], shown["max_recipients"]
+    assert place == ("smtp.gmail.com", 587, "starttls", 2, 100)
+
+    code, out, err = run("check")
+    assert (code, err) == (0, "")
+    _, _, *said = out.partition("smtp.gmail.com port 587, TLS starttls, user me@gmail.com, 2 connections")
+    about, first, second = said[0].splitlines()[1:4]
+    assert "a personal account" in about
+    assert [each.split() for each in (first, second)] == [
+        f"at most 500 {unit} per 24h".split() for unit in ("messages", "recipients")
+    ]
 
 
 def test_before_the_first_start_a_credential_is_a_note(path: Path) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from relay.spool.postgresql import IN_A_DATABASE
 from tests.fakes.certificates import make_certificates
 from tests.fakes.postgresql import Server
 from tests.system.demand import demand, missing_program
@@ -36,7 +37,7 @@ def test_who_owns_the_tables_lets_the_role_of_the_policy_use_them_and_nothing_el
     server: Server, url: str, run: Run
 ) -> None:
     assert "no tables of the relay" in run("database", "check").err
-    assert run("database", "init").code == 69
+    assert run("database", "init").code == 75
     assert run("database", "init", "--as", url).code == 0
     assert "it has the schema `relay` already" in run("database", "init", "--as", url).err
 
@@ -83,7 +84,7 @@ def test_what_a_relay_cannot_rely_on_is_refused(
         server.execute(
             "ALTER ROLE relay RESET ALL", "ALTER ROLE relay LOGIN", "ALTER SYSTEM RESET ALL", RELOAD
         )
-    assert (code, out) == (69, "")
+    assert (code, out) == (75, "")
     assert words in err
 
 
@@ -119,9 +120,33 @@ def test_tls_is_verified_and_no_password_is_told(
     ):
         write(policy_path, url, more)
         ran = run("database", "check")
-        assert ran.code == 69
+        assert ran.code == 75
         assert words in ran.err
         told += ran.out + ran.err
     write(policy_path, url.replace("LOCALHOST", "LOCALHOST.LOCALDOMAIN"), f", password_file: right{trusted}")
     told += run("database", "check").err
     assert "hunter" not in told
+
+
+AWAY = "postgresql://relay@127.0.0.1:1/mail"
+OF_THE_QUEUE = (["fsck"], ["spool", "convert"], ["spool", "convert", "--to", "log"], ["queue"], ["status"])
+OF_A_HISTORY = (["database", "check"], ["database", "init"], ["audit"], ["pause", "isp"], ["resume", "isp"])
+
+
+@pytest.mark.parametrize("command", [*OF_THE_QUEUE, *OF_A_HISTORY])
+def test_a_database_that_is_away_is_told_in_words_and_to_be_tried_later(
+    policy_path: Path, command: list[str], run: Run
+) -> None:
+    write(policy_path, AWAY)
+    if command in OF_THE_QUEUE:
+        text = policy_path.read_text().replace(
+            "spool: spool", f"spool: {{path: spool, postgresql: '{AWAY}'}}"
+        )
+        policy_path.write_text(text)
+        (policy_path.parent / "spool" / "format").write_bytes(IN_A_DATABASE)
+
+    code, _, err = run(*command)
+
+    assert (code, err.count("\n")) == (75, 1)
+    assert "cannot connect: " in err
+    assert "disk" not in err

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from relay.cli.output import detail_lines, queue_text
-from relay.cli.queue import told
+from relay.cli.queue import NOTHING_MATCHES, told
 from relay.control.client import encode
 from relay.control.operations import BUSY, IDS_AT_ONCE, OK, UNANSWERED, UNREAD
 from relay.mail.envelope import QueueId
@@ -139,7 +139,7 @@ def test_a_wrong_call_exits_64_and_asks_nothing(words: str, policy_path: Path, r
 def test_filters_list_count_and_act_only_with_yes(ids: list[QueueId], run: Run) -> None:
     (line,) = run("queue", "--json", *SOME, "--limit", "1").out.splitlines()
     assert json.loads(line)["queue_id"] == ids[0]
-    assert run("queue", "--user", "nobody-here").out == "no message in the queue matches\n"
+    assert run("queue", "--user", "nobody-here").out == f"{NOTHING_MATCHES}\n"
     # The columns of qshape(1).
     young = " ".join(["3", "3", *"0" * 9])
     assert words([run("queue", "--by", "sender").out])[1] == f"TOTAL {young}"
@@ -152,7 +152,7 @@ def test_filters_list_count_and_act_only_with_yes(ids: list[QueueId], run: Run) 
     assert (first.split()[0], second.split()[0]) == (ids[0], f"{ids[1]}*")
     assert would == "Nothing was done.  With --yes: 2 messages, 4 recipients: deleted"
     # No message came with a login.
-    assert run("queue", "delete", "--user", "*", "--yes") == (0, "", "")
+    assert run("queue", "delete", "--user", "*", "--yes") == (0, f"{NOTHING_MATCHES}\n", "")
     assert len(run("queue", "--json").out.splitlines()) == 3
     done = run("queue", *["release", "--sender", "<>", "--state", "held", "--state", "waiting", "--yes"])
     assert done == (0, f"{ids[2]}: released\n", "")

@@ -61,7 +61,7 @@ async def test_a_verb_acts_only_on_what_is_still_in_the_state_in_which_it_was_li
     relay, ids = await a_relay(tmp_path, 4)
     operator, held = relay.operator, (QueueState.HELD,)
     await operator.act("hold", ids)
-    assert [view.queue_id for view in await operator.queue(Filters(states=held))] == ids
+    assert [view.queue_id for view in await relay.listed(Filters(states=held))] == ids
     await operator.act("release", ids[:1])
     await operator.act("delete", ids[1:2])
     assert await operator.act("hold", ids[2:3]) == {ids[2]: UNCHANGED}
@@ -81,11 +81,11 @@ async def test_a_listing_shows_only_recipients_that_are_left(tmp_path: Path) -> 
             relay.accept("one@x.example", "two@x.example", "three@x.example", "four@y.example")
             await relay.until(lambda: [each.state for each in relay.sender.queue] == [State.DEFERRED])
 
-            (view,) = await relay.operator.queue()
+            (view,) = await relay.listed()
             assert view.recipients == ("two@x.example", "three@x.example", "four@y.example")
-            assert await relay.operator.queue(Filters(recipients=("one@x.example",))) == []
+            assert await relay.listed(Filters(recipients=("one@x.example",))) == []
             # Memory has the first three: the others are read.
-            (found,) = await relay.operator.queue(Filters(recipients=("four@y.example",)))
+            (found,) = await relay.listed(Filters(recipients=("four@y.example",)))
             assert found.queue_id == view.queue_id
 
 

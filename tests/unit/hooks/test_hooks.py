@@ -317,3 +317,27 @@ async def test_a_program_that_fails_is_told_of_and_run_again(
     await telling.sent()
 
     assert said in telling.said
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "said"),
+    [
+        (None, 0, "No such file or directory"),
+        ("#!/bin/sh\n", 0o600, "Permission denied"),
+        ("#!/no/such/interpreter\n", 0o700, "No such file or directory"),
+    ],
+)
+async def test_a_program_that_cannot_be_run_is_told_of_in_words_and_is_no_fault(
+    tmp_path: Path, text: str | None, mode: int, said: str
+) -> None:
+    path = tmp_path / "tell"
+    if text is not None:
+        path.write_text(text)
+        path.chmod(mode)
+    telling = Telling(policy_with(tmp_path, {"command": ["tell"]}))
+
+    telling.resume()
+    await telling.until("dropped", 1)
+
+    assert f"cannot be run: {said}" in telling.said
+    assert "event=fault" not in telling.said

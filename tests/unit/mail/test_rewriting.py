@@ -2,7 +2,7 @@
 
 import pytest
 
-from relay.mail.rewriting import Rewriting
+from relay.mail.rewriting import FRONT_BYTES, Rewriting
 
 FIXED, DOMAIN = Rewriting("news@example.com"), Rewriting("@example.com")
 TRACE = b"Received: from here by there;\r\n  Mon, 23 Nov 2026 10:00:00 +0000\r\n"
@@ -103,3 +103,19 @@ def test_a_report_keeps_its_null_sender_and_says_whom_it_is_from() -> None:
     assert made.reverse_path == ""
     assert header(DOMAIN, "To: b@c.example", sender="") == ["To: b@c.example"]
     assert b"\r\nFrom: <MAILER-DAEMON@example.com>\r\n" in made.content(content)
+
+
+@pytest.mark.parametrize("rule", [FIXED, DOMAIN])
+@pytest.mark.parametrize("line", [b"X-Long: 0123456789\r\n", b"X-Long: " + b"x" * FRONT_BYTES + b"\r\n"])
+def test_a_header_that_ends_behind_the_front_gets_no_second_author(rule: Rewriting, line: bytes) -> None:
+    """The end of the front stands inside a line, behind one, and inside a long one."""
+    for more in range(3, 3 + len(line) if len(line) < 100 else 4):
+        many = line * (FRONT_BYTES // len(line) + 1)
+        content = b"X: " + b"y" * more + b"\r\n" + many + b"From: ann@home.lan\r\n\r\nhello\r\n"
+        assert rule.rewritten("ann@home.lan", content[:FRONT_BYTES]).content(content) == content
+
+
+@pytest.mark.parametrize("rule", [FIXED, DOMAIN])
+def test_a_header_that_ends_inside_a_line_gets_no_second_author(rule: Rewriting) -> None:
+    content = b"Subject: hello\r\nFrom: ann@home.lan"
+    assert rule.rewritten("ann@home.lan", content).content(content) == content

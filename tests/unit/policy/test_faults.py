@@ -29,6 +29,8 @@ limits: [], port: ¦70000                 | port | at most 65535
 limits: [], tls: ¦'no'                   | tls | starttls, implicit or none
 limits: [], pipelining: ¦never           | pipelining | true or false
 limits: [], history: ¦''                 | history | a path
+limits: [], ca_file: ¦~/isp.pem          | ca_file | ~ is not expanded; write the whole path
+limits: [], ¦conections: 4               | ? | did you mean connections?
 limits: [], history: ¦postgresql://u:hunter2@db/relay | history | without a password
 limits: [], history: ¦'postgresql://u@db/relay?sslmode=disable' | history | no parameters but
 limits: [], history: {postgresql: ¦db.example} | history.postgresql | such as postgresql://relay@db
@@ -86,6 +88,8 @@ limits: [{connections: 1, per: 1m, for_each: ¦sender}] | limits[0].for_each | c
         "REST",
         """
 retry: {min: ¦2h, max: 1h}               | retry.min | longer than max
+retry: {min: ¦5}                         | retry.min | a duration with a unit, such as 30s
+retry: {min: 1m, ¦min: 2m}               | retry.min | duplicate key; the first is at line 7, column 9
 ¦'[key]': 1                              | ? | known here
 recent: {most: ¦1K}                      | recent.most | at least 1M
 lanes: {a: {¦sendr: '@x'}}               | lanes.a.? | did you mean sender?

@@ -27,7 +27,8 @@ from relay.spool.disk.durable import Disk
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.root.trigger import Trigger
-from relay.status.snapshot import PolicyStatus
+from relay.status.filters import EVERYTHING, Filters
+from relay.status.snapshot import MessageView, PolicyStatus
 from relay.status.watch import Watch
 from relay.telemetry.events import Events, LogStyle
 from relay.telemetry.metrics import Metrics, Telemetry
@@ -166,6 +167,9 @@ class Relay:
         assert self.intake.accept([(draft, envelope)]) == [None]
         self.trigger.pull()
         return draft.queue_id
+
+    async def listed(self, filters: Filters = EVERYTHING, limit: int | None = None) -> list[MessageView]:
+        return [view async for some in self.operator.rows(filters, limit) for view in some]
 
     def queued(self, queue_id: QueueId) -> Queued | None:
         return self.sender.queue.get(queue_id)

@@ -137,7 +137,7 @@ async def test_it_outlives_a_restart_and_says_who_paused_and_when(tmp_path: Path
             assert (shown.state, shown.paused_by) == (UpstreamState.PAUSED, "anna")
             assert shown.paused_until_ns is shown.drained_at_ns is None
             assert shown.held_by == f"operator: {shown.paused_because.removeprefix('by ')}"
-            (listed,) = await relay.operator.queue()
+            (listed,) = await relay.listed()
             assert (listed.held_by, listed.eta_at_ns) == (shown.held_by, None)
             assert listed.reason == f"isp is paused: {shown.paused_because}"
             assert host.relayed == []

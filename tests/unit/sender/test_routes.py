@@ -84,7 +84,7 @@ async def test_an_unknown_outcome_stays_with_its_upstream_to_the_deadline(tmp_pa
             await leap(relay, clock, 20 * MINUTE_NS)
             await relay.until(lambda: len(relay.sender.queue) == 1)
             assert recipients(two) == ["b@x.example"]
-            (shown,) = await relay.operator.queue()
+            (shown,) = await relay.listed()
             assert (shown.upstream, shown.upstream_because) == ("one", "unknown: one may have relayed it")
             await leap(relay, clock, 11 * MINUTE_NS)
             await relay.until_empty()

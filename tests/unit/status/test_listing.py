@@ -53,7 +53,7 @@ async def test_a_long_queue_drains_when_its_last_message_goes(tmp_path: Path) ->
         assert drained_at_ns is not None
         assert drained_at_ns == relay.clock.wall_ns() + (MANY // LIMIT - 1) * window_ns
 
-        etas = [each.eta_at_ns for each in await relay.operator.queue()]
+        etas = [each.eta_at_ns for each in await relay.listed()]
         assert etas == sorted(eta for eta in etas if eta is not None)
         assert etas[-1] == drained_at_ns
         assert [each.eta_at_ns for each in relay.watch.coming()] == etas[:10]
@@ -95,10 +95,10 @@ async def test_a_listing_is_oldest_first_in_whatever_order_mail_came(tmp_path: P
         for number in range(10):
             relay.sender.queue.remove(name_of(number))
         fill(relay, 0, 10)
-        listed = await relay.operator.queue()
-        some = await relay.operator.queue(Filters(senders=("3@x.example",)), 3)
+        listed = await relay.listed()
+        some = await relay.listed(Filters(senders=("3@x.example",)), 3)
 
-        assert await relay.operator.queue(limit=3) == listed[:3]
+        assert await relay.listed(limit=3) == listed[:3]
     assert [each.queue_id for each in listed] == [name_of(number) for number in range(MANY)]
     assert [each.queue_id for each in some] == [name_of(number) for number in (3, 10, 17)]
 
@@ -113,7 +113,7 @@ async def test_what_is_set_aside_is_listed_behind_the_queue(tmp_path: Path) -> N
         path.write_bytes(path.read_bytes().replace(b"c@there", b"x@there"))
         async with relay:
             await relay.until(lambda: host.relayed)
-            listed = await relay.operator.queue()
+            listed = await relay.listed()
             (corrupt,) = [message for message in listed if message.state is QueueState.CORRUPT]
 
             assert corrupt.reason
