@@ -27,7 +27,9 @@ VERSION = 1
 """Of our tables."""
 CONNECT_SECONDS = 5
 STATEMENT_SECONDS = 20
-IDLE_SECONDS = 10
+IDLE_SECONDS = 4
+SILENT_SECONDS = 10
+"""Until a peer of whom nothing is heard is asked whether it is there."""
 DURABLE = frozenset({"on", "remote_apply"})
 """Values of synchronous_commit: flushed here, and by the synchronous standbys if there are any."""
 
@@ -80,7 +82,7 @@ class Database:
             "application_name": "relay",
             # A peer that is gone is noticed.
             "tcp_user_timeout": STATEMENT_SECONDS * 1000,
-            "keepalives_idle": IDLE_SECONDS,
+            "keepalives_idle": SILENT_SECONDS,
             "keepalives_interval": CONNECT_SECONDS,
             "keepalives_count": 3,
             "options": " ".join(f"-c {name}={seconds}s" for name, seconds in timeouts.items()),
