@@ -340,3 +340,6 @@ class SharedSpool(Spool, Protocol):
         """Return what others want of messages that are claimed here."""
 
     def answer(self, wish: str, results: Mapping[QueueId, str]) -> None: ...
+
+    def leave(self) -> None:
+        """Keep what is claimed here from all other hosts, also once this is closed: it counts elsewhere."""
