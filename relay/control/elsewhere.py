@@ -72,11 +72,10 @@ class Elsewhere:
             await asyncio.sleep(LOOK_SECONDS)
             try:
                 for wish, queue_ids in (await self._asked(lambda spool: spool.wishes())).items():
-                    verb, *words = wish.split()
-                    states = [each for each in QueueState if each in words]
-                    results: Results = dict.fromkeys(queue_ids, f"it does not know {verb}")
-                    if verb in VERBS:
-                        results = await act(verb, queue_ids, states)
+                    verb, *states = wish.split()
+                    results: Results = dict.fromkeys(queue_ids, f"it does not know {wish}")
+                    if verb in VERBS and {*states} <= {*QueueState}:
+                        results = await act(verb, queue_ids, [QueueState(each) for each in states])
                     # The others are asked for again.
                     done = {each: of for each, of in results.items() if of not in (BUSY, UNREAD, ABSENT)}
                     await self._asked(lambda spool, wish=wish, done=done: spool.answer(wish, done))  # type: ignore[misc]  # bound now

@@ -76,7 +76,13 @@ _FREE = (
     "corrupt IS NULL AND (owner IS NULL OR (owner = %(owner)s AND fence < %(fence)s)"
     " OR owner IN (SELECT identity FROM relay.owner WHERE until < clock_timestamp()))"
 )
-# What its last owner was to end is not sent first.
+# What its last owner was to hold or end, if it is in such a state, is not sent first.
+_STAYS = """
+    coalesce(wish ~ '^(hold|bounce|delete)' AND (wish !~ ' ' OR string_to_array(wish, ' ') @> ARRAY[CASE
+        WHEN is_held THEN 'held'
+        WHEN next_attempt_at_ns > extract(epoch FROM clock_timestamp()) * 1000000000 THEN 'deferred'
+        ELSE 'waiting' END]), false)
+"""
 _CLAIM = f"""
     WITH free AS (
         SELECT queue_id, coalesce(octet_length(content), {HEAD_BYTES}) AS size FROM relay.message
@@ -85,7 +91,7 @@ _CLAIM = f"""
         SELECT queue_id AS id, sum(size) OVER (ORDER BY queue_id) - size AS before FROM free
     )
     UPDATE relay.message SET owner = %(owner)s, fence = %(fence)s,
-        is_held = is_held OR coalesce(wish IN ('hold', 'bounce', 'delete'), false)
+        is_held = is_held OR {_STAYS}, wish = CASE WHEN {_STAYS} THEN split_part(wish, ' ', 1) ELSE wish END
     FROM page WHERE queue_id = id AND before < {PAGE_BYTES} RETURNING {_COLUMNS}, {_LONG_HEAD}
 """
 
@@ -272,7 +278,8 @@ class PostgresqlSpool:
             "WITH given AS (SELECT * FROM unnest(%(wanted)s::text[], %(results)s::text[]) AS its (id, text)),"
             " over AS (UPDATE relay.message SET wish = NULL FROM given"
             f" WHERE queue_id = id AND wish = %(wish)s AND {_OURS})"
-            " INSERT INTO relay.answer (queue_id, answer) SELECT id, text FROM given"
+            " INSERT INTO relay.answer (queue_id, answer) SELECT id, text FROM given WHERE NOT EXISTS ("
+            "SELECT FROM relay.message WHERE queue_id = id AND wish IS DISTINCT FROM %(wish)s)"
             " ON CONFLICT (queue_id) DO UPDATE SET answer = excluded.answer, at = excluded.at RETURNING 1",
             wanted=list(results),
             results=list(results.values()),

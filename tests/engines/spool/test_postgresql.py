@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from relay.spool.interface import (
     Status,
     Unavailable,
 )
+from relay.spool.postgresql.engine import PostgresqlSpool
 from tests.engines.spool.conformance import EVERY, REPORT, Conformance
 from tests.engines.spool.engine import (
     BOUNCED,
@@ -82,7 +84,7 @@ def hosts(url: str, tmp_path: Path, closing: contextlib.ExitStack) -> Hosts:
     return one, other
 
 
-def taken(hosts: Hosts, count: int = 3) -> tuple[Spool, Spool, list[QueueId]]:
+def taken(hosts: Hosts, count: int = 3) -> tuple[PostgresqlSpool, PostgresqlSpool, list[QueueId]]:
     """Have the first host claim what it accepted; return both owners."""
     one, other = (host.start() for host in hosts)
     intake = hosts[0].intake()
@@ -208,6 +210,40 @@ def test_a_claim_repeated_after_a_lost_reply_waits_for_what_it_has_already(
             asking.commit()
             claiming.join()
     assert found == ids
+
+
+@pytest.mark.parametrize(
+    ("wish", "state", "stays"),
+    [
+        ("hold", "waiting", True),
+        ("delete waiting", "waiting", True),
+        ("bounce held deferred", "deferred", True),
+        ("delete waiting", "deferred", False),
+        ("delete held", "waiting", False),
+        ("retry deferred", "deferred", False),
+    ],
+)
+def test_what_is_to_be_held_or_ended_is_claimed_as_held_in_the_states_that_were_asked_for(
+    server: Server, hosts: Hosts, wish: str, state: str, stays: bool
+) -> None:
+    """Or it would be sent before its new owner does what was asked for."""
+    one, other, (queue_id,) = taken(hosts, count=1)
+    in_an_hour_ns = time.time_ns() + 3_600_000_000_000
+    settle(one, Settlement(queue_id, ENVELOPE, next_attempt_at_ns=in_an_hour_ns * (state == "deferred")))
+    assert other.ask([queue_id], wish) == {queue_id: "here"}
+    server.execute(LAPSED, database="spool")
+    assert [message.is_held for message in other.claim(9)] == [stays]
+    assert other.wishes() == {wish.split(maxsplit=1)[0] if stays else wish: [queue_id]}
+
+
+def test_the_answer_to_a_wish_is_none_to_the_one_that_took_its_place(hosts: Hosts) -> None:
+    one, other, ids = taken(hosts)
+    other.ask(ids, "hold")
+    ((wish, wanted),) = one.wishes().items()
+    other.ask(ids[:1], "delete")
+    one.answer(wish, dict.fromkeys(wanted, "ok"))
+    assert other.answers(ids) == {ids[0]: None, ids[1]: "ok", ids[2]: "ok"}
+    assert one.wishes() == {"delete": ids[:1]}
 
 
 def test_two_messages_of_one_id_are_not_one(hosts: Hosts) -> None:
