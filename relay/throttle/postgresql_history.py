@@ -124,8 +124,9 @@ class PostgresqlHistory:
     @contextlib.contextmanager
     def transaction(self) -> "Iterator[PostgresqlHistory]":
         with self._failing_closed():
-            connection = self._connected()
-            self._is_open = True
+            if self._connection is None or self._connection.closed:
+                self._connection, self._cursor = self._account.database.connect(), None
+            connection, self._is_open = self._connection, True
             self._lock(connection)
         try:
             yield self
@@ -150,11 +151,6 @@ class PostgresqlHistory:
         if self._connection is not None:
             self._connection.close()
         self._connection = self._cursor = None
-
-    def _connected(self) -> Connection:
-        if self._connection is None or self._connection.closed:
-            self._connection, self._cursor = self._account.database.connect(), None
-        return self._connection
 
     def _locked(self) -> Connection:
         """Return the connection that has the lock: never another one."""
@@ -191,15 +187,11 @@ class PostgresqlHistory:
         if self._seen is not None:
             then_ns, then_before_ns, then_after_ns = self._seen
             least_ns, most_ns = before_ns - then_after_ns, after_ns - then_before_ns
-            skew_ns = SKEW_NS + most_ns // DRIFT
-            step_ns = 0
-            if now_ns - then_ns > most_ns + skew_ns:
-                step_ns = now_ns - then_ns - most_ns
-            elif now_ns - then_ns < least_ns - skew_ns:
-                step_ns = now_ns - then_ns - least_ns
-            self._offset_ns -= step_ns
-            now_ns -= step_ns
-            self._was_stepped = step_ns != 0
+            step_ns = now_ns - then_ns - max(least_ns, min(most_ns, now_ns - then_ns))
+            self._was_stepped = abs(step_ns) > SKEW_NS + most_ns // DRIFT
+            if self._was_stepped:
+                self._offset_ns -= step_ns
+                now_ns -= step_ns
         self.now_ns = max(self.now_ns, now_ns)
         self.ahead_ns = self.now_ns - before_ns
         self._seen = self.now_ns, before_ns, after_ns

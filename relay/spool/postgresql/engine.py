@@ -311,29 +311,22 @@ class PostgresqlSpool:
                 self._who | {"wanted": wanted},
             ).fetchall()
             there = {row[0]: MessageRow(*row[:-1]) if row[-1] else None for row in rows}
-            results: list[Failure | None] = []
-            for each in settlements:
-                row = there.get(each.queue_id)
-                if row is None:
-                    # What ended before is ended.
-                    is_done = each.ends and each.queue_id not in there
-                    results.append(None if is_done else Absent(each.queue_id))
-                    continue
-                try:
-                    self._settle_one(connection, each, row)
-                    results.append(None)
-                except Corrupt as fault:
-                    self._set_aside(connection, each.queue_id, str(fault))
-                    results.append(fault)
-            ended = [
-                each.queue_id
-                for each, result in zip(settlements, results, strict=True)
-                if each.ends and result is None
-            ]
-            connection.execute("DELETE FROM relay.message WHERE queue_id = ANY(%s)", (ended,))
-        return results
+            return [self._settle_one(connection, each, there) for each in settlements]
 
-    def _settle_one(self, connection: Connection, each: Settlement, row: MessageRow) -> None:
+    def _settle_one(
+        self, connection: Connection, each: Settlement, there: Mapping[str, MessageRow | None]
+    ) -> Failure | None:
+        if (row := there.get(each.queue_id)) is None:
+            # What ended before is ended.
+            return None if each.ends and each.queue_id not in there else Absent(each.queue_id)
+        try:
+            self._write(connection, each, row)
+        except Corrupt as fault:
+            self._set_aside(connection, each.queue_id, str(fault))
+            return fault
+        return None
+
+    def _write(self, connection: Connection, each: Settlement, row: MessageRow) -> None:
         letters = list(row.statuses)
         # Of a message that is only moved nobody read the recipients.
         if each.marks and decoded(row).envelope.recipients != each.envelope.recipients:
@@ -350,8 +343,11 @@ class PostgresqlSpool:
                 insert(connection, new)
         for index in each.told:
             letters[index] = letters[index].lower()
-        if each.ends and Status.TODO.value.decode() in letters:
-            raise AssertionError(f"{each.queue_id} is to be removed with recipients to do")
+        if each.ends:
+            if Status.TODO.value.decode() in letters:
+                raise AssertionError(f"{each.queue_id} is to be removed with recipients to do")
+            connection.execute("DELETE FROM relay.message WHERE queue_id = %s", (row.queue_id,))
+            return
         row.statuses = "".join(letters)
         row.notes = bytes(row.notes) + (notes.encode(each.notes) if each.notes else b"")
         row.is_warned = row.is_warned or each.is_warned
