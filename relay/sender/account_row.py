@@ -168,12 +168,8 @@ class AccountRow:
 
     async def _hear_on(self, connection: Connection, on_news: Callable[[], None]) -> None:
         """Return once the connection is lost."""
-        loop, came, pgconn, fd = (
-            asyncio.get_running_loop(),
-            asyncio.Event(),
-            connection.pgconn,
-            connection.fileno(),
-        )
+        loop, came = asyncio.get_running_loop(), asyncio.Event()
+        pgconn, fd = connection.pgconn, connection.fileno()
         came.set()  # before it listened something may have changed
 
         def read() -> None:

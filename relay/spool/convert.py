@@ -126,15 +126,14 @@ def _compare(source: Spool, target: Spool, page: Sequence[Message]) -> None:
     queue_ids = [message.queue_id for message in page]
     for was, now in zip(source.read(queue_ids), target.read(queue_ids), strict=True):
         # The hint of the next attempt comes with a claim alone, as far as every engine promises.
-        is_same = isinstance(was, Message) and isinstance(now, Message) and _sure(was) == _sure(now)
-        if not isinstance(now, Message) or not is_same:
+        if not (
+            isinstance(was, Message)
+            and isinstance(now, Message)
+            and was == now._replace(next_attempt_at_ns=was.next_attempt_at_ns)
+        ):
             raise Unavailable(f"{was} was copied as {now}")
         if now.content is None and list(source.content(now.queue_id)) != list(target.content(now.queue_id)):
             raise Unavailable(f"{now.queue_id} was copied with another content")
-
-
-def _sure(message: Message) -> Message:
-    return message._replace(next_attempt_at_ns=None)
 
 
 def _count(root: str, engine: Engine, disk: Disk) -> None:

@@ -58,12 +58,9 @@ class Database:
             if is_checked:
                 _check(connection)
             connection.commit()
-        except psycopg.Error as error:
+        except (psycopg.Error, DatabaseError) as error:
             connection.close()
             raise DatabaseError(in_words(error)) from error
-        except DatabaseError:
-            connection.close()
-            raise
         return connection
 
     @property
@@ -116,14 +113,13 @@ class LastingConnection:
                 self._connection = self._database.connect(is_checked=self._is_checked)
             yield self._connection
             commit(self._connection)
-        except psycopg.Error as error:
+        except BaseException as error:
             self.close()
+            if not isinstance(error, psycopg.Error):
+                raise
             told = DatabaseError(in_words(error))
             told.is_full = isinstance(error, psycopg.errors.DiskFull)
             raise told from error
-        except BaseException:
-            self.close()
-            raise
 
     def close(self) -> None:
         if self._connection is not None:

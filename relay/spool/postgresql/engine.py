@@ -55,10 +55,9 @@ _LONG_HEAD = (
     f"(SELECT substr(chunk.content, 1, {HEAD_BYTES}) FROM relay.chunk"
     " WHERE chunk.queue_id = message.queue_id AND number = 0)"
 )
-_HEADS = (
-    f"queue_id, header, envelope, NULL, {_FACTS}, coalesce(substr(content, 1, {HEAD_BYTES}), {_LONG_HEAD})"
-)
+_BARE = f"queue_id, header, envelope, NULL, {_FACTS}"
 """Without content."""
+_HEADS = f"{_BARE}, coalesce(substr(content, 1, {HEAD_BYTES}), {_LONG_HEAD})"
 _OURS = "owner = %(owner)s AND fence = %(fence)s AND corrupt IS NULL"
 _LAPSE: LiteralString = "UPDATE relay.owner SET until = clock_timestamp() WHERE identity = %(owner)s"
 _FOR_EVER = "1000 years"
@@ -306,7 +305,7 @@ class PostgresqlSpool:
             self._renew(connection)
             wanted = [each.queue_id for each in settlements]
             rows = connection.execute(
-                f"SELECT {_COLUMNS}, {_OURS} FROM relay.message WHERE queue_id = ANY(%(wanted)s)"
+                f"SELECT {_BARE}, {_OURS} FROM relay.message WHERE queue_id = ANY(%(wanted)s)"
                 " ORDER BY queue_id FOR UPDATE",
                 self._who | {"wanted": wanted},
             ).fetchall()
@@ -348,15 +347,12 @@ class PostgresqlSpool:
                 raise AssertionError(f"{each.queue_id} is to be removed with recipients to do")
             connection.execute("DELETE FROM relay.message WHERE queue_id = %s", (row.queue_id,))
             return
-        row.statuses = "".join(letters)
-        row.notes = bytes(row.notes) + (notes.encode(each.notes) if each.notes else b"")
-        row.is_warned = row.is_warned or each.is_warned
-        row.is_held = row.is_held if each.is_held is None else each.is_held
-        row.next_attempt_at_ns = each.next_attempt_at_ns or row.next_attempt_at_ns
+        row.statuses, row.is_warned = "".join(letters), row.is_warned or each.is_warned
+        facts = row.statuses, row.is_warned, each.is_held, each.next_attempt_at_ns or None
         connection.execute(
-            "UPDATE relay.message SET statuses = %s, notes = %s, is_held = %s, is_warned = %s,"
-            " next_attempt_at_ns = %s WHERE queue_id = %s",
-            (row.statuses, row.notes, row.is_held, row.is_warned, row.next_attempt_at_ns, row.queue_id),
+            "UPDATE relay.message SET statuses = %s, is_warned = %s, is_held = coalesce(%s, is_held),"
+            " next_attempt_at_ns = coalesce(%s, next_attempt_at_ns), notes = notes || %s WHERE queue_id = %s",
+            (*facts, notes.encode(each.notes) if each.notes else b"", row.queue_id),
         )
 
     def _read(
