@@ -48,15 +48,16 @@ class Elsewhere:
 
     async def act(self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState]) -> Results:
         """Have their owners act; of what nobody has there is no result."""
-        wish = " ".join((verb, *states))
         try:
-            hosts: Mapping[QueueId, str] = await self._asked(lambda spool: spool.ask(queue_ids, wish))
+            hosts: Mapping[QueueId, str] = await self._asked(
+                lambda spool: spool.ask(queue_ids, " ".join((verb, *states)))
+            )
             answers: Mapping[QueueId, str | None] = {}
             for _ in range(int(ANSWER_SECONDS / LOOK_SECONDS * 4)):
                 if all(answers.get(each) for each in hosts):
                     break
                 await asyncio.sleep(LOOK_SECONDS / 4)
-                answers = await self._asked(lambda spool: spool.answers(list(hosts), wish))
+                answers = await self._asked(lambda spool: spool.answers(list(hosts)))
         except NotDone as why:
             return dict.fromkeys(queue_ids, str(why))
         # What ended and was not answered was relayed.
@@ -71,11 +72,10 @@ class Elsewhere:
             await asyncio.sleep(LOOK_SECONDS)
             try:
                 for wish, queue_ids in (await self._asked(lambda spool: spool.wishes())).items():
-                    verb, *words = wish.split()
-                    states = [each for each in QueueState if each in words]
-                    results: Results = dict.fromkeys(queue_ids, f"it does not know {verb}")
-                    if verb in VERBS:
-                        results = await act(verb, queue_ids, states)
+                    verb, *states = wish.split()
+                    results: Results = dict.fromkeys(queue_ids, f"it does not know {wish}")
+                    if verb in VERBS and {*states} <= {*QueueState}:
+                        results = await act(verb, queue_ids, [QueueState(each) for each in states])
                     # The others are asked for again.
                     done = {each: of for each, of in results.items() if of not in (BUSY, UNREAD, ABSENT)}
                     await self._asked(lambda spool, wish=wish, done=done: spool.answer(wish, done))  # type: ignore[misc]  # bound now

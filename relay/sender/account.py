@@ -49,8 +49,8 @@ MOST_AT_ONCE = 64
 UNSETTLED = 2
 """Messages begun and not settled, for each connection: it need not wait for the disk."""
 HISTORY_RETRY_NS = 60 * SECOND_NS
-LOST_RETRY_NS = SECOND_NS
-"""After a shared history was lost: the database may answer, and then no news of it come."""
+SHARED_RETRY_NS = 5 * SECOND_NS
+"""Of a shared history: the database may answer again, and then no news of it come."""
 ENOUGH_NS = 30 * SECOND_NS
 """After a refused connection, while others work: open no more for at least this long."""
 SHORT_WAIT_NS = SECOND_NS
@@ -285,9 +285,10 @@ class Account:
 
     def _fail_history(self, error: HistoryError) -> int:
         """Send nothing until the history can be trusted again; return when to look."""
-        is_lost, self._has_history = self._has_history and self.pausing.row is not None, False
+        self._has_history = False
         self._tell_history(error)
-        until_ns = self._clock.boottime_ns() + (LOST_RETRY_NS if is_lost else HISTORY_RETRY_NS)
+        retry_ns = HISTORY_RETRY_NS if self.pausing.row is None else SHARED_RETRY_NS
+        until_ns = self._clock.boottime_ns() + retry_ns
         self.pausing.apply(Happening.FAULT, text=str(error), until_ns=until_ns)
         return until_ns
 

@@ -21,8 +21,8 @@ from relay.mail.text import clean
 from relay.sender.host import seconds
 from relay.sender.state_file import parse, render
 from relay.spool.database import DatabaseError
-from relay.spool.database.account import SharedAccount, clock_ns
-from relay.spool.database.connection import Connection, once
+from relay.spool.database.account import CLOCK_NS, AccountColumns, SharedAccount
+from relay.spool.database.connection import Connection, once, one
 from relay.throttle.postgresql_history import Told
 from relay.verdicts.account import AccountState, Event, Happening, PauseRecord, lapsed, step
 
@@ -55,7 +55,7 @@ class AccountRow:
         """Read the row; return nothing, or why it cannot be read."""
         try:
             with once(self._account.database) as connection:
-                self._hear_row(connection)
+                self._hear_row(connection, self._account.locked(connection))
         except DatabaseError as error:
             return clean(str(error))
         return ""
@@ -111,26 +111,27 @@ class AccountRow:
 
     def _change(self, events: list[Event]) -> None:
         with once(self._account.database) as connection:
-            told = self._hear_row(connection)
+            row = self._account.locked(connection)
+            told = self._hear_row(connection, row)
             after = self._after_all(told, events)
             record = PauseRecord(_OF_ANOTHER_BOOT, told.boottime_ns, told.now_ns, after)
             written = told._replace(version=told.version + 1, state=render(record).decode())
             connection.execute(
-                "UPDATE relay.account SET state = %s, state_version = %s WHERE name = %s",
-                (written.state, written.version, self._account.name),
+                "WITH kept AS (UPDATE relay.account SET state = %s, state_version = %s WHERE id = %s)"
+                " SELECT pg_notify(%s, '')",
+                (written.state, written.version, row.id, row.channel),
             )
-            connection.execute("SELECT pg_notify(%s, '')", (self._account.channel(connection),))
         if told.version == self._version:
             # Nobody else changed it: so it is here already.
             self._version = written.version
         else:
             self._heard = written
 
-    def _hear_row(self, connection: Connection) -> Told:
-        """Return what the row says, locked."""
-        row = self._account.locked(connection)
+    def _hear_row(self, connection: Connection, row: AccountColumns) -> Told:
+        """Return what the row says, which is locked."""
         before_ns = self._clock.boottime_ns()
-        now_ns = max(row.now_ns, clock_ns(connection) + row.offset_ns)
+        (clock_ns,) = one(connection, f"SELECT {CLOCK_NS}")
+        now_ns = max(row.now_ns, clock_ns + row.offset_ns)
         told = Told(row.state_version, row.state or "", before_ns, now_ns)
         if row.state is not None:
             self.hear(told)
@@ -152,7 +153,7 @@ class AccountRow:
     def _listening(self) -> Connection:
         connection = self._account.database.connect()
         try:
-            channel = self._account.channel(connection)
+            channel = self._account.locked(connection).channel
             connection.commit()
             connection.autocommit = True
             connection.execute(f"LISTEN {channel}".encode())
@@ -163,12 +164,8 @@ class AccountRow:
 
     async def _hear_on(self, connection: Connection, on_news: Callable[[], None]) -> None:
         """Return once the connection is lost."""
-        loop, came, pgconn, fd = (
-            asyncio.get_running_loop(),
-            asyncio.Event(),
-            connection.pgconn,
-            connection.fileno(),
-        )
+        loop, came = asyncio.get_running_loop(), asyncio.Event()
+        pgconn, fd = connection.pgconn, connection.fileno()
         came.set()  # before it listened something may have changed
 
         def read() -> None:

@@ -9,7 +9,8 @@
 |                              |                                       | removes them                       |
 
 Guarantees: no message is lost or changed, whatever call it is killed in.  Of a database, all of it: one of
-which another host may own some is refused; what is copied there nobody sends before it counts.
+which another host may own some is refused; what is copied there nobody sends before it counts.  What is there
+yet when a conversion out of it fails is any host's at once, and when it is killed, once the lease has ended.
 Assumes: nobody owns the queue, and no intake is open; both locks are held meanwhile.
 Does not: convert what is in corrupt/, or set aside in a database, which stays.
 """
@@ -18,6 +19,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 from relay.clock import Clock
 from relay.mail.envelope import QueueId
@@ -25,7 +27,7 @@ from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.replacing import put_in_place
 from relay.spool.engines import ENGINES, Engine, engine_of
 from relay.spool.errors import kernel_errors
-from relay.spool.interface import Adopted, Message, Spool, Unavailable
+from relay.spool.interface import Adopted, Message, SharedSpool, Spool, Unavailable
 from relay.spool.root.lock import without_intakes
 from relay.spool.root.quarantine import OnCorrupt, corrupt_folder
 
@@ -73,19 +75,25 @@ def convert(
                 if each is not old:
                     _remove_pieces(each, root, disk)
             if found != target:
-                engines[target].prepare(new, disk)
-                open_copy = partial(engines[target].spool, new, disk, clock, _nothing_is_damaged)
-                with closing(open_copy()) as copy:
-                    queue_ids = _copy(source, copy, done)
-                left = source.look()
-                is_unread = not source.is_shared and left.corrupt > len(disk.names(corrupt_folder(root)))
-                if left.unclaimed or is_unread:
-                    raise Unavailable(f"some messages of {root} cannot be read now")
-                with closing(open_copy()) as copy:
-                    _compare_all(source, copy, queue_ids)
+                with ExitStack() as undoing:
+                    undoing.callback(engines[target].forget, root, disk)
+                    engines[target].prepare(new, disk)
+                    open_copy = partial(engines[target].spool, new, disk, clock, _nothing_is_damaged)
+                    with closing(open_copy()) as copy:
+                        queue_ids = _copy(source, copy, done)
+                    left = source.look()
+                    is_unread = not source.is_shared and left.corrupt > len(disk.names(corrupt_folder(root)))
+                    if left.unclaimed or is_unread:
+                        raise Unavailable(f"some messages of {root} cannot be read now")
+                    with closing(open_copy()) as copy:
+                        _compare_all(source, copy, queue_ids)
+                    if source.is_shared:
+                        cast(SharedSpool, source).leave()
+                    undoing.pop_all()
                 _count(root, engines[target], disk)
                 # Crash here: the new spool, and what is left of the old one.
                 _remove_pieces(old, root, disk)
+                engines[target].let_go(root, disk)
     return done
 
 
@@ -107,6 +115,7 @@ def _copy(source: Spool, copy: Spool, done: Converted) -> list[QueueId]:
 def _compare_all(source: Spool, copy: Spool, queue_ids: Sequence[QueueId]) -> None:
     compared: list[QueueId] = []
     for page in _pages(copy):
+        source.look()  # its lease lasts as long as this may take
         _compare(source, copy, page)
         compared += [message.queue_id for message in page]
     if compared != queue_ids:
@@ -117,15 +126,14 @@ def _compare(source: Spool, target: Spool, page: Sequence[Message]) -> None:
     queue_ids = [message.queue_id for message in page]
     for was, now in zip(source.read(queue_ids), target.read(queue_ids), strict=True):
         # The hint of the next attempt comes with a claim alone, as far as every engine promises.
-        is_same = isinstance(was, Message) and isinstance(now, Message) and _sure(was) == _sure(now)
-        if not isinstance(now, Message) or not is_same:
+        if not (
+            isinstance(was, Message)
+            and isinstance(now, Message)
+            and was == now._replace(next_attempt_at_ns=was.next_attempt_at_ns)
+        ):
             raise Unavailable(f"{was} was copied as {now}")
         if now.content is None and list(source.content(now.queue_id)) != list(target.content(now.queue_id)):
             raise Unavailable(f"{now.queue_id} was copied with another content")
-
-
-def _sure(message: Message) -> Message:
-    return message._replace(next_attempt_at_ns=None)
 
 
 def _count(root: str, engine: Engine, disk: Disk) -> None:

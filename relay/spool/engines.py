@@ -38,6 +38,8 @@ class Engine:
     intake: Callable[[str, Disk, Clock], Intake]
     forget: Callable[[str, Disk], None] = lambda _root, _disk: None
     """Remove what a conversion left elsewhere than in the folder."""
+    let_go: Callable[[str, Disk], None] = lambda _root, _disk: None
+    """Let other hosts have what a conversion brought."""
 
 
 ENGINES: dict[str, Engine] = {
@@ -130,10 +132,11 @@ def _in_database(policy: Policy, *, is_converted: bool = False) -> Engine:
             engine.PostgresqlSpool,
             database=database,
             host=host,
-            lease_seconds=None if is_converted else lease_ns // SECOND_NS,
-            home=str(policy.spool),
+            lease_seconds=lease_ns // SECOND_NS,
+            home=str(policy.spool) if is_converted else "",
         ),
         intake.prepare,
         partial(intake.PostgresqlIntake, database=database),
         partial(engine.forget, database=database),
+        partial(engine.let_go, database=database),
     )

@@ -333,10 +333,13 @@ class SharedSpool(Spool, Protocol):
     def ask(self, queue_ids: Sequence[QueueId], wish: str) -> dict[QueueId, str]:
         """Write a wish down in place of any other; return of which messages, and who has each."""
 
-    def answers(self, queue_ids: Sequence[QueueId], wish: str) -> dict[QueueId, str | None]:
-        """Return what came of a wish, None where nothing has yet; nothing of what ended otherwise."""
+    def answers(self, queue_ids: Sequence[QueueId]) -> dict[QueueId, str | None]:
+        """Return what came of wishes, None where nothing has yet; nothing of what ended otherwise."""
 
     def wishes(self) -> dict[str, list[QueueId]]:
         """Return what others want of messages that are claimed here."""
 
     def answer(self, wish: str, results: Mapping[QueueId, str]) -> None: ...
+
+    def leave(self) -> None:
+        """Keep what is claimed here from all other hosts, also once this is closed: it counts elsewhere."""

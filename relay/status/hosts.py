@@ -1,8 +1,13 @@
 """Which host holds what of a queue and of histories in PostgreSQL, as the databases of a policy say."""
 
+from typing import TYPE_CHECKING
+
 from relay.policy.database import DatabaseLogin
 from relay.policy.model import Policy
 from relay.status.snapshot import HostStatus
+
+if TYPE_CHECKING:
+    from relay.spool.database.connection import LastingConnection
 
 
 def databases_of(policy: Policy) -> dict[str, DatabaseLogin]:
@@ -10,24 +15,35 @@ def databases_of(policy: Policy) -> dict[str, DatabaseLogin]:
     return {each.postgresql: each for each in (policy.storage, *histories) if each and each.postgresql}
 
 
-def hosts_in(policy: Policy) -> tuple[HostStatus, ...]:
-    """Ask each database; one that cannot be asked is left out: queue and history tell of it."""
-    from relay.spool.database import DatabaseError  # noqa: PLC0415 - it needs an extra
-    from relay.spool.database.connection import database_of, once  # noqa: PLC0415 - as above
-    from relay.spool.database.schema import hosts_of  # noqa: PLC0415 - as above
+class Hosts:
+    """Asks each database of a policy, on a connection that is kept.  One thread at a time."""
 
-    places, found = {name: policy.history_of(name) for name in policy.upstreams}, []
-    for url, login in databases_of(policy).items():
-        try:
-            with once(database_of(login)) as connection:
-                rows = hosts_of(connection)
-        except DatabaseError:
-            continue
-        for row in rows:
-            ages = {
-                name: row.ages[place.account]
-                for name, place in places.items()
-                if place.database and place.database.postgresql == url and place.account in row.ages
-            }
-            found.append(HostStatus(row.host, row.claimed, row.lease_seconds, ages))
-    return tuple(found)
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self._lasting: dict[str, LastingConnection] = {}
+
+    def look(self) -> tuple[HostStatus, ...]:
+        """Leave out a database that cannot be asked: queue and history tell of it."""
+        from relay.spool.database import DatabaseError  # noqa: PLC0415 - it needs an extra
+        from relay.spool.database.connection import LastingConnection, database_of  # noqa: PLC0415 - as above
+        from relay.spool.database.schema import hosts_of  # noqa: PLC0415 - as above
+
+        places, found = {name: self.policy.history_of(name) for name in self.policy.upstreams}, []
+        for url, login in databases_of(self.policy).items():
+            try:
+                with self._lasting.setdefault(url, LastingConnection(database_of(login))).begin() as asked:
+                    rows = hosts_of(asked)
+            except DatabaseError:
+                continue
+            for row in rows:
+                ages = {
+                    name: row.ages[place.account]
+                    for name, place in places.items()
+                    if place.database and place.database.postgresql == url and place.account in row.ages
+                }
+                found.append(HostStatus(row.host, row.claimed, row.lease_seconds, ages))
+        return tuple(found)
+
+    def close(self) -> None:
+        for each in self._lasting.values():
+            each.close()

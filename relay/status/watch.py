@@ -8,6 +8,7 @@ import asyncio
 import heapq
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from itertools import islice
 
 from relay import __version__
@@ -23,7 +24,7 @@ from relay.sender.sender import Sender
 from relay.sender.upstreams import UpstreamView
 from relay.spool.root.headroom import why_no_room
 from relay.status.eta import NOT_IN_POLICY, Listing, Load, Pace, opens_ns
-from relay.status.hosts import databases_of, hosts_in
+from relay.status.hosts import Hosts, databases_of
 from relay.status.plan import OverLimit, Plan, PlannedUpstream
 from relay.status.snapshot import (
     CertificateStatus,
@@ -72,14 +73,19 @@ class Watch:
         self.clock = clock
         self.hosts: tuple[HostStatus, ...] = ()
 
-    async def look_at_hosts(self) -> None:
-        if databases_of(self.policy):
-            self.hosts = await asyncio.to_thread(hosts_in, self.policy)
+    async def look_at_hosts(self, *, once: bool) -> None:
+        """Ask once, or again and again until there is another policy."""
+        with closing(Hosts(self.policy)) as hosts:
+            while hosts.policy is self.policy:
+                if databases_of(self.policy):
+                    self.hosts = await asyncio.to_thread(hosts.look)
+                if once:
+                    return
+                await asyncio.sleep(HOSTS_SECONDS)
 
     async def look_at_hosts_forever(self) -> None:
         while True:
-            await self.look_at_hosts()
-            await asyncio.sleep(HOSTS_SECONDS)
+            await self.look_at_hosts(once=False)
 
     def why_not_ready(self) -> str:
         """Return nothing while mail is accepted."""

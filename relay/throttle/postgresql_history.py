@@ -18,14 +18,14 @@ same name, sends nothing.
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, LiteralString, NamedTuple
 
 import psycopg
 
 from relay.clock import SECOND_NS, Clock
 from relay.spool.database import DatabaseError
-from relay.spool.database.account import SharedAccount, clock_ns
-from relay.spool.database.connection import Connection, commit, in_words
+from relay.spool.database.account import CLOCK_NS, SharedAccount
+from relay.spool.database.connection import Connection, commit, in_words, one
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.replacing import replace_file
 from relay.throttle.history import NOTHING_SENT, Event, HistoryError
@@ -37,6 +37,19 @@ DRIFT = 5_000
 REPLACE_ABOVE_GROUPS = 4096
 """A shorter history is never replaced."""
 ADVICE = "stop the relays, wait for the longest period of its limits, remove the .mark of each host, start"
+
+
+# Everybody waits behind the lock: so few statements.
+_CLOCK_AND_NEWS: LiteralString = (
+    f"SELECT {CLOCK_NS}, ARRAY(SELECT events FROM relay.history"  # noqa: S608 - a constant
+    " WHERE account_id = %s AND position > %s ORDER BY position)"
+)
+_WRITE = (
+    "WITH added AS (INSERT INTO relay.history (account_id, position, events) VALUES (%s, %s, %s)),"
+    " mark AS (INSERT INTO relay.mark (account_id, host) VALUES (%s, %s)"
+    " ON CONFLICT (account_id, host) DO UPDATE SET at = excluded.at)"
+    " UPDATE relay.account SET position = %s, replaced = %s, offset_ns = %s, now_ns = %s WHERE id = %s"
+)
 
 
 class Told(NamedTuple):
@@ -111,10 +124,10 @@ class PostgresqlHistory:
     @contextlib.contextmanager
     def transaction(self) -> "Iterator[PostgresqlHistory]":
         with self._failing_closed():
-            connection = self._connected()
-            self._is_open = True
+            if self._connection is None or self._connection.closed:
+                self._connection, self._cursor = self._account.database.connect(), None
+            connection, self._is_open = self._connection, True
             self._lock(connection)
-            self._learn(connection)
         try:
             yield self
         finally:
@@ -139,11 +152,6 @@ class PostgresqlHistory:
             self._connection.close()
         self._connection = self._cursor = None
 
-    def _connected(self) -> Connection:
-        if self._connection is None or self._connection.closed:
-            self._connection, self._cursor = self._account.database.connect(), None
-        return self._connection
-
     def _locked(self) -> Connection:
         """Return the connection that has the lock: never another one."""
         if self._connection is None or not self._is_open:
@@ -160,27 +168,30 @@ class PostgresqlHistory:
             if position > self._position:
                 lost = f"it lost {position - self._position} commits"
                 raise DamagedHistory(f"{lost}; {NOTHING_SENT}.  To repair: {ADVICE}")
-        self._tell_time(connection)
+        self._learn(connection)
         if row.state is not None:
             self._on_state(Told(row.state_version, row.state, self.now_ns - self.ahead_ns, self.now_ns))
 
-    def _tell_time(self, connection: Connection) -> None:
-        """Read the clock behind the lock, so that instants ascend in the history."""
+    def _learn(self, connection: Connection) -> None:
+        """Read clock and news behind the lock: instants ascend in the history, and nothing is missed."""
+        self.is_empty = self._position == 0
+        self.is_whole = self._cursor is None or self._cursor < self._replaced
+        since = self._replaced - 1 if self.is_whole else self._cursor
         before_ns = self._clock.boottime_ns()
-        now_ns = clock_ns(connection) + self._offset_ns
-        after_ns = self._clock.boottime_ns()
+        clock_ns, groups = one(connection, _CLOCK_AND_NEWS, (self._id, since))
+        self._tell_time(before_ns, clock_ns + self._offset_ns, self._clock.boottime_ns())
+        self.news = [event for text in groups for event in events_in(json.loads(text))]
+        self._cursor = self._position
+
+    def _tell_time(self, before_ns: int, now_ns: int, after_ns: int) -> None:
         if self._seen is not None:
             then_ns, then_before_ns, then_after_ns = self._seen
             least_ns, most_ns = before_ns - then_after_ns, after_ns - then_before_ns
-            skew_ns = SKEW_NS + most_ns // DRIFT
-            step_ns = 0
-            if now_ns - then_ns > most_ns + skew_ns:
-                step_ns = now_ns - then_ns - most_ns
-            elif now_ns - then_ns < least_ns - skew_ns:
-                step_ns = now_ns - then_ns - least_ns
-            self._offset_ns -= step_ns
-            now_ns -= step_ns
-            self._was_stepped = step_ns != 0
+            step_ns = now_ns - then_ns - max(least_ns, min(most_ns, now_ns - then_ns))
+            self._was_stepped = abs(step_ns) > SKEW_NS + most_ns // DRIFT
+            if self._was_stepped:
+                self._offset_ns -= step_ns
+                now_ns -= step_ns
         self.now_ns = max(self.now_ns, now_ns)
         self.ahead_ns = self.now_ns - before_ns
         self._seen = self.now_ns, before_ns, after_ns
@@ -198,33 +209,14 @@ class PostgresqlHistory:
             else:
                 connection.rollback()
 
-    def _learn(self, connection: Connection) -> None:
-        self.is_empty = self._position == 0
-        self.is_whole = self._cursor is None or self._cursor < self._replaced
-        since = self._replaced - 1 if self.is_whole else self._cursor
-        rows = connection.execute(
-            "SELECT events FROM relay.history WHERE account_id = %s AND position > %s ORDER BY position",
-            (self._id, since),
-        ).fetchall()
-        self.news = [event for (text,) in rows for event in events_in(json.loads(text))]
-        self._cursor = self._position
-
     def _commit(self, events: Sequence[Event], replaced: int) -> None:
         position = self._position + 1
         group: list[Any] = [words_of(event) for event in events]
         with self._failing_closed():
             connection = self._locked()
-            connection.execute(
-                "INSERT INTO relay.history (account_id, position, events) VALUES (%s, %s, %s)",
-                (self._id, position, json.dumps(group, separators=(",", ":"))),
-            )
-            connection.execute(
-                "WITH mark AS (INSERT INTO relay.mark (account_id, host) VALUES (%s, %s)"
-                " ON CONFLICT (account_id, host) DO UPDATE SET at = excluded.at)"
-                " UPDATE relay.account SET position = %s, replaced = %s, offset_ns = %s, now_ns = %s"
-                " WHERE id = %s",
-                (self._id, self._account.host, position, replaced, self._offset_ns, self.now_ns, self._id),
-            )
+            text = json.dumps(group, separators=(",", ":"))
+            mark, row = (self._id, self._account.host), (position, replaced, self._offset_ns, self.now_ns)
+            connection.execute(_WRITE, (self._id, position, text, *mark, *row, self._id))
             commit(connection)
         self._is_open = False
         self._cursor, self._position, self._replaced = position, position, replaced

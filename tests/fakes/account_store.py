@@ -296,8 +296,6 @@ def _new_account(session: Session, _found: "re.Match[str]", values: tuple[Any, .
 
 
 def _update(session: Session, found: "re.Match[str]", values: tuple[Any, ...]) -> Rows:
-    if found["mark"]:
-        values = values[2:]  # when each host was here is only shown
     key = _of_account(session, found["key"], values[-1])
     assert key is not None
     columns = [each.removesuffix(" = %s") for each in found["columns"].split(", ")]
@@ -305,21 +303,21 @@ def _update(session: Session, found: "re.Match[str]", values: tuple[Any, ...]) -
     return []
 
 
-def _groups(session: Session, found: "re.Match[str]", values: tuple[Any, ...]) -> Rows:
+def _clock_and_groups(session: Session, found: "re.Match[str]", values: tuple[Any, ...]) -> Rows:
     account, least = values[0], values[1] + (found["than"] == ">")
     rows = session.visible().items()
     groups = [(key[2], row) for key, row in rows if key[:2] == ("group", account) and key[2] >= least]
     # Without an order any may come first.
     groups.sort(reverse=not found["order"])
-    return [(text,) for _, text in groups]
+    return [(*_clock(session, found, ())[0], [text for _, text in groups])]
 
 
-def _new_group(session: Session, _found: "re.Match[str]", values: tuple[Any, ...]) -> Rows:
+def _new_group(session: Session, found: "re.Match[str]", values: tuple[Any, ...]) -> Rows:
     key = "group", values[0], values[1]
     if session.locked(key) is not None:
         raise psycopg.errors.UniqueViolation("duplicate key value violates unique constraint")
     session.write(key, values[2])
-    return []
+    return _update(session, found, values[5:])  # when each host was here is only shown
 
 
 def _no_groups(session: Session, _found: "re.Match[str]", values: tuple[Any, ...]) -> Rows:
@@ -333,9 +331,9 @@ def _clock(session: Session, _found: "re.Match[str]", _values: tuple[Any, ...]) 
     return [(session.store.time_ns() + session.store.offset_ns,)]
 
 
-def _notify(session: Session, _found: "re.Match[str]", values: tuple[Any, ...]) -> Rows:
-    session.notify(values[0])
-    return []
+def _notify(session: Session, found: "re.Match[str]", values: tuple[Any, ...]) -> Rows:
+    session.notify(values[-1])
+    return _update(session, found, values[:-1])
 
 
 def _listen(session: Session, found: "re.Match[str]", _values: tuple[Any, ...]) -> Rows:
@@ -346,15 +344,21 @@ def _listen(session: Session, found: "re.Match[str]", _values: tuple[Any, ...]) 
 _STATEMENTS: tuple[tuple[str, _Does], ...] = (
     (r"SELECT (?P<columns>[\w:, ]+) FROM relay\.account WHERE name = %s(?P<lock> FOR UPDATE)?", _account),
     (r"INSERT INTO relay\.account \(name\) VALUES \(%s\) ON CONFLICT DO NOTHING", _new_account),
+    (r"UPDATE relay\.account SET (?P<columns>[^()]+) WHERE (?P<key>\w+) = %s", _update),
     (
-        r"(?P<mark>WITH mark AS .*\) )?UPDATE relay\.account SET (?P<columns>.+) WHERE (?P<key>\w+) = %s",
-        _update,
+        r"SELECT \(extract.*, ARRAY\(SELECT .* account_id = %s AND position (?P<than>\S+) %s(?P<order>.*)\)",
+        _clock_and_groups,
     ),
-    (r"SELECT events FROM .* WHERE account_id = %s AND position (?P<than>\S+) %s(?P<order>.*)", _groups),
-    (r"INSERT INTO relay\.history \(account_id, position, events\) VALUES \(%s, %s, %s\)", _new_group),
+    (
+        r"WITH added AS .* UPDATE relay\.account SET (?P<columns>.+) WHERE (?P<key>\w+) = %s",
+        _new_group,
+    ),
     (r"DELETE FROM relay\.history WHERE account_id = %s", _no_groups),
     (r"SELECT \(extract\(epoch FROM clock_timestamp.*", _clock),
-    (r"SELECT pg_notify\(%s, ''\)", _notify),
+    (
+        r"WITH kept AS \(UPDATE relay\.account SET (?P<columns>.+) WHERE (?P<key>\w+) = %s\) SELECT .*",
+        _notify,
+    ),
     (r"LISTEN (?P<channel>\w+)", _listen),
     (r"SELECT current_setting\('transaction_read_only.*", lambda *_: [("off", "on", "on", True)]),
     (r"(?s)\s*WITH claims AS .*", lambda *_: []),  # who holds what is only shown

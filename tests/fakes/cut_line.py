@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import threading
+from collections.abc import Callable
 from typing import Self
 
 
@@ -17,6 +18,8 @@ class CutLine:
         self._is_over = threading.Event()
         self.delay_s = 0.0
         """Of whatever goes to the server."""
+        self.before: Callable[[], None] = lambda: None
+        """Called before anything goes to the server."""
         self.cuts = 0
         """How many there were."""
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -60,6 +63,8 @@ class CutLine:
         with contextlib.suppress(OSError):
             while content := source.recv(65536):
                 self._is_over.wait(self.delay_s if is_to_server else 0)
+                if is_to_server:
+                    self.before()
                 if is_to_server and self._is_now(content):
                     self.cuts += 1
                     _cut(source)

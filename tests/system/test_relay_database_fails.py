@@ -142,24 +142,26 @@ def test_a_server_without_room_takes_no_mail_and_forgets_no_relayed_recipient(
         server.execute("DROP TABLESPACE small")
 
 
-@pytest.mark.parametrize("what", ["history", "queue"])
 def test_a_server_that_is_slow_by_two_seconds_is_waited_for(
-    tmp_path: Path, server: Server, url: str, upstream: StrictSmarthost, what: str
+    tmp_path: Path, server: Server, url: str, upstream: StrictSmarthost
 ) -> None:
+    """By a history and by a queue, at a time."""
     with CutLine(server.port) as line:
         isp = upstream.upstream(limits=[{"messages": 1, "per": "1h"}])
-        a = (host if what == "history" else of_one_queue)(tmp_path, "a", isp, through(line, url))
+        a, b = (
+            each(tmp_path, name, isp, through(line, url)) for name, each in (("a", host), ("b", of_one_queue))
+        )
         make_tables(a)
-        with a:
+        with a, b:
             line.delay_s = 2.0
-            send(a, 1)
-            upstream.wait_until(lambda ledger: ledger.relayed == 1)
-            if what == "history":
-                send(a, 2)
-                a.live(for_s=10)
+            for number, relay in enumerate((a, a, b)):
+                send(relay, number)
+            upstream.wait_until(lambda ledger: ledger.relayed == 2)
+            a.wait_for_log(lambda each: "event=waiting" in each)
             line.delay_s = 0.0
-    assert upstream.ledger.relayed == 1
-    assert not [each for each in a.log() if "event=spool_failed" in each or "event=history_failed" in each]
+    assert upstream.ledger.relayed == 2
+    told = [*a.log(), *b.log()]
+    assert not [each for each in told if "event=spool_failed" in each or "event=history_failed" in each]
 
 
 @pytest.mark.parametrize("by_s", [2 * HOUR_S, -2 * HOUR_S])

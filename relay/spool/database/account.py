@@ -7,6 +7,9 @@ from typing import LiteralString, NamedTuple
 from relay.policy.database import DatabaseLogin
 from relay.spool.database.connection import Connection, Database, database_of, one
 
+CLOCK_NS: LiteralString = "(extract(epoch FROM clock_timestamp()) * 1000000000)::bigint"
+"""The server's clock.  Asked behind the lock of a row, so that instants ascend among its holders."""
+
 
 class AccountColumns(NamedTuple):
     id: int
@@ -17,6 +20,11 @@ class AccountColumns(NamedTuple):
     now_ns: int
     state: str | None
     state_version: int
+
+    @property
+    def channel(self) -> str:
+        """Return what changes of its pause are told on."""
+        return f"relay_account_{self.id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +45,6 @@ class SharedAccount:
         connection.execute(insert, (self.name,))
         return AccountColumns(*one(connection, select, (self.name,)))
 
-    def channel(self, connection: Connection) -> str:
-        """Return what changes of its pause are told on."""
-        return f"relay_account_{self.locked(connection).id}"
-
 
 def account_of(login: DatabaseLogin, name: str, host: str) -> SharedAccount:
     return SharedAccount(database_of(login), name, host or os.uname().nodename)
-
-
-def clock_ns(connection: Connection) -> int:
-    """Return the server's clock.  Behind the lock of a row, so that instants ascend among its holders."""
-    (now_ns,) = one(connection, "SELECT (extract(epoch FROM clock_timestamp()) * 1000000000)::bigint")
-    return int(now_ns)

@@ -27,7 +27,9 @@ VERSION = 1
 """Of our tables."""
 CONNECT_SECONDS = 5
 STATEMENT_SECONDS = 20
-IDLE_SECONDS = 10
+IDLE_SECONDS = 4
+SILENT_SECONDS = 10
+"""Until a peer of whom nothing is heard is asked whether it is there."""
 DURABLE = frozenset({"on", "remote_apply"})
 """Values of synchronous_commit: flushed here, and by the synchronous standbys if there are any."""
 
@@ -56,12 +58,9 @@ class Database:
             if is_checked:
                 _check(connection)
             connection.commit()
-        except psycopg.Error as error:
+        except (psycopg.Error, DatabaseError) as error:
             connection.close()
             raise DatabaseError(in_words(error)) from error
-        except DatabaseError:
-            connection.close()
-            raise
         return connection
 
     @property
@@ -80,7 +79,7 @@ class Database:
             "application_name": "relay",
             # A peer that is gone is noticed.
             "tcp_user_timeout": STATEMENT_SECONDS * 1000,
-            "keepalives_idle": IDLE_SECONDS,
+            "keepalives_idle": SILENT_SECONDS,
             "keepalives_interval": CONNECT_SECONDS,
             "keepalives_count": 3,
             "options": " ".join(f"-c {name}={seconds}s" for name, seconds in timeouts.items()),
@@ -114,14 +113,13 @@ class LastingConnection:
                 self._connection = self._database.connect(is_checked=self._is_checked)
             yield self._connection
             commit(self._connection)
-        except psycopg.Error as error:
+        except BaseException as error:
             self.close()
+            if not isinstance(error, psycopg.Error):
+                raise
             told = DatabaseError(in_words(error))
             told.is_full = isinstance(error, psycopg.errors.DiskFull)
             raise told from error
-        except BaseException:
-            self.close()
-            raise
 
     def close(self) -> None:
         if self._connection is not None:

@@ -77,11 +77,9 @@ CREATE TABLE relay.chunk (
 
 -- What came of a wish; the message may have ended by it.
 CREATE TABLE relay.answer (
-    queue_id    text COLLATE "C" NOT NULL,
-    wish        text NOT NULL,
+    queue_id    text COLLATE "C" PRIMARY KEY,
     answer      text NOT NULL,
-    at          timestamptz NOT NULL DEFAULT clock_timestamp(),
-    PRIMARY KEY (queue_id, wish)
+    at          timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
 ALTER TABLE relay.message ALTER content SET STORAGE EXTERNAL;

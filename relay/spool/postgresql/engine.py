@@ -6,7 +6,7 @@ which its folder keeps, and by a fence, which is another one for each process.  
 is absent here: a host that was stopped settles nothing.  A claim holds for its lease after each call,
 and from then on until another host takes the message; a clean stop ends the lease.  What an operator wants
 of a message that another host has, stands in its row until that host did it (`SharedSpool`).
-In a conversion the lease has no end, so that no copy is sent: of a killed one it ends at the next start.
+In a conversion the claim of a copy has no end, so that no host sends it: what does not count is removed.
 Assumes: the folder of `home` is this host's own; its lock keeps a second process of this host away.
 Does not: know how much room the server has; where a statement says that there is none, it is Full.
 """
@@ -15,13 +15,12 @@ import contextlib
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, LiteralString, NoReturn
 
 from relay.clock import Clock
 from relay.mail.envelope import QueueId
 from relay.spool.base import PAGE_BYTES, Failure, as_it_is
-from relay.spool.database import DatabaseError
-from relay.spool.database.connection import Connection, Database, LastingConnection, once, one
+from relay.spool.database.connection import Connection, Database, LastingConnection, one
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.replacing import replace_file
 from relay.spool.errors import kernel_errors
@@ -44,7 +43,7 @@ from relay.spool.message import message_file, notes
 from relay.spool.message.draft import remove_abandoned
 from relay.spool.message.message_file import checksum, decode_header
 from relay.spool.postgresql import IN_A_DATABASE
-from relay.spool.postgresql.intake import ROOM_BYTES, MessageRow, drafts_of, insert, prepare, refusal, stored
+from relay.spool.postgresql.intake import ROOM_BYTES, MessageRow, asking, drafts_of, insert, prepare, stored
 from relay.spool.root.lock import take_lock
 from relay.spool.root.quarantine import OnCorrupt
 
@@ -56,11 +55,17 @@ _LONG_HEAD = (
     f"(SELECT substr(chunk.content, 1, {HEAD_BYTES}) FROM relay.chunk"
     " WHERE chunk.queue_id = message.queue_id AND number = 0)"
 )
-_HEADS = (
-    f"queue_id, header, envelope, NULL, {_FACTS}, coalesce(substr(content, 1, {HEAD_BYTES}), {_LONG_HEAD})"
-)
+_BARE = f"queue_id, header, envelope, NULL, {_FACTS}"
 """Without content."""
+_HEADS = f"{_BARE}, coalesce(substr(content, 1, {HEAD_BYTES}), {_LONG_HEAD})"
 _OURS = "owner = %(owner)s AND fence = %(fence)s AND corrupt IS NULL"
+_LAPSE: LiteralString = "UPDATE relay.owner SET until = clock_timestamp() WHERE identity = %(owner)s"
+_FOR_EVER = "1000 years"
+_FORGET: LiteralString = """
+    DELETE FROM relay.message WHERE queue_id IN (
+        SELECT queue_id FROM relay.message WHERE owner = %(owner)s AND corrupt IS NULL LIMIT 1000
+    )
+"""
 _END = "~"
 """Behind all ids."""
 _OTHERS = f"corrupt IS NULL AND ({_OURS}) IS NOT TRUE"
@@ -70,16 +75,22 @@ _FREE = (
     "corrupt IS NULL AND (owner IS NULL OR (owner = %(owner)s AND fence < %(fence)s)"
     " OR owner IN (SELECT identity FROM relay.owner WHERE until < clock_timestamp()))"
 )
-# What its last owner was to end is not sent first.
+# What its last owner was to hold or end, if it is in such a state, is not sent first.
+_STAYS = """
+    coalesce(wish ~ '^(hold|bounce|delete)' AND (wish !~ ' ' OR string_to_array(wish, ' ') @> ARRAY[CASE
+        WHEN is_held THEN 'held'
+        WHEN next_attempt_at_ns > extract(epoch FROM clock_timestamp()) * 1000000000 THEN 'deferred'
+        ELSE 'waiting' END]), false)
+"""
 _CLAIM = f"""
     WITH free AS (
         SELECT queue_id, coalesce(octet_length(content), {HEAD_BYTES}) AS size FROM relay.message
-        WHERE {{}} ORDER BY queue_id LIMIT %(most)s FOR UPDATE SKIP LOCKED
+        WHERE {{}} ORDER BY queue_id LIMIT %(most)s FOR UPDATE {{}}
     ), page AS (
         SELECT queue_id AS id, sum(size) OVER (ORDER BY queue_id) - size AS before FROM free
     )
     UPDATE relay.message SET owner = %(owner)s, fence = %(fence)s,
-        is_held = is_held OR coalesce(wish IN ('hold', 'bounce', 'delete'), false)
+        is_held = is_held OR {_STAYS}, wish = CASE WHEN {_STAYS} THEN split_part(wish, ' ', 1) ELSE wish END
     FROM page WHERE queue_id = id AND before < {PAGE_BYTES} RETURNING {_COLUMNS}, {_LONG_HEAD}
 """
 
@@ -96,12 +107,13 @@ class PostgresqlSpool:
         *,
         database: Database,
         host: str,
-        lease_seconds: int | None,
+        lease_seconds: int,
         home: str = "",
     ) -> None:
         """`lease_seconds`: twice the longest transaction, so that nobody takes over what is in flight.
 
-        None: it is converted, out of the database, or from `home` into it: then it has nothing but the copy.
+        `home`: the spool's folder, in a conversion: from another one than `root` it is copied here, and then
+        this has nothing but the copy.
         Raise SpoolBusy, OSError, ValueError, and Unavailable where the database cannot be asked.
         """
         prepare(root, disk)
@@ -111,13 +123,13 @@ class PostgresqlSpool:
         self._connection = LastingConnection(database)
         self._lock_fd: int | None = take_lock(root, disk, IN_A_DATABASE)
         self._who: dict[str, Any] = {}
-        self._is_converted, is_copy = lease_seconds is None, home not in ("", root)
-        self._free = _OWN_BEFORE if is_copy else _FREE
+        self._is_source, self._outlives = home == root, home not in ("", root)
+        self._free = _OWN_BEFORE if self._outlives else _FREE
         self._after = _END
         try:
-            lease = "1000 years" if lease_seconds is None else f"{lease_seconds} seconds"
+            lease = _FOR_EVER if self._outlives else f"{lease_seconds} seconds"
             self._who |= {"owner": identity(home or root, disk), "host": host, "fence": 0, "lease": lease}
-            with self._asking() as connection:
+            with asking(self._connection) as connection:
                 (self._who["fence"],) = one(
                     connection,
                     "INSERT INTO relay.owner VALUES (%(owner)s, %(host)s, 1, clock_timestamp() + %(lease)s)"
@@ -132,20 +144,22 @@ class PostgresqlSpool:
     def claim(self, most: int) -> list[Message]:
         # After a lost reply nobody knows what was claimed: all that is ours comes again.
         after, self._after = self._after, ""
-        which = self._free if after == _END else f"({self._free} OR ({_OURS} AND queue_id > %(after)s))"
-        with self._asking() as connection:
+        which, skips = self._free, "SKIP LOCKED"
+        if after != _END:
+            which, skips = f"({which} OR ({_OURS} AND queue_id > %(after)s))", ""
+        with asking(self._connection) as connection:
             self._renew(connection)
-            if self._is_converted and self._free is _FREE:
+            if self._is_source:
                 self._refuse_others(connection)
             values = self._who | {"most": most, "after": after}
-            rows = sorted(connection.execute(_CLAIM.format(which), values).fetchall())
+            rows = sorted(connection.execute(_CLAIM.format(which, skips), values).fetchall())
             messages = [self._decoded(connection, row) for row in rows]
         self._after = rows[-1][0] if rows and after != _END else _END
         return [each for each in messages if isinstance(each, Message)]
 
     def read(self, queue_ids: Sequence[QueueId]) -> list[Message | Absent | Corrupt | Unavailable]:
         try:
-            with self._asking() as connection:
+            with asking(self._connection) as connection:
                 found = self._read(connection, queue_ids)
         except Unavailable as trouble:
             return [trouble] * len(queue_ids)
@@ -153,7 +167,7 @@ class PostgresqlSpool:
 
     def content(self, queue_id: QueueId) -> Iterator[bytes]:
         """Of any host's message: who sends it has just read it as its own."""
-        with self._asking() as connection:
+        with asking(self._connection) as connection:
             message = self._read(connection, [queue_id], "corrupt IS NULL").get(queue_id) or Absent(queue_id)
         if not isinstance(message, Message):
             raise message
@@ -186,7 +200,7 @@ class PostgresqlSpool:
             return [trouble] * len(settlements)
 
     def adopt(self, adopted: Sequence[Adopted]) -> None:
-        with self._asking() as connection:
+        with asking(self._connection) as connection:
             for each in adopted:
                 message = each.message
                 with self._stored(message.queue_id, message.envelope, each.content) as row:
@@ -196,7 +210,7 @@ class PostgresqlSpool:
                 raise failure
 
     def look(self) -> SpoolLook:
-        with self._asking() as connection:
+        with asking(self._connection) as connection:
             self._renew(connection)
             aside, unclaimed = one(
                 connection,
@@ -220,7 +234,7 @@ class PostgresqlSpool:
             return remove_abandoned(self._disk, self._drafts)
 
     def others(self, first: str, most: int) -> list[tuple[Message, str]]:
-        with self._asking() as connection:
+        with asking(self._connection) as connection:
             rows = connection.execute(
                 f"SELECT {_HEADS}, {_HOST} FROM relay.message WHERE {_OTHERS} AND queue_id >= %(first)s"
                 " ORDER BY queue_id LIMIT %(most)s",
@@ -233,25 +247,23 @@ class PostgresqlSpool:
             ]
 
     def ask(self, queue_ids: Sequence[QueueId], wish: str) -> dict[QueueId, str]:
-        with self._asking() as connection:
-            found = self._locked(connection, queue_ids, _OTHERS)
-            values = {"wish": wish, "ids": list(found)}
-            connection.execute(
-                "DELETE FROM relay.answer WHERE queue_id = ANY(%(ids)s) AND wish = %(wish)s", values
+        return dict(
+            self._rows(
+                "WITH old AS (DELETE FROM relay.answer WHERE queue_id = ANY(%(wanted)s))"
+                " UPDATE relay.message SET wish = %(wish)s WHERE queue_id = ANY(%(wanted)s)"
+                f" AND {_OTHERS} RETURNING queue_id, {_HOST}",
+                wanted=list(queue_ids),
+                wish=wish,
             )
-            connection.execute(
-                "UPDATE relay.message SET wish = %(wish)s WHERE queue_id = ANY(%(ids)s)", values
-            )
-        return found
+        )
 
-    def answers(self, queue_ids: Sequence[QueueId], wish: str) -> dict[QueueId, str | None]:
+    def answers(self, queue_ids: Sequence[QueueId]) -> dict[QueueId, str | None]:
         return dict(
             self._rows(
                 "SELECT id, answer FROM unnest(%(wanted)s::text[]) AS id"
-                " LEFT JOIN relay.answer ON queue_id = id AND wish = %(wish)s"
+                " LEFT JOIN relay.answer ON queue_id = id"
                 " WHERE answer IS NOT NULL OR id IN (SELECT queue_id FROM relay.message WHERE queue_id = id)",
                 wanted=list(queue_ids),
-                wish=wish,
             )
         )
 
@@ -261,73 +273,59 @@ class PostgresqlSpool:
         return dict(self._rows(statement))
 
     def answer(self, wish: str, results: Mapping[QueueId, str]) -> None:
-        with self._asking() as connection:
-            done = self._locked(connection, list(results), f"wish = %(wish)s AND {_OURS}", wish=wish)
-            connection.execute("UPDATE relay.message SET wish = NULL WHERE queue_id = ANY(%s)", (list(done),))
-            connection.execute(
-                "INSERT INTO relay.answer (queue_id, wish, answer)"
-                " SELECT id, %s, text FROM unnest(%s::text[], %s::text[]) AS its (id, text)"
-                " ON CONFLICT (queue_id, wish) DO UPDATE SET answer = excluded.answer, at = excluded.at",
-                (wish, list(results), list(results.values())),
-            )
-
-    def _locked(
-        self, connection: Connection, queue_ids: Sequence[QueueId], which: str, **values: object
-    ) -> dict[QueueId, str]:
-        """Lock messages in the order of their ids, as all do; return the host of each."""
-        statement = f"SELECT queue_id, {_HOST} FROM relay.message WHERE queue_id = ANY(%(ids)s) AND {which}"
-        values |= self._who | {"ids": list(queue_ids)}
-        return dict(
-            connection.execute(f"{statement} ORDER BY queue_id FOR UPDATE".encode(), values).fetchall()
+        self._rows(
+            "WITH given AS (SELECT * FROM unnest(%(wanted)s::text[], %(results)s::text[]) AS its (id, text)),"
+            " over AS (UPDATE relay.message SET wish = NULL FROM given"
+            f" WHERE queue_id = id AND wish = %(wish)s AND {_OURS})"
+            " INSERT INTO relay.answer (queue_id, answer) SELECT id, text FROM given WHERE NOT EXISTS ("
+            "SELECT FROM relay.message WHERE queue_id = id AND wish IS DISTINCT FROM %(wish)s)"
+            " ON CONFLICT (queue_id) DO UPDATE SET answer = excluded.answer, at = excluded.at RETURNING 1",
+            wanted=list(results),
+            results=list(results.values()),
+            wish=wish,
         )
 
+    def leave(self) -> None:
+        with asking(self._connection) as connection:
+            self._renew(connection, _FOR_EVER)
+        self._outlives = True
+
     def close(self) -> None:
-        """Let any host take over what is claimed here, at once."""
-        if self._who.get("fence") and not self._is_converted:
-            with contextlib.suppress(Full, Unavailable), self._asking() as connection:
-                connection.execute(
-                    "UPDATE relay.owner SET until = clock_timestamp()"
-                    " WHERE identity = %(owner)s AND fence = %(fence)s",
-                    self._who,
-                )
+        """Let any host take over what is claimed here, at once; not what outlives this."""
+        if self._who.get("fence") and not self._outlives:
+            with contextlib.suppress(Full, Unavailable), asking(self._connection) as connection:
+                connection.execute(f"{_LAPSE} AND fence = %(fence)s", self._who)
         self._connection.close()
         if self._lock_fd is not None:
             self._disk.close(self._lock_fd)
             self._lock_fd = None
 
     def _settle(self, settlements: Sequence[Settlement]) -> list[Failure | None]:
-        with self._asking() as connection:
+        with asking(self._connection) as connection:
             self._renew(connection)
             wanted = [each.queue_id for each in settlements]
             rows = connection.execute(
-                f"SELECT {_COLUMNS}, {_OURS} FROM relay.message WHERE queue_id = ANY(%(wanted)s)"
+                f"SELECT {_BARE}, {_OURS} FROM relay.message WHERE queue_id = ANY(%(wanted)s)"
                 " ORDER BY queue_id FOR UPDATE",
                 self._who | {"wanted": wanted},
             ).fetchall()
             there = {row[0]: MessageRow(*row[:-1]) if row[-1] else None for row in rows}
-            results: list[Failure | None] = []
-            for each in settlements:
-                row = there.get(each.queue_id)
-                if row is None:
-                    # What ended before is ended.
-                    is_done = each.ends and each.queue_id not in there
-                    results.append(None if is_done else Absent(each.queue_id))
-                    continue
-                try:
-                    self._settle_one(connection, each, row)
-                    results.append(None)
-                except Corrupt as fault:
-                    self._set_aside(connection, each.queue_id, str(fault))
-                    results.append(fault)
-            ended = [
-                each.queue_id
-                for each, result in zip(settlements, results, strict=True)
-                if each.ends and result is None
-            ]
-            connection.execute("DELETE FROM relay.message WHERE queue_id = ANY(%s)", (ended,))
-        return results
+            return [self._settle_one(connection, each, there) for each in settlements]
 
-    def _settle_one(self, connection: Connection, each: Settlement, row: MessageRow) -> None:
+    def _settle_one(
+        self, connection: Connection, each: Settlement, there: Mapping[str, MessageRow | None]
+    ) -> Failure | None:
+        if (row := there.get(each.queue_id)) is None:
+            # What ended before is ended.
+            return None if each.ends and each.queue_id not in there else Absent(each.queue_id)
+        try:
+            self._write(connection, each, row)
+        except Corrupt as fault:
+            self._set_aside(connection, each.queue_id, str(fault))
+            return fault
+        return None
+
+    def _write(self, connection: Connection, each: Settlement, row: MessageRow) -> None:
         letters = list(row.statuses)
         # Of a message that is only moved nobody read the recipients.
         if each.marks and decoded(row).envelope.recipients != each.envelope.recipients:
@@ -344,21 +342,19 @@ class PostgresqlSpool:
                 insert(connection, new)
         for index in each.told:
             letters[index] = letters[index].lower()
-        if each.ends and Status.TODO.value.decode() in letters:
-            raise AssertionError(f"{each.queue_id} is to be removed with recipients to do")
-        row.statuses = "".join(letters)
-        row.notes = bytes(row.notes) + (notes.encode(each.notes) if each.notes else b"")
-        row.is_warned = row.is_warned or each.is_warned
-        row.is_held = row.is_held if each.is_held is None else each.is_held
-        row.next_attempt_at_ns = each.next_attempt_at_ns or row.next_attempt_at_ns
+        if each.ends:
+            if Status.TODO.value.decode() in letters:
+                raise AssertionError(f"{each.queue_id} is to be removed with recipients to do")
+            connection.execute("DELETE FROM relay.message WHERE queue_id = %s", (row.queue_id,))
+            return
+        row.statuses, row.is_warned = "".join(letters), row.is_warned or each.is_warned
+        # A release ends what was wanted before it.
+        facts = row.statuses, row.is_warned, each.is_held, each.next_attempt_at_ns or None, each.is_held is False
         connection.execute(
-            "UPDATE relay.message SET statuses = %s, notes = %s, is_held = %s, is_warned = %s,"
-            " next_attempt_at_ns = %s, wish = CASE WHEN %s THEN wish END WHERE queue_id = %s",
-            (
-                *(row.statuses, row.notes, row.is_held, row.is_warned, row.next_attempt_at_ns),
-                # A release ends what was wanted before it.
-                *(each.is_held is not False, row.queue_id),
-            ),
+            "UPDATE relay.message SET statuses = %s, is_warned = %s, is_held = coalesce(%s, is_held),"
+            " next_attempt_at_ns = coalesce(%s, next_attempt_at_ns), wish = CASE WHEN %s THEN NULL ELSE wish END,"
+            " notes = notes || %s WHERE queue_id = %s",
+            (*facts, notes.encode(each.notes) if each.notes else b"", row.queue_id),
         )
 
     def _read(
@@ -390,7 +386,7 @@ class PostgresqlSpool:
             yield crc, chunk
 
     def _damaged(self, queue_id: QueueId) -> NoReturn:
-        with self._asking() as connection:
+        with asking(self._connection) as connection:
             self._set_aside(connection, queue_id, MISMATCH)
         raise Corrupt(MISMATCH)
 
@@ -398,11 +394,11 @@ class PostgresqlSpool:
         connection.execute("UPDATE relay.message SET corrupt = %s WHERE queue_id = %s", (why, queue_id))
         self._on_corrupt(queue_id, why)
 
-    def _renew(self, connection: Connection) -> None:
+    def _renew(self, connection: Connection, lease: str = "") -> None:
         row = connection.execute(
             "UPDATE relay.owner SET until = clock_timestamp() + %(lease)s"
             " WHERE identity = %(owner)s AND fence = %(fence)s RETURNING 1",
-            self._who,
+            self._who | {"lease": lease or self._who["lease"]},
         ).fetchone()
         if row is None:
             raise Unavailable("another relay owns this host's messages: is its folder a copy?")
@@ -418,17 +414,8 @@ class PostgresqlSpool:
             raise SpoolBusy(f"its mail may be on its way from {hosts}: stop that, or wait for its lease")
 
     def _rows(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
-        with self._asking() as connection:
+        with asking(self._connection) as connection:
             return connection.execute(statement.encode(), self._who | values).fetchall()
-
-    @contextlib.contextmanager
-    def _asking(self) -> Iterator[Connection]:
-        """Ask in one transaction.  Raises Full and Unavailable."""
-        try:
-            with self._connection.begin() as connection:
-                yield connection
-        except DatabaseError as error:
-            raise refusal(error) from error
 
 
 def decoded(row: MessageRow) -> Message:
@@ -460,14 +447,19 @@ def _relayed_of(each: Settlement) -> Settlement:
 
 
 def forget(root: str, disk: Disk, *, database: Database) -> None:
-    """Remove what a conversion left of this host's messages.  Raises Full and Unavailable."""
-    try:
-        with once(database) as connection:
-            connection.execute(
-                "DELETE FROM relay.message WHERE owner = %s AND corrupt IS NULL", (identity(root, disk),)
-            )
-    except DatabaseError as error:
-        raise refusal(error) from error
+    """Remove what a conversion left of this host's messages, some at a time; then as `let_go`."""
+    who, removed = {"owner": identity(root, disk)}, 1
+    with contextlib.closing(LastingConnection(database)) as lasting:
+        while removed:
+            with asking(lasting) as connection:
+                removed = connection.execute(_FORGET, who).rowcount
+    let_go(root, disk, database=database)
+
+
+def let_go(root: str, disk: Disk, *, database: Database) -> None:
+    """Let any host take over what this host's folder has claimed, at once.  Raises Full and Unavailable."""
+    with contextlib.closing(LastingConnection(database)) as lasting, asking(lasting) as connection:
+        connection.execute(_LAPSE, {"owner": identity(root, disk)})
 
 
 def identity(root: str, disk: Disk) -> uuid.UUID:

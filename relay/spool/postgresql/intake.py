@@ -102,20 +102,24 @@ class PostgresqlIntake:
 
     def _commit(self, rows: Sequence[MessageRow]) -> Full | Unavailable | None:
         try:
-            with self._turn, kernel_errors("message"), self._connection.begin() as connection:
+            with self._turn, kernel_errors("message"), asking(self._connection) as connection:
                 for row in rows:
                     if not insert(connection, row):
                         # Never yet: another host drew the same id within a microsecond.
                         raise DatabaseError(f"there is a message {row.queue_id}")
-        except DatabaseError as error:
-            return refusal(error)
         except (Full, Unavailable) as error:
             return error
         return None
 
 
-def refusal(error: DatabaseError) -> Full | Unavailable:
-    return (Full if error.is_full else Unavailable)(f"the database: {error}")
+@contextlib.contextmanager
+def asking(lasting: LastingConnection) -> Iterator[Connection]:
+    """Ask in one transaction.  Raises Full and Unavailable."""
+    try:
+        with lasting.begin() as connection:
+            yield connection
+    except DatabaseError as error:
+        raise (Full if error.is_full else Unavailable)(f"the database: {error}") from error
 
 
 def row_of(draft: SpoolDraft, envelope: Envelope, disk: Disk, clock: Clock) -> MessageRow:

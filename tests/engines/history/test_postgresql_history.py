@@ -18,7 +18,9 @@ from relay.throttle.throttle import Throttle
 from tests.engines.history.limits import TRANSACTION_NS, granted, messages
 from tests.fakes.clock import FakeClock
 from tests.fakes.cut_line import CutLine
+from tests.fakes.interleaving import Pair, interleaved
 from tests.fakes.postgresql import Server
+from tests.system.hosts import through
 
 HOUR_NS = 3600 * SECOND_NS
 COUNT = 3
@@ -68,6 +70,34 @@ def test_a_line_cut_at_any_statement_forgets_no_slot(
             if line.cuts == cuts:
                 break
         assert number > 3
+
+
+@pytest.mark.full
+def test_two_decisions_that_meet_at_any_statement_grant_one_slot(
+    server: Server, clock: FakeClock, mark: Mark
+) -> None:
+    grants, met = list[object](), 0
+    with CutLine(server.port) as one, CutLine(server.port) as other, contextlib.ExitStack() as closing:
+
+        def pair() -> Pair:
+            closing.pop_all().close()
+            grants.clear()
+            name, throttles = f"met {next(NUMBERS)}", list[Throttle]()
+            for line in (one, other):
+                account = SharedAccount(Database(through(line, server.url)), name)
+                history = PostgresqlHistory(account, mark(), clock)
+                throttle = Throttle(
+                    history, [messages(1, seconds=3600)], 0, clock, transaction_ns=TRANSACTION_NS
+                )
+                closing.callback(throttle.close)
+                throttle.flush()
+                throttles.append(throttle)
+            return tuple(lambda each=each: grants.extend(granted(each, 1)) for each in throttles)  # type: ignore[return-value]  # two
+
+        for _ in interleaved((one, other), server.url, pair):
+            met += 1
+            assert len(grants) == 1
+    assert met >= 25
 
 
 @pytest.mark.parametrize("by_ns", [HOUR_NS, -HOUR_NS])

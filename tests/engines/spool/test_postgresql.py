@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from relay.spool.interface import (
     INLINE_BYTES,
     Absent,
     Intake,
+    Message,
     Report,
     Settlement,
     Spool,
@@ -44,6 +46,7 @@ from tests.engines.spool.engine import (
 from tests.engines.spool.postgresql_engine import PostgresqlEngine
 from tests.engines.spool.test_convert import fill, told_by
 from tests.fakes.cut_line import CutLine
+from tests.fakes.interleaving import Pair, interleaved
 from tests.fakes.postgresql import Server
 from tests.system.hosts import through
 
@@ -179,21 +182,68 @@ def test_a_settlement_waits_for_a_take_over_that_goes_on_and_finds_it_done(hosts
         assert watching.execute("SELECT statuses FROM relay.message").fetchall() == [("TTT",)]
 
 
-def test_an_answer_is_to_the_wish_that_was_done_and_to_no_later_one(hosts: Hosts) -> None:
+def by_line(host: PostgresqlEngine, line: CutLine) -> None:
+    host.database = type(host.database)(through(line, host.database.url))
+
+
+def test_a_claim_repeated_after_a_lost_reply_waits_for_what_it_has_already(
+    hosts: Hosts, server: Server, url: str
+) -> None:
+    """Also where somebody has one of these rows just then, as a verb of another host has."""
+    found: list[QueueId] = []
+    with CutLine(server.port) as line:
+        by_line(hosts[0], line)
+        spool, intake = hosts[0].start(), hosts[0].intake()
+        ids = [accept(intake) for _ in range(3)]
+        line.cut(b"COMMIT")
+        with pytest.raises(Unavailable):
+            spool.claim(9)
+        claiming = threading.Thread(
+            target=lambda: found.extend(message.queue_id for message in claimed(spool))
+        )
+        with psycopg.connect(url) as asking, psycopg.connect(url, autocommit=True) as watching:
+            asking.execute("SELECT 1 FROM relay.message WHERE queue_id = %s FOR UPDATE", (ids[1],))
+            claiming.start()
+            blocked = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            while claiming.is_alive() and watching.execute(blocked).fetchone() is None:
+                pass
+            asking.commit()
+            claiming.join()
+    assert found == ids
+
+
+@pytest.mark.parametrize(
+    ("wish", "state", "stays"),
+    [
+        ("hold", "waiting", True),
+        ("delete waiting", "waiting", True),
+        ("bounce held deferred", "deferred", True),
+        ("delete waiting", "deferred", False),
+        ("delete held", "waiting", False),
+        ("retry deferred", "deferred", False),
+    ],
+)
+def test_what_is_to_be_held_or_ended_is_claimed_as_held_in_the_states_that_were_asked_for(
+    server: Server, hosts: Hosts, wish: str, state: str, stays: bool
+) -> None:
+    """Or it would be sent before its new owner does what was asked for."""
+    one, other, (queue_id,) = taken(hosts, count=1)
+    in_an_hour_ns = time.time_ns() + 3_600_000_000_000
+    settle(one, Settlement(queue_id, ENVELOPE, next_attempt_at_ns=in_an_hour_ns * (state == "deferred")))
+    assert other.ask([queue_id], wish) == {queue_id: "here"}
+    server.execute(LAPSED, database="spool")
+    assert [message.is_held for message in other.claim(9)] == [stays]
+    assert other.wishes() == {wish.split(maxsplit=1)[0] if stays else wish: [queue_id]}
+
+
+def test_the_answer_to_a_wish_is_none_to_the_one_that_took_its_place(hosts: Hosts) -> None:
     one, other, ids = taken(hosts)
     other.ask(ids, "hold")
-    (first,) = one.wishes()
-    assert set(other.ask(ids, "delete")) == set(ids)
-    one.answer(first, dict.fromkeys(ids, "ok"))
-
-    assert other.answers(ids, "hold") == dict.fromkeys(ids, "ok")
-    assert other.answers(ids, "delete") == dict.fromkeys(ids)
-    assert {wish: sorted(of) for wish, of in one.wishes().items()} == {"delete": ids}
-    one.answer("delete", dict.fromkeys(ids[:2], "ok"))
-    settle(one, Settlement(ids[0], ENVELOPE, EVERY, ends=True))
-    assert other.answers(ids, "delete") == {ids[0]: "ok", ids[1]: "ok", ids[2]: None}
-    other.ask(ids[1:], "delete")
-    assert other.answers(ids[1:], "delete") == dict.fromkeys(ids[1:])
+    ((wish, wanted),) = one.wishes().items()
+    other.ask(ids[:1], "delete")
+    one.answer(wish, dict.fromkeys(wanted, "ok"))
+    assert other.answers(ids) == {ids[0]: None, ids[1]: "ok", ids[2]: "ok"}
+    assert one.wishes() == {"delete": ids[:1]}
 
 
 def test_a_release_ends_what_was_wanted_before(hosts: Hosts) -> None:
@@ -202,32 +252,6 @@ def test_a_release_ends_what_was_wanted_before(hosts: Hosts) -> None:
     settle(one, Settlement(ids[0], ENVELOPE, is_held=False))
     settle(one, Settlement(ids[1], ENVELOPE, is_held=True))
     assert [sorted(of) for of in one.wishes().values()] == [ids[1:]]
-
-
-@pytest.mark.parametrize("call", ["ask", "answer"])
-def test_messages_are_locked_in_the_order_of_their_ids(hosts: Hosts, url: str, call: str) -> None:
-    """Else two hosts wait for each other."""
-    one, other, ids = taken(hosts)
-    other.ask(ids, "hold")
-    calls: dict[str, Callable[[], object]] = {
-        "ask": lambda: other.ask(ids[::-1], "release"),
-        "answer": lambda: one.answer("hold", dict.fromkeys(ids[::-1], "ok")),
-    }
-    calling = threading.Thread(target=calls[call])
-    lock = "SELECT 1 FROM relay.message WHERE queue_id = %s FOR UPDATE NOWAIT"
-    with psycopg.connect(url) as holding, psycopg.connect(url, autocommit=True) as watching:
-        for _ in range(2):
-            # The first id stands last in the table, and in the index that is used.
-            watching.execute("UPDATE relay.message SET fence = -fence WHERE queue_id = %s", (ids[0],))
-        holding.execute(lock, (ids[0],))
-        calling.start()
-        blocked = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-        while calling.is_alive() and watching.execute(blocked).fetchone() is None:
-            pass
-        for each in ids[1:]:
-            holding.execute(lock, (each,))
-        holding.commit()
-        calling.join()
 
 
 def test_two_messages_of_one_id_are_not_one(hosts: Hosts) -> None:
@@ -241,6 +265,85 @@ def test_two_messages_of_one_id_are_not_one(hosts: Hosts) -> None:
     (refused,) = same.accept([(copied, ENVELOPE)])
     assert isinstance(refused, Unavailable)
     assert [message.content for message in claimed(spool)] == [CONTENT]
+
+
+@pytest.fixture
+def lines(server: Server, hosts: Hosts) -> Iterator[tuple[CutLine, CutLine]]:
+    """Lead each host to the server by a line of its own."""
+    with CutLine(server.port) as one, CutLine(server.port) as other:
+        for host, line in zip(hosts, (one, other), strict=True):
+            by_line(host, line)
+        yield one, other
+
+
+@pytest.mark.full
+def test_two_claims_that_meet_at_any_statement_have_each_message_once(
+    url: str, hosts: Hosts, lines: tuple[CutLine, CutLine]
+) -> None:
+    intake, spools = hosts[0].intake(), [host.start() for host in hosts]
+    ids: list[QueueId] = []
+    found: list[QueueId] = []
+    met = 0
+
+    def claim(spool: Spool) -> None:
+        found.extend(message.queue_id for message in spool.claim(2))
+
+    def pair() -> Pair:
+        ids[:], found[:] = [accept(intake) for _ in range(3)], []
+        return partial(claim, spools[0]), partial(claim, spools[1])
+
+    with psycopg.connect(url, autocommit=True) as ending:
+        for _ in interleaved(lines, url, pair):
+            met += 1
+            found += [message.queue_id for spool in spools for message in claimed(spool)]
+            assert sorted(found) == ids
+            ending.execute("DELETE FROM relay.message")
+    assert met >= 16
+
+
+@pytest.mark.full
+def test_a_settlement_that_meets_a_take_over_at_any_statement_is_done_or_not(
+    url: str, hosts: Hosts, lines: tuple[CutLine, CutLine]
+) -> None:
+    """Who has a message then knows all that was settled, and nobody has what was ended."""
+    intake, (one, other) = hosts[0].intake(), (host.start() for host in hosts)
+    taken: dict[QueueId, Message] = {}
+    results: list[object] = []
+    ids: list[QueueId] = []
+    met = 0
+
+    def settle_both() -> None:
+        results[:] = one.settle(
+            [
+                Settlement(ids[0], ENVELOPE, EVERY, ends=True),
+                Settlement(ids[1], ENVELOPE, {0: RELAYED}),
+            ]
+        )
+
+    def take_over() -> None:
+        taken.update((message.queue_id, message) for message in other.claim(9))
+
+    def pair() -> Pair:
+        ids[:] = [accept(intake) for _ in range(2)]
+        taken.clear()
+        assert [message.queue_id for message in claimed(one)] == ids
+        ending.execute(LAPSED)
+        return settle_both, take_over
+
+    with psycopg.connect(url, autocommit=True) as ending:
+        for _ in interleaved(lines, url, pair):
+            met += 1
+            for queue_id, result in zip(ids, results, strict=True):
+                assert isinstance(result, Absent) or (result is None)
+                assert result is None or queue_id in taken
+            assert (results[0] is None) == (ids[0] not in taken)
+            of_each = [[spool.read([queue_id])[0] for spool in (one, other)] for queue_id in ids]
+            having = [[each for each in found if isinstance(each, Message)] for found in of_each]
+            assert [len(each) for each in having] == [results[0] is not None, 1]
+            for message in [*having[1], *(taken[each] for each in ids[1:] if each in taken)]:
+                assert (message.statuses[0] is RELAYED) == (results[1] is None)
+            ending.execute("DELETE FROM relay.message")
+    assert met >= 24
 
 
 Step = Callable[[Intake, Spool, Sequence[QueueId]], None]
@@ -274,8 +377,7 @@ def test_a_line_cut_at_any_statement_leaves_all_or_nothing(
     """Before it is heard, or behind it: also between a COMMIT and its reply."""
     host, _ = hosts
     with CutLine(server.port) as line:
-        direct = host.database
-        host.database = type(direct)(direct.url.replace(f":{server.port}/", f":{line.port}/"))
+        by_line(host, line)
         for number in range(100):
             intake = host.intake()
             ids = [accept(intake) for _ in range(2)]
@@ -318,7 +420,14 @@ def test_a_line_cut_at_any_statement_leaves_all_or_nothing(
         assert line.cuts > 3
 
 
-@pytest.mark.parametrize("every", [31, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "every",
+    [
+        31,
+        pytest.param(7, marks=pytest.mark.full),
+        pytest.param(1, marks=pytest.mark.crash(least_s=100)),
+    ],
+)
 def test_a_conversion_cut_at_any_statement_loses_nothing_and_no_host_sends_a_copy(
     hosts: Hosts, server: Server, url: str, tmp_path: Path, every: int
 ) -> None:
@@ -331,10 +440,9 @@ def test_a_conversion_cut_at_any_statement_loses_nothing_and_no_host_sends_a_cop
     before = told_by(opened())
     hosts[0].root = root
 
-    def nobody_else_has_any() -> None:
-        other = hosts[1].start()
-        assert other.claim(99) == []
-        other.close()
+    def another_host_has() -> int:
+        with contextlib.closing(hosts[1].start()) as other:
+            return len(claimed(other))
 
     with CutLine(server.port) as line:
         text = (
@@ -347,12 +455,17 @@ def test_a_conversion_cut_at_any_statement_loses_nothing_and_no_host_sends_a_cop
             for target in ("postgresql", "maildir"):
                 line.cut(after=number)
                 for is_cut in (True, False):
+                    failed = is_cut
                     with contextlib.suppress(Unavailable) if is_cut else contextlib.nullcontext():
                         convert(root, target, disk, hosts[0].clock, lambda *_: None, engines=engines)
+                        failed = False
                     line.cut(b"nothing")
-                    # What did not leave the database yet is any host's.
-                    if target == "postgresql" or engine_of(root, disk) == target:
-                        nobody_else_has_any()
+                    # What counts in the database is any host's: at once, or when it is run again.
+                    found = another_host_has()
+                    is_there = engine_of(root, disk) == "postgresql"
+                    assert found == is_there * len(before) or (
+                        failed and target == "postgresql" and not found
+                    )
                 assert told_by(hosts[0].start() if target == "postgresql" else opened()) == before
             assert not server.is_so("FROM relay.message", database="spool")
             if line.cuts == cuts:
@@ -361,7 +474,43 @@ def test_a_conversion_cut_at_any_statement_loses_nothing_and_no_host_sends_a_cop
         new = accept(hosts[1].intake())
         convert(root, "postgresql", disk, hosts[0].clock, lambda *_: None, engines=engines)
         other = hosts[1].start()
-        assert [message.queue_id for message in other.claim(99)] == [new]
+        assert [message.queue_id for message in other.claim(99)] == sorted(
+            [new, *(message.queue_id for message, _ in before)]
+        )
         with pytest.raises(SpoolBusy, match="on its way from here: stop that"):
             convert(root, "maildir", disk, hosts[0].clock, lambda *_: None, engines=engines)
         other.close()
+        assert another_host_has() == len(before) + 1
+
+
+def test_what_a_conversion_left_is_removed_some_at_a_time(
+    hosts: Hosts, server: Server, tmp_path: Path
+) -> None:
+    """So that no number of messages takes a statement longer than the server lets it."""
+    root, disk = hosts[0].root, RealDisk()
+    spool, intake = hosts[0].start(), hosts[0].intake()
+    accept(intake)
+    assert len(claimed(spool)) == 1
+    spool.close()
+    intake.close()
+    server.execute(
+        "INSERT INTO relay.message (queue_id, header, envelope, content, statuses, owner, fence)"
+        " SELECT queue_id || number, header, envelope, content, statuses, owner, fence"
+        " FROM relay.message, generate_series(1001, 3500) AS number",
+        database="spool",
+    )
+    with CutLine(server.port) as line:
+        by_line(hosts[0], line)
+        text = (
+            f"spool: {{path: {root}, postgresql: '{hosts[0].database.url}'}}\nhostname: mx.test\n"
+            "listen: [{address: 127.0.0.1:0}]\nupstreams: {isp: {host: smtp.test, limits: []}}\n"
+        )
+        engine = engines_of(parse_policy(text.encode(), tmp_path / "policy.yaml"))["postgresql"]
+        # Behind that of the check of the connection.
+        line.cut(b"COMMIT", after=2)
+        with pytest.raises(Unavailable):
+            engine.forget(root, disk)
+        left = "FROM (SELECT count(*) AS left FROM relay.message) AS its WHERE its.left = {}"
+        assert server.is_so(left.format(501), database="spool")
+        engine.forget(root, disk)
+    assert server.is_so(left.format(0), database="spool")
