@@ -58,6 +58,11 @@ ORDER: list[tuple[bytes, str]] = [
     (content(b"Received: x\r\n" * 2 + b"\r\n"), "250 250 250 354 250"),
     (content(b"a: b\r\n\r\n" + b"x" * 1600 + b"\r\n") + b"NOOP\r\n", "250 250 250 354 552/5.3.4 250"),
     (b"bogus\r\nNOOP\r\n" * 9, "500 250 500 250 500 421/4.7.0"),
+    # A message that was taken shows that the client means well.
+    (
+        HELLO + (b"NOOP\r\n" * 95 + b"bogus\r\n" * 2 + TRANSACTION + b"one\r\n.\r\n") * 2,
+        "250" + f"{' 250' * 95} 500 500 {TAKEN}" * 2,
+    ),
     (b"NOOP " + b"x" * 2043 + b"\r\n", "250"),
     (b"NOOP " + b"x" * 2044 + b"\r\nNOOP\r\n", LONG),
     (b"NOOP " + b"x" * 100_000, LONG),
