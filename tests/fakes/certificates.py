@@ -19,6 +19,10 @@ class Certificates:
     cert: Path
     key: Path
 
+    def policy(self, tls: str = "starttls") -> dict[str, object]:
+        """Return what a listener that shows this certificate has in its policy."""
+        return {"tls": tls, "certificate": str(self.cert), "key": str(self.key)}
+
 
 def make_certificates(folder: Path, *, days: int = 2) -> Certificates:
     """Make a CA, and a certificate that it signed for localhost, 127.0.0.1 and ::1."""

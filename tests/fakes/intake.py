@@ -11,18 +11,13 @@ from relay.smtp.commands import Refused
 class MemoryDraft:
     """Keeps what is appended, and how much was ever in memory at once."""
 
-    def __init__(self, queue_id: QueueId, *, keeps_spilled: bool) -> None:
+    def __init__(self, queue_id: QueueId) -> None:
         self.queue_id = queue_id
         self.buffer = bytearray()
         self.spilled = bytearray()
-        self.spilled_bytes = 0
-        self.append_error: Exception | None = None
         self.most_buffered_bytes = 0
-        self._keeps_spilled = keeps_spilled
 
     def append(self, chunk: bytes) -> None:
-        if self.append_error is not None:
-            raise self.append_error
         self.buffer += chunk
         self.most_buffered_bytes = max(self.most_buffered_bytes, len(self.buffer))
 
@@ -32,12 +27,10 @@ class MemoryDraft:
 
     @property
     def is_on_disk(self) -> bool:
-        return self.spilled_bytes > 0
+        return bool(self.spilled)
 
     def spill(self) -> None:
-        self.spilled_bytes += len(self.buffer)
-        if self._keeps_spilled:
-            self.spilled += self.buffer
+        self.spilled += self.buffer
         self.buffer.clear()
 
     def discard(self) -> None:
@@ -74,13 +67,13 @@ class Accepted:
 class MemoryIntake:
     """Takes messages into a list.  Set the attributes to make it misbehave."""
 
-    def __init__(self, *, keeps_spilled: bool = True) -> None:
+    def __init__(self) -> None:
         self.drafts: list[MemoryDraft] = []
         self.accepted: list[Accepted] = []
-        self.discarded: list[QueueId] = []
+        self.ended: set[QueueId] = set()
+        """Drafts that were discarded, or given to `accept`: from then on they are the intake's affair."""
         self.refuses: str | None = None
         """Returned by `refusal`."""
-        self.declared_bytes: list[int] = []
         self.spill_error: Exception | None = None
         self.accept_error: Exception | None = None
         self.gate = asyncio.Event()
@@ -88,27 +81,26 @@ class MemoryIntake:
         self.gate.set()
         self.is_accepting = asyncio.Event()
         """Set while somebody waits in `accept`."""
-        self._keeps_spilled = keeps_spilled
 
     def draft(self) -> Draft:
-        draft = MemoryDraft(QueueId(f"{len(self.drafts):016d}"), keeps_spilled=self._keeps_spilled)
+        draft = MemoryDraft(QueueId(f"{len(self.drafts):016d}"))
         self.drafts.append(draft)
         return draft
 
-    def refusal(self, size_bytes: int) -> str | None:
-        self.declared_bytes.append(size_bytes)
+    def refusal(self, size_bytes: int) -> str | None:  # noqa: ARG002 - the port's
         return self.refuses
 
     async def spill(self, draft: Draft) -> None:
         assert isinstance(draft, MemoryDraft)
         if self.spill_error is not None:
             if isinstance(self.spill_error, Refused):
-                self.discarded.append(draft.queue_id)
+                self.ended.add(draft.queue_id)
             raise self.spill_error
         draft.spill()
 
     async def accept(self, draft: Draft, envelope: Envelope) -> None:
         assert isinstance(draft, MemoryDraft)
+        self.ended.add(draft.queue_id)
         self.is_accepting.set()
         try:
             await self.gate.wait()
@@ -119,14 +111,13 @@ class MemoryIntake:
         self.accepted.append(Accepted(draft.queue_id, envelope, draft.content))
 
     async def discard(self, draft: Draft) -> None:
-        assert draft.queue_id not in self.discarded, "discarded twice"
-        self.discarded.append(draft.queue_id)
+        assert draft.queue_id not in self.ended, "discarded twice"
+        self.ended.add(draft.queue_id)
 
     @property
     def open_drafts(self) -> set[QueueId]:
-        """Drafts that nobody accepted and nobody discarded: leaks, once all sessions are over."""
-        known = set(self.discarded) | {message.queue_id for message in self.accepted}
-        return {draft.queue_id for draft in self.drafts} - known
+        """Leaks, once all sessions are over."""
+        return {draft.queue_id for draft in self.drafts} - self.ended
 
 
 @dataclass

@@ -4,9 +4,7 @@ from dataclasses import replace
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
-from relay.policy.source import Difference
 from relay.queue.routes import Because
-from relay.status.plan import OverLimit, Plan, PlannedUpstream
 from relay.status.snapshot import (
     CertificateStatus,
     Condition,
@@ -154,20 +152,4 @@ def routes() -> tuple[RouteStatus, ...]:
             spills_to=("m365",),
             stands={"isp": 3, "m365": 400},
         ),
-    )
-
-
-def a_plan() -> Plan:
-    """Return what an edit from 8 to 5 messages a minute would do to 12 messages."""
-    minute_ns = 60 * SECOND_NS
-    words = "limit 8 messages per 60s", "limit 5 messages per 60s"
-    return Plan(
-        AT_NS,
-        is_running=True,
-        differences=(
-            Difference("upstreams.isp.connections", "4", "5"),
-            Difference("listen.max_size", "100", "50", needs_restart=True),
-        ),
-        over=(OverLimit("isp", "5 messages per 60s", 8, 5, AT_NS + 42 * SECOND_NS),),
-        upstreams=(PlannedUpstream("isp", 12, 14, AT_NS + 2 * minute_ns, AT_NS + 3 * minute_ns, *words),),
     )

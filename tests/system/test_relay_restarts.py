@@ -1,5 +1,6 @@
-"""Ends and starts of a relay at work and of its listener processes.  See also kills."""
+"""Ends, starts and edits of a relay at work and of its listener processes.  See also kills."""
 
+import contextlib
 import os
 import signal
 import smtplib
@@ -12,7 +13,7 @@ from argon2 import PasswordHasher
 
 from tests.system.processes import command_of, halted, is_alive
 from tests.system.strict_smarthost import StrictSmarthost
-from tests.system.waiting import free_port, wait_until
+from tests.system.waiting import wait_until
 from tests.system.warm import WarmRelay
 
 pytestmark = pytest.mark.full
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.full
 FROM_TO = ("mjd@front.test", ["r@list.test"])
 CONTENT = "Subject: x\r\n\r\nx\r\n"
 LIMIT = {"messages": 1000, "per": "1s"}
+NOBODY = {"host": "127.0.0.1", "port": 9, "tls": "none", "limits": []}
 QUOTA = 40
 
 
@@ -144,13 +146,64 @@ def test_a_relay_starts_while_an_orphan_listener_has_the_address(
     assert relay.stop() == 0
 
 
-def test_a_runaway_fills_its_quota_and_others_go_on(tmp_path: Path) -> None:
+def name_users(path: Path, *names: str) -> None:
+    """Let these log in, each with its name for a password, whose hash costs nothing."""
     cheap = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
-    users = tmp_path / "users"
-    users.write_text("".join(f"{user}:{cheap.hash(user)}\n" for user in ("app", "boss")))
-    users.chmod(0o600)
-    # Nobody is there: all of it stays queued.
-    relay = WarmRelay(tmp_path, {"isp": {"host": "127.0.0.1", "port": free_port(), "tls": "none"}})
+    written = path.with_suffix(".new")
+    written.write_text("".join(f"{name}:{cheap.hash(name)}\n" for name in names))
+    written.chmod(0o600)
+    written.replace(path)
+
+
+def test_an_edit_that_needs_a_restart_says_so_and_the_rest_counts(
+    tmp_path: Path, host: StrictSmarthost
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    with (
+        StrictSmarthost(tmp_path / "elsewhere", {"messages": 9, "per": "1s"}, seed=2) as other,
+        WarmRelay(tmp_path, {"isp": host.upstream()}) as relay,
+    ):
+        relay.policy |= {"hostname": "other.test", "spool": "./other", "upstreams": {"isp": other.upstream()}}
+        relay.policy["upstreams"]["isp"]["limits"] = []
+        relay.write_policy()
+        relay.wait_for_log(lambda line: "needs a restart to take effect: spool, hostname event=" in line)
+
+        with smtplib.SMTP("127.0.0.1", relay.port, timeout=60) as session:
+            assert session.ehlo()[1].startswith(b"relay.test\n")
+        send(relay)
+        other.wait_until(lambda ledger: ledger.relayed == 1)
+        assert not (relay.folder / "other").exists()
+        relay.policy["spool"] = "./spool"
+
+
+def test_a_user_that_was_removed_is_let_in_no_more_by_any_listener_process(tmp_path: Path) -> None:
+    users, processes = tmp_path / "users", 2
+    name_users(users, "mjd", "zed")
+    relay = WarmRelay(tmp_path, {"isp": NOBODY})
+    relay.policy["listen"][0] |= {"clients": [], "processes": processes, "users_file": str(users)}
+    relay.write_policy()
+    with relay, contextlib.closing(smtplib.SMTP("127.0.0.1", relay.port)) as open_session:
+        assert open_session.login("mjd", "mjd")[0] == 235
+        assert open_session.mail("a@x.example")[0] == 250
+
+        name_users(users, "zed")
+        # Once at the start, and once each now.
+        relay.wait_for_log(
+            lambda _: sum("event=listener_files_loaded" in line for line in relay.log()) == 1 + processes
+        )
+        with smtplib.SMTP("127.0.0.1", relay.port) as client:
+            with pytest.raises(smtplib.SMTPAuthenticationError, match="535"):
+                client.login("mjd", "mjd")
+            assert client.login("zed", "zed")[0] == 235
+        # What it began it may finish, and that is all.
+        assert open_session.rset()[0] == 250
+        assert open_session.mail("a@x.example")[0] == 421
+
+
+def test_a_runaway_fills_its_quota_and_others_go_on(tmp_path: Path) -> None:
+    name_users(tmp_path / "users", "app", "boss")
+    # All of it stays queued.
+    relay = WarmRelay(tmp_path, {"isp": NOBODY})
     relay.policy["listen"][0] |= {
         "users_file": "users",
         "users": {"app": {"senders": "@app.example", "max_queued": QUOTA}, "boss": {}},

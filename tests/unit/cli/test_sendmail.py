@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SystemClock
+from relay.mail.dsn import DsnRequest, Notify, RecipientRequest, Ret
 from relay.policy.source import parse_policy
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import open_spool
@@ -20,11 +21,12 @@ from tests.unit.cli.terminal import forked
 POLICY = """
 spool: {spool}
 listen:
-  - {{address: "127.0.0.1:1", clients: [127.0.0.0/8], max_size: 1K, max_hops: 2, max_recipients: 3}}
+  - {{address: "127.0.0.1:1", clients: [127.0.0.0/8], max_size: 1K, max_hops: 2, max_recipients: 3,
+     max_queued_per_client: 1}}
 hostname: relay.test
 upstreams: {{isp: {{host: 127.0.0.1, port: 9, tls: none, limits: []}}}}
 """
-"""On whose port of loopback nobody listens."""
+"""On whose port of loopback nobody listens.  Its quota keeps nobody from their own spool."""
 TEXT = b"From: a@b.test\nDate: x\nMessage-ID: <y>\nTo: c@d.test\n\nhello\n.\nbye\n"
 CONTENT = TEXT.replace(b"\n", b"\r\n")
 
@@ -65,8 +67,11 @@ def content_of(message: Message) -> bytes:
 
 
 def test_what_exits_0_is_in_the_spool(policy: Path) -> None:
-    done = call(policy, "-i", "-f", "a@b.test", "--", "x@y.test", "root")
+    asks = ("-N", "success", "-R", "full", "-V", "batch+7")
+    done = call(policy, "-i", "-f", "a@b.test", *asks, "--", "x@y.test", "root")
     (message,) = queued(policy)
+    told = RecipientRequest(Notify.SUCCESS)
+    assert message.envelope.dsn == DsnRequest(Ret.FULL, "batch+2B7", (told, told))
     assert (done.returncode, done.stdout, done.stderr) == (os.EX_OK, b"", b"")
     assert message.envelope.reverse_path == "a@b.test"
     assert message.envelope.recipients == ("x@y.test", "root@relay.test")

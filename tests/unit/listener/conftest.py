@@ -1,4 +1,4 @@
-"""Every asynchronous test of the listener runs on both event loops."""
+"""Tests of the listener run on both event loops where the loop makes a difference."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -11,9 +11,14 @@ from argon2 import PasswordHasher
 from tests.fakes.certificates import Certificates, make_certificates
 from tests.unit.listener.conversation import LeapingLoop
 
+ON_ONE_LOOP = {"test_auth", "test_dialogues"}
 
-def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"asyncio": LeapingLoop, "uvloop": uvloop.new_event_loop}
+
+def pytest_asyncio_loop_factories(
+    item: pytest.Item,
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": LeapingLoop}
+    return loops if item.path.stem in ON_ONE_LOOP else loops | {"uvloop": uvloop.new_event_loop}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import re
 import ssl
-from collections.abc import AsyncIterator, Callable
+from base64 import b64encode
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from relay.listener.listener_files import read_listener_files
 from relay.listener.server import Listener
@@ -19,6 +21,7 @@ _GIVE_UP_S = 120
 """Only so that a broken test ends; nothing waits for it."""
 
 TRANSACTION = b"MAIL FROM:<a@example.org>\r\nRCPT TO:<b@example.net>\r\nDATA\r\n"
+GOOD, WRONG = b64encode(b"\0mjd\0open sesame"), b64encode(b"\0mjd\0guess")
 
 
 class LeapingLoop(asyncio.SelectorEventLoop):
@@ -72,7 +75,8 @@ class Client:
                     received += chunk
         return received
 
-    async def start_tls(self, ca: str) -> None:
+    async def start_tls(self, ca: Path) -> None:
+        """Go on under TLS; what says that the server agrees was read."""
         await self.writer.start_tls(ssl.create_default_context(cafile=ca), server_hostname="localhost")
 
     def half_close(self) -> None:
@@ -99,30 +103,31 @@ class Room:
     clock: FakeClock
     clients: list[Client]
 
-    async def connect(
-        self, context: ssl.SSLContext | None = None, *, host: str | None = None, source: str | None = None
-    ) -> Client:
+    async def connect(self, context: ssl.SSLContext | None = None, *, source: str | None = None) -> Client:
         """Connect and read nothing; `source` is the address that the listener sees."""
         address = self.listener.address
         name = "localhost" if context else None
         local_addr = (source, 0) if source else None
         reader, writer = await asyncio.open_connection(
-            host or address.host, address.port, ssl=context, server_hostname=name, local_addr=local_addr
+            address.host, address.port, ssl=context, server_hostname=name, local_addr=local_addr
         )
         self.clients.append(Client(reader, writer))
         return self.clients[-1]
 
-    async def greeted(self, hello: bytes = b"EHLO client.example", *, source: str | None = None) -> Client:
+    async def greeted(self, *, source: str | None = None) -> Client:
         """Connect and say hello."""
         client = await self.connect(source=source)
         await client.reply()
-        await client.ask(hello)
+        await client.ask(b"EHLO client.example")
         return client
 
-    async def say(self, octets: bytes) -> bytes:
+    async def say(self, *pieces: bytes) -> bytes:
         """Send octets on a connection of their own, close our side, return all replies."""
         client = await self.connect()
-        await client.send(octets)
+        with contextlib.suppress(ConnectionError):  # the listener may have closed first
+            for piece in pieces:
+                await client.send(piece)
+                await asyncio.sleep(0)
         client.half_close()
         replies = await client.rest()
         await client.close()
@@ -141,19 +146,14 @@ class Room:
 
 @contextlib.asynccontextmanager
 async def listening(
-    policy: dict[str, object] | None = None,
-    intake: MemoryIntake | None = None,
+    policy: Mapping[str, object] | None = None, hostname: str = "relay.example"
 ) -> AsyncIterator[Room]:
     """Run a listener that lets 127.0.0.0/8 relay, unless the policy says otherwise."""
     listen = Listen.model_validate(
         {"address": "127.0.0.1:0", "clients": ["127.0.0.0/8"], **(policy or {})}, strict=False
     )
-    observer = MemoryObserver()
-    intake = intake or MemoryIntake()
-    clock = FakeClock()
-    listener = Listener(
-        listen, "relay.example", intake, observer, files=read_listener_files(listen), clock=clock
-    )
+    intake, observer, clock = MemoryIntake(), MemoryObserver(), FakeClock()
+    listener = Listener(listen, hostname, intake, observer, files=read_listener_files(listen), clock=clock)
     await listener.start()
     room = Room(listen, listener, intake, observer, clock, [])
     try:
@@ -168,6 +168,15 @@ async def listening(
         assert len(observer.opened) == len(observer.closed)
     finally:
         await listener.close(0)
+
+
+@contextlib.asynccontextmanager
+async def closing(room: Room) -> AsyncIterator[None]:
+    """Within, the listener is to end, and every session knows it; on return it has."""
+    ended = asyncio.create_task(room.listener.close(30))
+    await until(lambda: all(session.is_stopping for session in room.listener.sessions))
+    yield
+    await ended
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -1,22 +1,27 @@
-"""AUTH: who may, what it costs to guess, and that nothing of it is shown."""
+"""AUTH: who may, how much, what it costs to guess, and that nothing of it is shown."""
 
+import asyncio
 from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from argon2 import PasswordHasher
 
 from relay.clock import SECOND_NS
 from relay.listener.listener_files import read_listener_files
+from relay.listener.quotas import Owner, Quotas
+from relay.listener.users import Guesses, Users
+from relay.policy.model import Listen
+from relay.smtp.sasl import PasswordCheck
 from tests.fakes.certificates import Certificates
-from tests.unit.listener.conversation import TRANSACTION, codes, listening
+from tests.fakes.clock import FakeClock
+from tests.unit.listener.conversation import GOOD, TRANSACTION, WRONG, codes, listening
 from tests.unit.listener.test_proxied import header
 
 CHEAP = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
-GOOD = b64encode(b"\0mjd\0open sesame")
-WRONG = b64encode(b"\0mjd\0guess")
 
 
 def _policy(users_file: Path, **more: object) -> dict[str, object]:
@@ -35,23 +40,21 @@ async def test_who_logged_in_is_known_with_the_message_and_stands_in_no_header(u
         assert b"mjd" not in message.trace
 
 
+LISTS: dict[str, object] = {"mjd": ["news@here.example", "@lists.example", "list-*@here.example"]}
+PRINTER: dict[str, object] = {"printer": "printer@here.example", "*": "@here.example"}
+
+
 @pytest.mark.parametrize(
     ("users", "reverse_path", "may"),
     [
-        ({"mjd": "mjd@here.example"}, "mjd@here.example", True),
-        ({"mjd": "mjd@here.example"}, "MJD@Here.Example", True),
-        ({"mjd": "mjd@here.example"}, '"mjd"@here.example', True),
-        ({"mjd": "mjd@here.example"}, "root@here.example", False),
-        ({"mjd": "mjd@here.example"}, "", True),
-        ({"mjd": ["news@here.example", "@lists.example"]}, "any@lists.example", True),
-        ({"mjd": ["news@here.example", "@lists.example"]}, "any@sub.lists.example", False),
-        ({"mjd": "list-*@here.example"}, "list-7-me=there@here.example", True),
+        *((LISTS, path, True) for path in ("", "News@Here.Example", '"news"@here.example')),
+        *((LISTS, path, True) for path in ("any@lists.example", "list-7-me=there@here.example")),
+        *((LISTS, path, False) for path in ("root@here.example", "any@sub.lists.example")),
         ({"printer": "printer@here.example"}, "any@here.example", True),
-        ({"printer": "printer@here.example", "*": "@here.example"}, "any@here.example", True),
-        ({"printer": "printer@here.example", "*": "@here.example"}, "any@there.example", False),
+        *((PRINTER, "any@here.example", True), (PRINTER, "any@there.example", False)),
         ({"mjd": "@there.example", "*": "@here.example"}, "any@here.example", False),
     ],
-)
+)  # fmt: skip
 async def test_a_user_gives_only_senders_of_its_own(
     users_file: Path, users: dict[str, object], reverse_path: str, *, may: bool
 ) -> None:
@@ -69,8 +72,9 @@ async def test_a_user_gives_only_senders_of_its_own(
 
 
 async def test_who_needs_no_login_gives_any_sender(users_file: Path) -> None:
-    users = {"*": {"senders": "@here.example"}}
-    async with listening({"users_file": str(users_file), "users": users}) as room:
+    async with listening(
+        {"users_file": str(users_file), "users": {"*": {"senders": "@here.example"}}}
+    ) as room:
         client = await room.greeted()
 
         assert codes(await client.ask(b"MAIL FROM:<any@there.example>")) == [250]
@@ -90,21 +94,15 @@ async def test_a_login_that_changed_finishes_its_message_and_no_more(
     async with listening(_policy(users_file)) as room:
         client = await room.greeted()
         await client.ask(b"AUTH PLAIN " + GOOD)
-        for command in (b"MAIL FROM:<a@b>", b"RCPT TO:<c@d>"):
-            assert codes(await client.ask(command)) == [250]
+        await client.send(TRANSACTION.removesuffix(b"DATA\r\n"))
+        assert codes(b"".join(await client.replies(2))) == [250, 250]
         files = read_listener_files(room.listen)
         room.listener.use(replace(files, hashes=hashes(files.hashes)))
 
-        assert codes(await client.ask(b"DATA")) == [354]
-        await client.send(b"x\r\n.\r\nNOOP\r\nMAIL FROM:<a@b>\r\n")
-        assert (
-            await client.rest()
-            == (
-                b"250 2.0.0 Ok: queued as %b\r\n250 2.0.0 Ok\r\n"
-                b"421 4.7.0 Your login has changed, connect and log in again\r\n"
-            )
-            % room.intake.drafts[0].queue_id.encode()
-        )
+        await client.send(b"DATA\r\nx\r\n.\r\nNOOP\r\nMAIL FROM:<a@b>\r\n")
+        told = await client.rest()
+        assert codes(told) == [354, 250, 250, 421]
+        assert told.endswith(b"\r\n421 4.7.0 Your login has changed, connect and log in again\r\n")
         again = await room.greeted()
         assert codes(await again.ask(b"AUTH PLAIN " + GOOD)) == [535]
 
@@ -118,9 +116,8 @@ async def test_third_wrong_password_ends_the_session_and_begins_a_wait(users_fil
 
         again = await room.greeted()
         assert codes(await again.ask(b"AUTH PLAIN " + GOOD)) == [454]
-        assert codes(await again.ask(b"AUTH LOGIN")) == [334]
-        assert codes(await again.ask(b64encode("zoë".encode()))) == [334]
-        assert codes(await again.ask(b64encode(b"x"))) == [454]
+        zoe = [b"AUTH LOGIN", b64encode("zoë".encode()), b64encode(b"x")]
+        assert codes(b"".join([await again.ask(line) for line in zoe])) == [334, 334, 454]
         assert room.observer.tried == ["mjd", "mjd", "mjd", "mjd", "zoë"]
         room.clock.advance(2 * SECOND_NS)
         assert codes(await again.ask(b"AUTH PLAIN " + GOOD)) == [235]
@@ -143,8 +140,8 @@ async def test_no_secret_reaches_the_observer(users_file: Path) -> None:
 async def test_password_is_not_taken_in_the_clear_from_another_host(
     users_file: Path, certificates: Certificates
 ) -> None:
-    policy = _policy(users_file, certificate=str(certificates.cert), key=str(certificates.key))
-    async with listening({**policy, "proxies": ["127.0.0.1"]}) as room:
+    policy = _policy(users_file, proxies=["127.0.0.1"]) | certificates.policy()
+    async with listening(policy) as room:
         client = await room.connect()
         # All of 127/8 is loopback: only a balancer can tell of another host.
         await client.send(header("192.0.2.1"))
@@ -153,7 +150,123 @@ async def test_password_is_not_taken_in_the_clear_from_another_host(
         assert codes(await client.ask(b"AUTH PLAIN " + GOOD)) == [538]
         assert await client.ask(b"MAIL FROM:<a@b>") == b"530 5.7.0 Must issue a STARTTLS command first\r\n"
         await client.ask(b"STARTTLS")
-        await client.start_tls(str(certificates.ca))
+        await client.start_tls(certificates.ca)
         assert b"250-AUTH PLAIN LOGIN\r\n" in await client.ask(b"EHLO x")
         assert codes(await client.ask(b"AUTH PLAIN " + GOOD)) == [235]
         assert codes(await client.ask(b"MAIL FROM:<a@b>")) == [250]
+
+
+async def test_at_its_quota_a_client_gets_452_at_mail_until_it_has_less() -> None:
+    async with listening({"max_queued_per_client": 2}) as room:
+        client, quotas = await room.greeted(), room.listener.quotas
+        for count, code in ((2, 452), (1, 250)):
+            quotas.told(quotas.worth_telling([(Owner.of(None, "unknown[127.0.0.1]"), count)]))
+            assert codes(await client.ask(b"MAIL FROM:<>") + await client.ask(b"RSET")) == [code, 250]
+
+
+def _quotas(**more: object) -> Quotas:
+    listen = {"address": "127.0.0.1:2525", "users_file": "users"} | more
+    return Quotas(Listen.model_validate(listen, strict=False))
+
+
+def test_an_owner_is_told_of_once_it_has_the_quota_of_its_name_or_of_all_others() -> None:
+    alice, bob, carla = (Owner.of(name, "unknown[192.0.2.1]") for name in ("alice", "bob", "carla"))
+    client = Owner.of(None, "unknown[192.0.2.1]")
+    users = {"alice": {"max_queued": 4}, "bob": {}, "*": {"max_queued": 2}}
+    held = [(alice, 3), (alice, 4), (bob, 900), (carla, 1), (carla, 2), (client, 6), (client, 8)]
+
+    quotas = _quotas(max_queued_per_client=7, users=users)
+    assert quotas.worth_telling(held) == {alice, carla, client} == {("alice", ""), ("carla", ""), client}
+    assert not _quotas(users={"bob": {"senders": "bob@here.example"}}).is_any
+    assert _quotas(users=users).is_any
+    assert _quotas(max_queued_per_client=7).is_any
+
+
+class SlowHasher(PasswordHasher):
+    """Remembers what it verified, and does something else meanwhile."""
+
+    def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
+        self.checked: list[str | bytes] = []
+        self.meanwhile = meanwhile
+
+    def verify(self, hash: str | bytes, password: str | bytes) -> Literal[True]:  # noqa: A002 - its name
+        self.checked.append(password)
+        self.meanwhile()
+        return super().verify(hash, password)
+
+
+async def test_each_try_costs_a_hash_and_one_that_changes_meanwhile_lets_nobody_in() -> None:
+    hasher = SlowHasher()
+    users = Users({"mjd": CHEAP.hash("open sesame")}, hasher)
+    # The right password for the wrong name matches the decoy, and must not count.
+    for name, password in (("mjd", "open sesame "), ("MJD", "open sesame"), ("nobody", "open sesame")):
+        assert not await users.verify(name, password)
+        assert hasher.checked.pop() == password
+    assert await users.verify("mjd", "open sesame")
+
+    hasher.meanwhile = lambda: users.use({"mjd": CHEAP.hash("another")})
+    assert not await users.verify("mjd", "open sesame")
+    users.close()
+
+
+async def _wrong() -> bool:
+    return False
+
+
+async def _right() -> bool:
+    return True
+
+
+async def test_wait_doubles_from_the_third_failure_up_to_15_minutes_and_ends_with_a_right_one() -> None:
+    clock = FakeClock()
+    guesses = Guesses(clock)
+    waits_s = []
+    for _ in range(14):
+        assert await guesses.judge("192.0.2.1", _wrong) is PasswordCheck.WRONG
+        wait_s = 0
+        while guesses.is_locked_out("192.0.2.1"):
+            clock.advance(SECOND_NS)
+            wait_s += 1
+        waits_s.append(wait_s)
+
+    assert waits_s == [0, 0, 2, 4, 8, 16, 32, 64, 128, 256, 512, 900, 900, 900]
+    assert await guesses.judge("192.0.2.1", _wrong) is PasswordCheck.WRONG
+    assert await guesses.judge("192.0.2.1", _right) is PasswordCheck.LATER
+    assert await guesses.judge("192.0.2.2", _right) is PasswordCheck.RIGHT
+    # An hour without a wrong one forgives all.
+    clock.advance(3600 * SECOND_NS)
+    assert await guesses.judge("192.0.2.1", _wrong) is PasswordCheck.WRONG
+    assert not guesses.is_locked_out("192.0.2.1")
+
+
+async def test_only_so_many_origins_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Guesses, "MAX_ORIGINS", 2)
+    guesses = Guesses(FakeClock())
+    for origin in ("a", "b", "a", "b", "a", "b", "c"):
+        await guesses.judge(origin, _wrong)
+
+    assert [guesses.is_locked_out(origin) for origin in "abc"] == [False, True, False]
+
+
+async def test_guesses_of_an_origin_are_judged_in_turn_and_of_another_at_once() -> None:
+    guesses = Guesses(FakeClock())
+    verdicts = [asyncio.get_running_loop().create_future() for _ in range(5)]
+    looked_at: list[int] = []
+
+    async def verify(number: int) -> bool:
+        looked_at.append(number)
+        return bool(await verdicts[number])
+
+    judged = [asyncio.create_task(guesses.judge("a", lambda n=n: verify(n))) for n in range(5)]  # type: ignore[misc]  # n is bound now
+    elsewhere = asyncio.create_task(guesses.judge("b", lambda: verify(4)))
+    await asyncio.sleep(0)
+    assert looked_at == [0, 4]
+    judged[0].cancel()
+    await asyncio.wait([judged[0]])
+    for number in (1, 2, 3):
+        verdicts[number].set_result(False)
+
+    assert [await each for each in judged[1:]] == [PasswordCheck.WRONG] * 3 + [PasswordCheck.LATER]
+    assert looked_at == [0, 4, 1, 2, 3]
+    elsewhere.cancel()

@@ -1,4 +1,4 @@
-"""What is said to a listener at once, and what it replies: one row a rule.
+"""What is said to a listener, at once and octet by octet, and what it replies: one row a rule.
 
 A reply is told by its code, or as `550/5.6.0` by its enhanced code too.
 """
@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.listener.conversation import TRANSACTION, listening
+from tests.unit.listener.conversation import GOOD, TRANSACTION, WRONG, listening
 
 HELLO, MAIL = b"EHLO x\r\n", b"MAIL FROM:<a@b>\r\n"
 PLAIN, LOGIN = b"AUTH PLAIN", b"AUTH LOGIN"
-RIGHT, WRONG = b64encode(b"\0mjd\0open sesame"), b64encode(b"\0mjd\0guess")
 NAME, PASSWORD = b64encode(b"mjd"), b64encode(b"open sesame")
 TAKEN = "250 250 354 250"
+
+LONG, BAD_END = "500/5.5.2/The/command/line/is/too/long", "500/5.5.2/A/command/must/end/in/CRLF"
 
 
 def content(octets: bytes) -> bytes:
@@ -23,7 +24,7 @@ def content(octets: bytes) -> bytes:
 
 ORDER: list[tuple[bytes, str]] = [
     (
-        HELLO + (TRANSACTION + b"one\r\n.\r\n") * 3 + b"NOOP\r\nQUIT\r\nRSET\r\n",
+        HELLO + (TRANSACTION + b"one\r\n.\r\n") * 3 + b"NOOP\r\nQUIT\r\n",
         f"250 {TAKEN} {TAKEN} {TAKEN} 250 221",
     ),
     (b"HELO old.example\r\nMAIL FROM:<>\r\nRCPT TO: <b@c>\r\nDATA\r\n.\r\n", f"250 {TAKEN}"),
@@ -55,12 +56,29 @@ ORDER: list[tuple[bytes, str]] = [
     (content(b"a\r\r\n"), "250 250 250 354 550/5.6.0"),
     (content(b"Received: x\r\n" * 3 + b"\r\n"), "250 250 250 354 554/5.4.6"),
     (content(b"Received: x\r\n" * 2 + b"\r\n"), "250 250 250 354 250"),
-    (content(b"x" * 2000 + b"\r\n"), "250 250 250 354 552/5.3.4"),
+    (content(b"a: b\r\n\r\n" + b"x" * 1600 + b"\r\n") + b"NOOP\r\n", "250 250 250 354 552/5.3.4 250"),
     (b"bogus\r\nNOOP\r\n" * 9, "500 250 500 250 500 421/4.7.0"),
-]
+    # A message that was taken shows that the client means well.
+    (
+        HELLO + (b"NOOP\r\n" * 95 + b"bogus\r\n" * 2 + TRANSACTION + b"one\r\n.\r\n") * 2,
+        "250" + f"{' 250' * 95} 500 500 {TAKEN}" * 2,
+    ),
+    (b"NOOP " + b"x" * 2043 + b"\r\n", "250"),
+    (b"NOOP " + b"x" * 2044 + b"\r\nNOOP\r\n", LONG),
+    (b"NOOP " + b"x" * 100_000, LONG),
+    *((line + b"\r\nNOOP\r\n", BAD_END) for line in (
+        b"NOOP\nRSET", b"NOOP\n", b"NOOP\r", b"\rNOOP", b"MAIL FROM:<a@b>\rRCPT TO:<c@d>", b"NO\0OP",
+        b"NOOP\x7f")),
+    (b"NOOP \t\r\n", "250"),
+    # What brings no mail counts as errors after a hundred.
+    (
+        b"HELO x\r\nMAIL FROM:<a@b>\r\nVRFY x\r\nNOOP\r\nRSET\r\n" * 40,
+        "250 250 252 250 250 " * 20 + "250 250 252 421/4.7.0",
+    ),
+]  # fmt: skip
 LOGINS: list[tuple[bytes, str]] = [
-    (PLAIN + b" " + RIGHT + b"\r\n" + PLAIN + b"\r\n" + TRANSACTION + b"x\r\n.", f"235 503 {TAKEN}"),
-    (b"auth plain\r\n" + RIGHT, "334 235"),
+    (PLAIN + b" " + GOOD + b"\r\n" + PLAIN + b"\r\n" + TRANSACTION + b"x\r\n.", f"235 503 {TAKEN}"),
+    (b"auth plain\r\n" + GOOD, "334 235"),
     (PLAIN + b" " + b64encode(b"mjd\0mjd\0open sesame"), "235"),
     (LOGIN + b"\r\n" + NAME + b"\r\n" + PASSWORD, "334 334 235"),
     (LOGIN + b" " + NAME + b"\r\n" + PASSWORD, "334 235"),
@@ -80,16 +98,18 @@ LOGINS: list[tuple[bytes, str]] = [
     (PLAIN + b" " + b64encode(b"\0nobody\0open sesame"), "535/5.7.8"),
     (PLAIN + b" " + b64encode(b"root\0mjd\0open sesame"), "535/5.7.8"),
     (LOGIN + b"\r\n\r\n", "334 334 535/5.7.8"),
-    (b"HELO x\r\n" + PLAIN + b" " + RIGHT, "250 503/5.5.1"),
+    (b"HELO x\r\n" + PLAIN + b" " + GOOD, "250 503/5.5.1"),
 ]  # fmt: skip
 
 
 async def _are_told(policy: dict[str, object], sent: bytes, told: str) -> None:
-    async with listening({"max_errors": 3, "max_size": 1500, "max_hops": 2} | policy) as room:
-        found = [line.decode() for line in (await room.say(sent)).split(b"\r\n") if line[3:4] == b" "]
-        assert room.observer.faults == []
     wanted = [each.replace("/", " ") for each in ("220", *told.split())]
-    assert [line[: len(want)] for line, want in zip(found, wanted, strict=True)] == wanted
+    for size in (len(sent), 1) if len(sent) < 2000 else (len(sent), 2048):
+        async with listening({"max_errors": 3, "max_size": 1500, "max_hops": 2} | policy) as room:
+            replies = await room.say(*(sent[at : at + size] for at in range(0, len(sent), size)))
+            found = [line.decode() for line in replies.split(b"\r\n") if line[3:4] == b" "]
+            assert room.observer.faults == []
+        assert [line[: len(want)] for line, want in zip(found, wanted, strict=True)] == wanted
 
 
 @pytest.mark.parametrize(("sent", "told"), ORDER)

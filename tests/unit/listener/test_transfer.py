@@ -1,10 +1,18 @@
 """Content over a real socket: what is taken, what is refused, and what it costs."""
 
-import pytest
+import email
+import re
+from email.utils import parsedate_to_datetime
 
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from relay.listener.received import received_line
 from relay.listener.session import SPILL_BYTES
+from relay.mail.envelope import QueueId
 from relay.smtp.commands import Refused
-from tests.fakes.intake import MemoryIntake
+from tests.fakes.clock import START_WALL_NS
 from tests.unit.listener.conversation import TRANSACTION, Client, Room, codes, listening
 
 LOOKALIKES = [
@@ -14,6 +22,7 @@ LOOKALIKES = [
     for after in (b"\r\n", b"\n", b"\r", b"\n\r", b"\r\r\n", b"\0\r\n", b" \r\n")
     if b"\r\n.\r\n" not in before + dot + after
 ]
+FULL = "452 4.3.1 Insufficient system storage"
 
 
 async def _sending(room: Room) -> Client:
@@ -22,6 +31,58 @@ async def _sending(room: Room) -> Client:
     await client.send(TRANSACTION)
     assert codes(b"".join(await client.replies(3))) == [250, 250, 354]
     return client
+
+
+async def test_one_message_over_one_connection_is_taken_as_it_came() -> None:
+    async with listening() as room:
+        client = await room.connect()
+        assert await client.reply() == b"220 relay.example ESMTP relay\r\n"
+        assert (await client.ask(b"EHLO mx.example.org")).startswith(b"250-relay.example\r\n")
+        assert await client.ask(b"MAIL FROM:<a@example.org> SIZE=10 BODY=8BITMIME") == b"250 2.1.0 Ok\r\n"
+        assert await client.ask(b"RCPT TO:<b@example.net>") == b"250 2.1.5 Ok\r\n"
+        assert await client.ask(b"DATA") == b"354 End with <CRLF>.<CRLF>\r\n"
+        reply = await client.ask(b"Message-ID: <1@x>\r\nSubject: \xff\r\n\r\n..\r\n...x\r\n.")
+        assert await client.ask(b"QUIT") == b"221 2.0.0 Bye\r\n"
+        assert await client.rest() == b""
+
+        (message,) = room.intake.accepted
+        assert reply == f"250 2.0.0 Ok: queued as {message.queue_id}\r\n".encode()
+        assert message.received == b"Message-ID: <1@x>\r\nSubject: \xff\r\n\r\n.\r\n..x\r\n"
+        assert message.trace == (
+            b"Received: from mx.example.org (unknown [127.0.0.1])\r\n"
+            b"\tby relay.example with ESMTP id 0000000000000000;\r\n"
+            b"\tThu, 09 Oct 2025 08:53:20 +0000\r\n"
+        )
+        envelope = message.envelope
+        assert (envelope.reverse_path, envelope.recipients) == ("a@example.org", ("b@example.net",))
+        assert (envelope.client, envelope.helo) == ("unknown[127.0.0.1]", "mx.example.org")
+        assert (envelope.protocol, envelope.user) == ("ESMTP", None)
+        assert (room.observer.sizes, room.observer.message_ids) == ([len(message.content)], ["<1@x>"])
+        await room.until_over()
+        assert room.observer.closed == ["quit"]
+        assert room.observer.refusals == []
+
+
+@example("x" * 256, "192.0.2.1")
+@given(st.text(max_size=400), st.sampled_from(["192.0.2.1", "2001:db8::1"]))
+def test_no_helo_breaks_the_line_or_forges_a_clause(helo: str, address: str) -> None:
+    line = received_line(
+        helo=helo,
+        address=address,
+        hostname="relay.example",
+        protocol="ESMTP",
+        queue_id=QueueId("0123456789abcdef"),
+        wall_ns=START_WALL_NS,
+    )
+    folded = line.split(b"\r\n")
+    header = email.message_from_bytes(line + b"Subject: x\r\n\r\n")
+
+    literal = rb"\(unknown \[(192\.0\.2\.1|IPv6:2001:db8::1)\]\)"
+    assert re.fullmatch(rb"Received: from [A-Za-z0-9.:_\-\[\]?]{1,255} " + literal, folded[0])
+    assert len(folded) == 4
+    assert header.keys() == ["Received", "Subject"]
+    date = header["Received"].rpartition(";")[2].strip()
+    assert parsedate_to_datetime(date).timestamp() * 1e9 == START_WALL_NS
 
 
 async def test_no_lookalike_of_the_end_smuggles_a_second_message() -> None:
@@ -55,60 +116,37 @@ async def test_bare_newlines_are_mended_for_the_networks_named() -> None:
 
 async def test_intake_without_room_refuses_at_mail() -> None:
     async with listening() as room:
-        room.intake.refuses = "452 4.3.1 Insufficient system storage"
+        room.intake.refuses = FULL
         client = await room.greeted()
-        assert await client.ask(b"MAIL FROM:<a@b>") == b"452 4.3.1 Insufficient system storage\r\n"
+        assert await client.ask(b"MAIL FROM:<a@b>") == f"{FULL}\r\n".encode()
         room.intake.refuses = None
         assert (await client.ask(b"MAIL FROM:<a@b>")).startswith(b"250 ")
 
 
-async def test_disk_full_at_accept_or_spill_is_the_intakes_reply() -> None:
-    async with listening() as room:
-        client = await _sending(room)
-        room.intake.accept_error = Refused("452 4.3.1 Insufficient system storage")
-        assert await client.ask(b"x\r\n.") == b"452 4.3.1 Insufficient system storage\r\n"
-        room.intake.discarded.append(room.intake.drafts[-1].queue_id)  # the intake's own doing
-        room.intake.spill_error = room.intake.accept_error
-        await client.send(TRANSACTION)
-        await client.replies(3)
-        await client.send(b"x" * (2 * SPILL_BYTES))
-        assert await client.ask(b"\r\n.") == b"452 4.3.1 Insufficient system storage\r\n"
-
-        assert room.observer.faults == []
-        assert await client.ask(b"NOOP") == b"250 2.0.0 Ok\r\n"
-
-
 @pytest.mark.parametrize("where", ["accept_error", "spill_error"])
-async def test_fault_of_ours_is_451_and_says_nothing(where: str) -> None:
+async def test_what_the_intake_refuses_gets_its_reply_and_a_fault_of_ours_451(where: str) -> None:
+    """After a fault, what follows could be content: it must not be read as commands."""
     async with listening() as room:
         client = await _sending(room)
+        setattr(room.intake, where, Refused(FULL))
+        await client.send(b"x" * (2 * SPILL_BYTES) + b"\r\n.\r\nNOOP\r\n")
+        assert codes(b"".join(await client.replies(2))) == [452, 250]
+        assert room.observer.faults == []
+
         error = OSError(28, "secret detail")
         setattr(room.intake, where, error)
-        await client.send(b"x" * (2 * SPILL_BYTES))
-        assert await client.ask(b"\r\n.") == b"451 4.3.0 Internal error, try again later\r\n"
-        if where == "accept_error":
-            room.intake.discarded.append(room.intake.drafts[-1].queue_id)  # the intake's own doing
-
-        assert await client.rest() == b""
-        assert room.observer.faults == [error]
-
-
-async def test_fault_in_the_middle_of_content_ends_the_session() -> None:
-    """What follows could be content: it must not be read as commands."""
-    async with listening() as room:
-        client = await _sending(room)
-        room.intake.drafts[-1].append_error = RuntimeError("secret detail")
-        await client.send(b"x" * 200_000 + b"\r\nNOOP\r\n")
+        await client.send(TRANSACTION + b"x" * (2 * SPILL_BYTES) + b"\r\n.\r\nNOOP\r\n")
+        await client.replies(3)
         assert await client.rest() == b"451 4.3.0 Internal error, try again later\r\n"
         await client.close()
         await room.until_over()
-        assert room.observer.closed == ["fault"]
+        assert (room.observer.faults, room.observer.closed) == ([error], ["fault"])
 
 
 async def test_stream_without_an_end_is_cut_off_and_never_held() -> None:
     """200 MB offered to a limit of 1 MiB: what is read and what is held stay bounded."""
     offered = 0
-    async with listening({"max_size": 1 << 20}, MemoryIntake(keeps_spilled=False)) as room:
+    async with listening({"max_size": 1 << 20}) as room:
         client = await _sending(room)
         block = b"x" * (1 << 20)
         try:
@@ -123,7 +161,7 @@ async def test_stream_without_an_end_is_cut_off_and_never_held() -> None:
         (draft,) = room.intake.drafts
         assert told in (b"", b"552 5.3.4 The message exceeds the size limit\r\n")
         assert offered < 100 * len(block)
-        assert draft.spilled_bytes + len(draft.buffer) <= 1 << 20
+        assert len(draft.content) <= 1 << 20
         assert draft.most_buffered_bytes <= SPILL_BYTES + 512 * 1024
         assert room.observer.closed == ["refused"]
 
@@ -136,7 +174,6 @@ async def test_large_message_is_spilled_in_pieces_and_arrives_whole() -> None:
         assert (await client.reply()).startswith(b"250 ")
 
         assert room.intake.accepted[0].received == content
-        assert room.intake.drafts[0].spilled_bytes > len(content) - 2 * SPILL_BYTES
         assert room.intake.drafts[0].most_buffered_bytes <= SPILL_BYTES + 512 * 1024
 
 

@@ -41,14 +41,6 @@ upstreams:
 """
 
 
-def with_listen(*lines: str) -> str:
-    """Return SMALL with these lines as the keys of its only listener."""
-    return SMALL.replace(
-        "  - address: 127.0.0.1:2525\n    clients: [127.0.0.0/8]\n",
-        "  - " + "\n    ".join(lines) + "\n",
-    )
-
-
 def with_upstream(*lines: str) -> str:
     """Return SMALL with these lines as the keys of its only upstream, without limits if they name none."""
     kept = SMALL.partition("    host:")[0]
