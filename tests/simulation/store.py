@@ -1,14 +1,14 @@
 """The database that hosts share, in virtual time: others go on while a statement takes its time."""
 
-from tests.fakes.account_store import AccountStore, Session
 from tests.fakes.clock import START_WALL_NS
+from tests.fakes.model_database import ModelDatabase, Session
 from tests.simulation.loop import LIFE, Life, SimulatedLoop
 
 KEEPALIVE_S = 25
 """After so long a host knows of a connection that is silent."""
 
 
-class SimulatedStore(AccountStore):
+class SimulatedStore(ModelDatabase):
     def __init__(self, loop: SimulatedLoop) -> None:
         super().__init__(loop.rng)
         self._loop = loop
