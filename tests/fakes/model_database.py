@@ -414,14 +414,18 @@ class _Tables:
 
     def _locking(self, sql: str) -> str:
         """Return a statement that takes the rows that it is FOR UPDATE of, and only those."""
-
-        def taking(found: "re.Match[str]") -> str:
-            table, where, rest, skips = found.groups("")
-            takes = f"take({bool(skips)}, {self._key_of(table)})"
-            return f"FROM {table} WHERE CASE WHEN {where} THEN {takes} END{rest}"
-
-        rest = r"(?: ORDER BY \w+)?(?: LIMIT \S+)?"
-        return re.sub(rf"FROM (\w+) WHERE (.*?)({rest}) FOR UPDATE( SKIP LOCKED)?", taking, sql)
+        while found := re.search(r" FOR UPDATE( SKIP LOCKED)?", sql):
+            begin, depth = found.start(), 0
+            while begin and depth >= 0:
+                begin -= 1
+                depth += {")": 1, "(": -1}.get(sql[begin], 0)
+            shape = r"(.*?FROM (\w+) WHERE )(.*?)((?: ORDER BY \w+)?(?: LIMIT \S+)?)"
+            select = re.fullmatch(shape, sql[begin : found.start()])
+            assert select is not None
+            selects, table, where, rest = select.groups()
+            takes = f"take({bool(found[1])}, {self._key_of(table)})"
+            sql = f"{sql[:begin]}{selects}CASE WHEN {where} THEN {takes} END{rest}{sql[found.end() :]}"
+        return sql
 
     def _take(self, skips: int, *key: Any) -> bool:
         assert self._session is not None

@@ -68,7 +68,11 @@ _HOST = "coalesce((SELECT host FROM relay.owner WHERE identity = owner), '')"
 _OWN_BEFORE = "corrupt IS NULL AND owner = %(owner)s AND fence < %(fence)s"
 _FREE = (
     "corrupt IS NULL AND (owner IS NULL OR (owner = %(owner)s AND fence < %(fence)s)"
-    " OR owner IN (SELECT identity FROM relay.owner WHERE until < clock_timestamp()))"
+    " OR owner IN (SELECT identity FROM relay.owner WHERE until < clock_timestamp() FOR UPDATE SKIP LOCKED))"
+)
+_RENEW = (
+    "UPDATE relay.owner SET until = clock_timestamp() + %(lease)s"
+    " WHERE identity = %(owner)s AND fence = %(fence)s"
 )
 # What its last owner was to end is not sent first.
 _CLAIM = f"""
@@ -146,6 +150,9 @@ class PostgresqlSpool:
     def read(self, queue_ids: Sequence[QueueId]) -> list[Message | Absent | Corrupt | Unavailable]:
         try:
             with self._asking() as connection:
+                # What is sent now stays ours for as long as that may take.
+                is_old = "until < clock_timestamp() + %(lease)s::interval / 2"
+                connection.execute(f"{_RENEW} AND {is_old}".encode(), self._who)
                 found = self._read(connection, queue_ids)
         except Unavailable as trouble:
             return [trouble] * len(queue_ids)
@@ -384,12 +391,7 @@ class PostgresqlSpool:
         self._on_corrupt(queue_id, why)
 
     def _renew(self, connection: Connection) -> None:
-        row = connection.execute(
-            "UPDATE relay.owner SET until = clock_timestamp() + %(lease)s"
-            " WHERE identity = %(owner)s AND fence = %(fence)s RETURNING 1",
-            self._who,
-        ).fetchone()
-        if row is None:
+        if connection.execute(_RENEW + " RETURNING 1", self._who).fetchone() is None:
             raise Unavailable("another relay owns this host's messages: is its folder a copy?")
 
     def _refuse_others(self, connection: Connection) -> None:

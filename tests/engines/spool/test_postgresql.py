@@ -155,6 +155,28 @@ def test_what_was_taken_over_is_absent_for_the_host_that_was_stopped(hosts: Host
 
 
 @anywhere
+def test_who_reads_what_it_will_send_has_it_for_long_enough_also_where_its_lease_was_over(
+    hosts: Hosts,
+) -> None:
+    one, other, ids = taken(hosts)
+    lapse(hosts)
+    assert read(one, ids[0]).left == (0, 1, 2)
+    assert other.claim(9) == []
+
+
+@anywhere
+def test_nothing_is_taken_over_of_a_host_that_just_renews_its_lease(hosts: Hosts) -> None:
+    _, other, ids = taken(hosts)
+    lapse(hosts)
+    with once(hosts[0].database) as renewing:
+        renewing.execute(
+            "UPDATE relay.owner SET host = '' WHERE identity IN (SELECT owner FROM relay.message)"
+        )
+        assert other.claim(9) == []
+    assert [message.queue_id for message in other.claim(9)] == ids
+
+
+@anywhere
 def test_a_restart_has_its_own_at_once_and_the_one_before_nothing(hosts: Hosts, tmp_path: Path) -> None:
     """As where a folder was copied to another host."""
     one, _, ids = taken(hosts)
