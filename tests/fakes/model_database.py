@@ -126,6 +126,13 @@ class ModelDatabase:
         for session in list(self.sessions):
             session.lose()
 
+    def is_taken(self, key: Key) -> bool:
+        """Whether anybody has a row."""
+        holder = self.holders.get(key)
+        if holder is not None and holder.is_left_alone():
+            holder.lose()
+        return key in self.holders
+
     def is_cut(self, what: str) -> bool:
         self.cut_after[what] -= 1
         return self.cut_after[what] == -1
@@ -227,10 +234,7 @@ class Session:
     def wait_for(self, key: Key, until_ns: int) -> None:
         """Wait until nobody has this row."""
         store = self.store
-        while (holder := store.holders.get(key)) is not None:
-            if holder.is_left_alone():
-                holder.lose()
-                continue
+        while store.is_taken(key):
             store.sleep(AGAIN_S)
             if self.closed:
                 raise psycopg.OperationalError("server closed the connection unexpectedly")
@@ -429,7 +433,9 @@ class _Tables:
 
     def _take(self, skips: int, *key: Any) -> bool:
         assert self._session is not None
-        if self._store.holders.setdefault(key, self._session) is self._session:
+        if not self._store.is_taken(key):
+            self._store.holders[key] = self._session
+        if self._store.holders[key] is self._session:
             return True
         if not skips:
             self._wanted = key
