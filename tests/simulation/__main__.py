@@ -14,7 +14,7 @@ from tests.simulation.shrink import shortened
 from tests.simulation.story import Story
 from tests.simulation.worlds import WORLDS
 
-ENGINES = ("maildir", "log")
+ENGINES = sorted({engine for world in WORLDS.values() for engine in world.engines})
 
 
 def _say(text: str) -> None:
@@ -45,6 +45,8 @@ def main() -> int:
     began, virtual_s, accepted, taken, crashes, stories = time.monotonic(), 0.0, 0, 0, 0, 0
     for seed in range(asked.seed, asked.seed + asked.count):
         for world, engine in product(asked.world or WORLDS, asked.engine or ENGINES):
+            if engine not in WORLDS[world].engines:
+                continue
             script = drawn(WORLDS[world], seed, engine)
             if asked.tell:
                 _say(told(script))

@@ -5,6 +5,7 @@ Each try is a message of its own (`Copy`), which its content names: a client tha
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.simulation.loop import SimulatedLoop
@@ -35,10 +36,11 @@ class Copy:
 
 
 class Client:
-    def __init__(self, loop: SimulatedLoop, send: Send, port: int, again_s: float) -> None:
+    def __init__(self, loop: SimulatedLoop, send: Send, ports: Sequence[int], again_s: float) -> None:
+        """`ports`: tried in turn."""
         self._loop = loop
         self._send = send
-        self._port = port
+        self._ports = ports
         self._again_s = again_s
         self.copies: list[Copy] = []
 
@@ -63,7 +65,7 @@ class Client:
     async def _hand_over(self, copy: Copy) -> None:
         reader = asyncio.StreamReader(loop=self._loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=self._loop)
-        transport = self._loop.network.connect(self._port, protocol)
+        transport = self._loop.network.connect(self._ports[len(self.copies) % len(self._ports)], protocol)
         if transport is None:
             raise ConnectionRefusedError
         writer = asyncio.StreamWriter(transport, protocol, reader, self._loop)

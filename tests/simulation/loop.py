@@ -100,7 +100,9 @@ class Fiber(threading.Thread):
         self._loop, self._ended = loop, ended
         self._function = function
         self._context = contextvars.copy_context()
-        self._may_run, self._may_others = threading.Semaphore(0), threading.Semaphore(0)
+        self._may_run, self._may_others = threading.Lock(), threading.Lock()
+        self._may_run.acquire()
+        self._may_others.acquire()
         self._passes_s: float | None = None
         loop.fibers.append(self)
         self.start()

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 from relay.clock import SECOND_NS
 from relay.control.operations import ABSENT, BUSY, OK, UNCHANGED, UNREAD, Results
@@ -105,6 +106,16 @@ RESULTS = (OK, UNCHANGED, ABSENT, BUSY, UNREAD)
 """Those that say whether something was done."""
 
 
+class Blow(NamedTuple):
+    """Something befell a relay, so that it may not know, or not have settled, what it had relayed."""
+
+    at_ns: int
+    relay: str = ""
+    """Empty: any of them."""
+    is_late: bool = False
+    """What it began before it sends now, when others may have it."""
+
+
 @dataclass(frozen=True)
 class Past:
     """All that happened."""
@@ -116,13 +127,16 @@ class Past:
     copies: Sequence[Copy]
     ledgers: dict[str, Ledger]
     regimes: dict[str, list[Regime]]
-    crashes_ns: Sequence[int]
-    """When processes died, or could not settle what they had relayed."""
+    blows: Sequence[Blow]
     orders: Orders
     set_aside: Sequence[str] | None
     """What was told of damage; None where nothing was damaged."""
     calm_since_ns: int
     """From when on nothing disturbs any more."""
+
+    @property
+    def crashes_ns(self) -> Sequence[int]:
+        return [blow.at_ns for blow in self.blows]
 
 
 def judge(past: Past) -> None:
@@ -238,13 +252,19 @@ def _sent_once(past: Past) -> None:
         for before, after in pairwise(times):
             # What a process sent before it died may be taken later than what the next one sent.
             since_ns = min(before.begun_ns, after.begun_ns)
-            excuses = [crash_ns for crash_ns in past.crashes_ns if since_ns <= crash_ns <= after.true_ns]
+            excuses = [
+                blow.at_ns
+                for blow in past.blows
+                if since_ns <= blow.at_ns <= after.true_ns
+                and blow.relay in ("", (after if blow.is_late else before).host)
+            ]
             if before.is_told and len(excuses) == 1:
                 repeated[excuses[0]].add(key)
             if before.is_told and not excuses:
                 raise Broken(
                     "duplicates only in the window",
-                    f"{key} to {recipient} went at {_s(before.true_ns)} and at {_s(after.true_ns)}",
+                    f"{key} to {recipient} went at {_s(before.true_ns)} by {before.host}"
+                    f" and at {_s(after.true_ns)} by {after.host}",
                 )
 
     # After damage all that ended in the damaged group comes again.

@@ -18,6 +18,8 @@ from relay.policy.source import parse_policy
 from relay.sender.host import Host
 from relay.spool.disk.durable import Disk
 from relay.spool.engines import open_spool
+from relay.spool.interface import Spool
+from relay.spool.root.quarantine import OnCorrupt
 from relay.status.snapshot import PolicyStatus
 from relay.telemetry.events import Events, ListenerObserver
 from relay.telemetry.metrics import Metrics, Telemetry
@@ -107,19 +109,29 @@ class SimulatedRelay:
         on_fault: Callable[[BaseException], None],
     ) -> None:
         clock, platter = host.clock, host.platter
-        self.policy = policy = parsed(policy_text)
+        self.policy_text = policy_text
+        self.policy = parsed(policy_text)
         self.disk, self.listener_disk = SimulatedDisk(platter, clock), SimulatedDisk(platter, clock)
         self.log = io.StringIO()
         self.set_aside: list[str] = []
-        self._loop = loop
+        self._loop, self._host, self._port = loop, host, port
         self._on_fault = on_fault
         self.is_up = False
-        events = Events(self.log, "text", clock)
+        self.events = Events(self.log, "text", clock)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def _open(self) -> None:
+        loop, host, policy, events = self._loop, self._host, self.policy, self.events
+        clock = host.clock
         metrics = Metrics(clock)
         metrics.know_upstreams(policy.upstreams, policy.stand_ins)
-        spool = open_spool(
-            policy, self.disk, clock, lambda name, why: self.set_aside.append(f"{name}: {why}")
-        )
+
+        def opened() -> Spool:
+            tell: OnCorrupt = lambda name, why: self.set_aside.append(f"{name}: {why}")  # noqa: E731 - short
+            return open_spool(policy, self.disk, clock, tell)
+
+        # What a database is asked takes time, in a thread.
+        spool = await SimulatedThread().call(opened) if loop.has_fibers else opened()
         number = loop.new_reader()
 
         def trigger(_root: str, _disk: Disk) -> SimulatedTrigger:
@@ -133,7 +145,9 @@ class SimulatedRelay:
             Host(clock, self.disk, workers, trigger, host.look_s),
             Telemetry(events, metrics, clock),
         )
-        self._parts = Assembly(spool, ports, policy, "relay.test", telemetry, PolicyStatus("", 0), on_fault)
+        self._parts = Assembly(
+            spool, ports, policy, "relay.test", telemetry, PolicyStatus("", 0), self._on_fault
+        )
         self.sender, self.watch = self._parts.sender, self._parts.watch
         self.operator = self._parts.operator
         metrics.know_listeners(str(listen.address) for listen in policy.listen)
@@ -141,9 +155,6 @@ class SimulatedRelay:
         listen = policy.listen[0]
         files = read_listener_files(listen)
         self._reception = Reception(listen, "relay.test", self.intake, observer, files=files, clock=clock)
-        self._port = port
-        self.events = events
-        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def disks(self) -> tuple[SimulatedDisk, SimulatedDisk]:
@@ -151,9 +162,9 @@ class SimulatedRelay:
 
     async def run(self) -> None:
         """Start, as the daemon does: take mail, recover, relay."""
-        place = self._reception.place_for(Client.of_peer("127.0.0.1"))
-        self._loop.network.serve(self._port, lambda: ClientSession(self._reception, place))
         try:
+            await self._open()
+            self._serve()
             await self.sender.start()
         except Exception as error:  # noqa: BLE001 - the daemon ends, whatever it was
             self._on_fault(error)
@@ -162,8 +173,12 @@ class SimulatedRelay:
         for chore in (*self._parts.chores(), self.intake.keep_looking_for_room()):
             self._tasks.append(asyncio.create_task(chore))
 
+    def _serve(self) -> None:
+        place = self._reception.place_for(Client.of_peer("127.0.0.1"))
+        self._loop.network.serve(self._port, lambda: ClientSession(self._reception, place))
+
     async def edit(self, policy_text: str) -> None:
-        policy = parsed(policy_text)
+        policy, self.policy_text = parsed(policy_text), policy_text
         await self.sender.apply(policy)
         self.watch.policy = self.policy = policy
 

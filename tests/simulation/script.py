@@ -83,6 +83,7 @@ class SetClock:
 
 
 NO_NEWS = "database: no news"
+CUT = "database: a host is cut off"
 """What one host commits the others hear of only when they ask."""
 
 
@@ -97,6 +98,9 @@ class Disturb:
 
     def __str__(self) -> str:
         return f"disturbance: {self.how} for {self.seconds:g} s (call {self.nth})"
+
+
+FOR_GOOD_S = 1e6
 
 
 @dataclass(frozen=True)
@@ -160,6 +164,8 @@ class World:
     relays: int = 1
     is_shared: bool = False
     """Each relay is on a host of its own, and they share a database."""
+    engines: tuple[str, ...] = ("maildir", "log")
+    """Of the spool; the one in a database is of all hosts."""
     messages: int = 14
     minutes: float = 4.0
     look_s: float = 1.0
@@ -213,6 +219,11 @@ class World:
     clocks: tuple[str, ...] = ("step", "step back", "suspend", "stop")
     weights: Mapping[str, int] = field(default_factory=dict)
     """How many of each kind of event are drawn at most, beside messages."""
+
+    @property
+    def has_one_queue(self) -> bool:
+        return "postgresql" in self.engines
+
     calm_s: float | None = None
     """Once nothing disturbs any more, all mail is gone in this time; None: as `liveness` computes it."""
 

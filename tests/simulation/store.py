@@ -1,17 +1,23 @@
 """The database that hosts share, in virtual time: others go on while a statement takes its time."""
 
-from tests.fakes.account_store import AccountStore, Session
+from collections.abc import Callable
+
 from tests.fakes.clock import START_WALL_NS
+from tests.fakes.model_database import ModelDatabase, Session
 from tests.simulation.loop import LIFE, Life, SimulatedLoop
 
 KEEPALIVE_S = 25
 """After so long a host knows of a connection that is silent."""
 
 
-class SimulatedStore(AccountStore):
+class SimulatedStore(ModelDatabase):
     def __init__(self, loop: SimulatedLoop) -> None:
         super().__init__(loop.rng)
         self._loop = loop
+        self.cut_hosts: set[str] = set()
+        """They have no way to it."""
+        self.after: dict[Life | None, Callable[[], None]] = {}
+        """What happens in the middle of whatever a process asks."""
         self._lives: dict[Session, Life | None] = {}
         loop.has_fibers = True
 
@@ -20,6 +26,8 @@ class SimulatedStore(AccountStore):
 
     def sleep(self, seconds: float) -> None:
         self._loop.pass_time(seconds)
+        if (life := LIFE.get()) in self.after:
+            self.after[life]()
 
     def new_descriptor(self) -> int:
         return self._loop.new_reader()
@@ -28,8 +36,10 @@ class SimulatedStore(AccountStore):
         self._loop.wake(descriptor)
 
     def connect(self, url: str, **parameters: object) -> Session:
-        session = super().connect(url, **parameters)
-        self._lives[session] = LIFE.get()
+        session, life = super().connect(url, **parameters), LIFE.get()
+        self._lives[session] = life
+        if life is not None and life.name in self.cut_hosts:
+            session.is_cut_off = True
         return session
 
     def end(self, life: Life, *, is_told: bool) -> None:
@@ -39,8 +49,9 @@ class SimulatedStore(AccountStore):
             if is_told:
                 session.lose()
 
-    def cut_off(self, *, listening: bool) -> None:
-        """Lose connections, or only those that wait for news, without a word."""
-        for session in [each for each in self.sessions if each.channels or not listening]:
-            session.is_cut_off = True
-            self._loop.call_later(KEEPALIVE_S, session.lose)
+    def cut_off(self, *, listening: bool = False, host: str = "") -> None:
+        """Lose connections, or only those that wait for news, or of one host, without a word."""
+        for session, life in [(each, self._lives[each]) for each in self.sessions]:
+            if (session.channels or not listening) and (not host or (life is not None and life.name == host)):
+                session.is_cut_off = True
+                self._loop.call_later(KEEPALIVE_S, session.lose)

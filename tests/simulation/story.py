@@ -15,6 +15,7 @@ import random
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from unittest.mock import patch
 
 import psycopg
@@ -23,6 +24,7 @@ from relay.clock import SECOND_NS, Clock
 from relay.control.operations import OK
 from relay.mail.envelope import QueueId
 from relay.policy.lane import LimitSettings
+from relay.spool import engines
 from relay.spool.identity import Identities
 from relay.spool.interface import Full, Unavailable
 from relay.verdicts.account import FOREVER_NS, PauseAsked
@@ -32,9 +34,11 @@ from tests.fakes.platter import Model, Platter
 from tests.simulation import damage, liveness, oracle
 from tests.simulation.client import PORT, Client
 from tests.simulation.loop import Life, SimulatedClock, SimulatedLoop, Stuck, sleep_until
-from tests.simulation.oracle import Broken, Orders, Past, Regime
+from tests.simulation.oracle import Blow, Broken, Orders, Past, Regime
 from tests.simulation.relay import SimulatedDisk, SimulatedHost, SimulatedRelay, parsed
 from tests.simulation.script import (
+    CUT,
+    FOR_GOOD_S,
     NO_NEWS,
     Act,
     Crash,
@@ -56,6 +60,7 @@ YEAR_NS = 31_536_000 * SECOND_NS
 MAY_END_A_RELAY = (OSError, Full, Unavailable)
 """It exits, and its supervisor starts it again.  Anything else is a fault of ours."""
 LOOK_S = 5.0
+LEASE_S = 360
 
 
 @dataclass
@@ -78,6 +83,8 @@ class _Process:
 
     number: int
     host: SimulatedHost
+    is_gone: bool = False
+    """For good."""
     life: Life | None = None
     relay: SimulatedRelay | None = None
 
@@ -103,14 +110,15 @@ class Story:
             for process in self._processes:
                 # It is up for some time, and by its own calendar.
                 up_ns, wrong_ns = self._rng.randrange(YEAR_NS), self._rng.randrange(-YEAR_NS, YEAR_NS)
-                clock = FakeClock(up_ns, START_WALL_NS + wrong_ns)
+                # What has one queue goes by one calendar (docs/several-hosts.md).
+                clock = FakeClock(up_ns, START_WALL_NS + (0 if self._world.has_one_queue else wrong_ns))
                 process.host = SimulatedHost(clock, Platter(self._rng.choice(models)), self._world.look_s)
                 self._clock.others.append(clock)
         self._policy = self._world.policies[0]
         self._ledgers = {name: Ledger() for name in self._world.upstreams}
         self._upstreams: dict[str, Upstream] = {}
         self._clients: list[Client] = []
-        self._crashes_ns: list[int] = []
+        self._blows: list[Blow] = []
         self._faults: list[BaseException] = []
         self._set_aside: list[str] = []
         self._orders = Orders()
@@ -123,7 +131,8 @@ class Story:
     def run(self) -> Outcome:
         """Raise Broken where a promise was not kept; `outcome` is then as far as it came."""
         connect = psycopg.connect if self._store is None else self._store.connect
-        with _quietly(), _ids_by_seed(self._rng), patch.object(psycopg, "connect", connect):
+        shorter = patch.object(engines, "LEAST_LEASE_NS", LEASE_S * SECOND_NS)
+        with _quietly(), _ids_by_seed(self._rng), patch.object(psycopg, "connect", connect), shorter:
             # Of processes that were killed nobody hears.
             self._loop.set_exception_handler(lambda _loop, _context: None)
             try:
@@ -141,7 +150,7 @@ class Story:
                 copies,
                 self._ledgers,
                 self._regimes,
-                self._crashes_ns,
+                self._blows,
                 self._orders,
                 self._set_aside if self._is_damaged else None,
                 self._calm_since_ns,
@@ -168,7 +177,9 @@ class Story:
         await self._calm(sending)
 
     async def _send(self, event: Send) -> None:
-        client = Client(self._loop, event, PORT + event.number % self._world.relays, self._world.again_s)
+        ports = [PORT + (event.number + each) % self._world.relays for each in range(self._world.relays)]
+        ports = ports if self._world.has_one_queue else ports[:1]
+        client = Client(self._loop, event, ports, self._world.again_s)
         self._clients.append(client)
         await client.run()
         copy = client.copies[-1]
@@ -214,7 +225,10 @@ class Story:
             else:
                 # What becomes of reports that an operator ends is not followed.
                 is_end = event.verb in ("bounce", "delete")
-                ids = _queued(relay, with_reports=not is_end)
+                hosts = self._processes if self._world.has_one_queue else [process]
+                ids = sorted(
+                    {each for host in hosts for each in _queued(host.relay, with_reports=not is_end)}
+                )
                 some = self._rng.sample(ids, min(len(ids), 3))
                 if some:
                     orders.asked(event.verb, some, now_ns())
@@ -224,6 +238,8 @@ class Story:
         await self._within(process, act)
 
     def _edit(self, policy: str) -> None:
+        if any(process.life is not None and process.life.is_frozen for process in self._processes):
+            return  # it would go on for a moment by the policy that it knows
         now_ns = self._clock.true_ns
         self._end_regime(now_ns)
         # What was granted before the edit may still be under way.
@@ -240,7 +256,7 @@ class Story:
             return  # set ahead while the host is off, a clock frees slots too early (docs/guarantees.md)
         if event.how in ("suspend", "stop") and by_ns > MAX_TRANSACTION_NS:
             # What a transaction came to meanwhile the relay does not believe.
-            self._crashes_ns.append(self._clock.true_ns)
+            self._befalls()
         clock = self._clock if self._store is None else self._rng.choice(self._processes).host.clock
         if self._store is not None and event.how == "step of the database":
             self._store.offset_ns += self._rng.choice((1, -1)) * by_ns
@@ -266,6 +282,7 @@ class Story:
             return
         life.is_frozen = True
         self._disturbed(seconds)
+        self._lapses(life, seconds)
 
         def go_on() -> None:
             self._note(f"{life.name} goes on")
@@ -285,11 +302,11 @@ class Story:
             self._is_damaged = True
             self._is_history_damaged |= event.where == "history"
             # An end that was told on damaged octets is not known any more: the message goes again.
-            self._crashes_ns.append(self._clock.true_ns)
+            self._befalls()
 
     def _disturb(self, event: Disturb) -> None:
         if event.how.startswith("connections"):
-            self._crashes_ns.append(self._clock.true_ns)
+            self._befalls()
             self._loop.network.cut(is_silent=event.how.endswith("silent"))
             return
         self._disturbed(event.seconds)
@@ -309,21 +326,38 @@ class Story:
 
         def heal() -> None:
             # What could not be settled meanwhile waits for the disk.
-            self._crashes_ns.append(self._clock.true_ns)
+            self._befalls()
             for disk in disks:
                 _heal(disk)
 
         self._loop.call_later(event.seconds, heal)
+
+    def _befalls(self, life: Life | None = None, *, is_late: bool = False) -> None:
+        self._blows.append(Blow(self._clock.true_ns, life.name if life is not None else "", is_late))
+
+    def _lapses(self, life: Life | None, seconds: float) -> None:
+        """Let a relay, or all of them, be kept for so long from settling, and from renewing a lease."""
+        if self._world.has_one_queue and seconds * SECOND_NS > MAX_TRANSACTION_NS:
+            for at_s, is_late in (0, False), (LEASE_S, False), (seconds, False), (seconds, True):
+                self._loop.call_later(at_s, partial(self._befalls, life, is_late=is_late))
 
     def _disturb_store(self, store: SimulatedStore, event: Disturb) -> None:
         if event.how.endswith("line is lost"):
             store.cut_after["COMMIT" if "COMMIT" in event.how else "statement"] = event.nth
         elif event.how == NO_NEWS:
             store.cut_off(listening=True)
+        elif event.how == CUT:
+            life = self._rng.choice(self._processes).life
+            assert life is not None
+            store.cut_hosts.add(life.name)
+            store.cut_off(host=life.name)
+            self._lapses(life, event.seconds)
+            self._loop.call_later(event.seconds, store.cut_hosts.discard, life.name)
         else:
+            self._lapses(None, event.seconds)
             store.is_away = True
             if event.how == "database: silent":
-                store.cut_off(listening=False)
+                store.cut_off()
             else:
                 store.stop()
             self._loop.call_later(event.seconds, setattr, store, "is_away", False)
@@ -344,13 +378,15 @@ class Story:
         def on_fault(error: BaseException) -> None:
             self._exit(process, life, error)
 
-        try:
-            text, port = self._text(process.number), PORT + process.number
-            process.relay = SimulatedRelay(self._loop, text, process.host, port, on_fault)
-        except Exception as error:  # noqa: BLE001 - the daemon ends, whatever it was
-            on_fault(error)
-            return
-        self._loop.create_task(process.relay.run())
+        text, port = self._text(process.number), PORT + process.number
+        process.relay = relay = SimulatedRelay(self._loop, text, process.host, port, on_fault)
+
+        async def run() -> None:
+            await relay.run()
+            if relay.is_up and relay.policy_text != self._text(process.number):
+                await relay.edit(self._text(process.number))
+
+        self._loop.create_task(run())
 
     def _exit(self, process: _Process, life: Life, error: BaseException) -> None:
         if life.is_over:
@@ -376,10 +412,12 @@ class Story:
 
         for disk in relay.disks:
             disk.after = after
+        if self._store is not None:
+            self._store.after[life] = after
 
     def _crash(self, process: _Process, event: Crash) -> None:
         """Happen behind a change of the disk, in the middle of whatever the process does."""
-        self._note(event.kind)
+        self._note(f"{event.kind} of {process.life.name}" if process.life else event.kind)
         self.outcome.crashes += 1
         if event.kind == "kill":
             self._kill(process)
@@ -406,7 +444,7 @@ class Story:
         life, relay = process.life, process.relay
         if life is None or life.is_over:
             return
-        self._crashes_ns.append(self._clock.true_ns)
+        self._befalls(life)
         if relay is not None:
             self._keep_log(relay)
             for disk in relay.disks:
@@ -417,6 +455,11 @@ class Story:
 
     def _start_later(self, process: _Process, seconds: float) -> None:
         before = process.life
+        if seconds >= FOR_GOOD_S:
+            process.is_gone = not any(each.is_gone for each in self._processes)
+            seconds = 3.0  # somebody has to be left
+        if process.is_gone:
+            return
 
         def start() -> None:
             if process.life is before:
@@ -454,12 +497,7 @@ class Story:
 
     async def _calm(self, sending: list[asyncio.Task[None]]) -> None:
         await sleep_until(self._disturbed_until_ns)
-        for upstream in self._upstreams.values():
-            upstream.calm()
-        for process in self._processes:
-            for disk in process.relay.disks if process.relay else ():
-                _heal(disk)
-                disk.after = None
+        self._make_well()
         self._note("from here on all is well")
         began_ns = self._clock.true_ns
         # Where nothing disturbs, no operator has to help.
@@ -478,8 +516,7 @@ class Story:
             if self._is_history_unusable():
                 await self._begin_history_anew()
                 began_ns = self._clock.true_ns
-            are_empty = [await self._is_empty(process) for process in self._processes]
-            if all(are_empty) and all(task.done() for task in sending):
+            if await self._are_empty() and all(task.done() for task in sending):
                 break
             if self._clock.true_ns - began_ns > calm_ns:
                 raise Broken(oracle.LIVENESS, self._what_is_left(calm_ns))
@@ -489,6 +526,21 @@ class Story:
         if self._faults:
             raise Broken("no fault of ours", repr(self._faults[0])) from self._faults[0]
         self._end_regime(self._clock.true_ns)
+
+    def _make_well(self) -> None:
+        for upstream in self._upstreams.values():
+            upstream.calm()
+        for process in self._processes:
+            for disk in process.relay.disks if process.relay else ():
+                _heal(disk)
+                disk.after = None
+        if self._store is not None:
+            self._store.after.clear()
+
+    async def _are_empty(self) -> bool:
+        are_empty = [await self._is_empty(each) for each in self._processes if not each.is_gone]
+        # What a host had that is gone others have to take over.
+        return all(are_empty) and (self._store is None or self._store.tables.count("message") == 0)
 
     async def _is_empty(self, process: _Process) -> bool:
         if not process.is_up:
@@ -543,7 +595,7 @@ class Story:
         left = [
             f"{view.queue_id} is {view.state}"
             for process in self._processes
-            if process.relay is not None
+            if process.is_up and process.relay is not None
             for view in process.relay.watch.listing().messages()
         ]
         return f"after {calm_ns / SECOND_NS:g} s {len(left)} are left, such as {left[:5]}"
@@ -584,8 +636,8 @@ class Story:
         self.outcome.lines.append(f"{self._clock.true_ns / SECOND_NS:10.3f} s  {what}")
 
 
-def _queued(relay: SimulatedRelay, *, with_reports: bool = True) -> list[QueueId]:
-    views = relay.watch.listing().messages()
+def _queued(relay: SimulatedRelay | None, *, with_reports: bool = True) -> list[QueueId]:
+    views = relay.watch.listing().messages() if relay is not None and relay.is_up else ()
     return sorted({view.queue_id for view in views if view.reverse_path or with_reports})
 
 

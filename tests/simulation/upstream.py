@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
 from relay.clock import SECOND_NS
-from tests.simulation.loop import SimulatedLoop
+from tests.simulation.loop import LIFE, SimulatedLoop
 from tests.simulation.network import Transport
 
 LOST_REPLY_S = 60.0
@@ -92,6 +92,8 @@ class Taken:
     """The parameters of each RCPT; None: it offered no DSN to this session."""
     of_mail: str = ""
     """The parameters RET and ENVID of MAIL."""
+    host: str = ""
+    """Which relay sent it."""
     is_told: bool = False
     """The whole reply was sent to a connection that was open."""
 
@@ -421,8 +423,19 @@ class _Session:
             upstream.loop.call_later(self._rng.uniform(0, LOST_REPLY_S), self._count_late, sender, len(lines))
         else:
             await asyncio.sleep(self._rng.choice((0.0, 0.01, 0.4, 2.0)))
+        whose = self._transport.peer.context.get(LIFE)
         taken = Taken(
-            self._now_ns, upstream.name, sender, recipients, bytes(lines), self._begun_ns, dsn, self._of_mail
+            *(
+                self._now_ns,
+                upstream.name,
+                sender,
+                recipients,
+                bytes(lines),
+                self._begun_ns,
+                dsn,
+                self._of_mail,
+            ),
+            host=whose.name if whose else "",
         )
         upstream.ledger.taken.append(taken)
         upstream.ledger.proofs.append(self._now_ns)
@@ -447,9 +460,14 @@ class _Session:
         return ""
 
     @property
-    def _is_connected(self) -> bool:
+    def _transport(self) -> Transport:
         transport = self._writer.transport
         assert isinstance(transport, Transport)
+        return transport
+
+    @property
+    def _is_connected(self) -> bool:
+        transport = self._transport
         is_lost = transport.peer.is_lost or transport.is_closing() or transport.is_cut
         return not is_lost and self._writer not in self._upstream.muddled
 

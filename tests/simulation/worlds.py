@@ -3,7 +3,7 @@
 from typing import Any
 
 from relay.clock import SECOND_NS
-from tests.simulation.script import NO_NEWS, World
+from tests.simulation.script import CUT, FOR_GOOD_S, NO_NEWS, World
 from tests.simulation.upstream import Mood
 
 DAY_NS = 86_400 * SECOND_NS
@@ -36,6 +36,11 @@ def _one(
 ) -> str:
     head = _HEAD % (retry, lifetime, warn_after, reports_per_hour)
     return f"{head}upstreams:\n{_upstream('isp', 1001, limits, history)}{rest}"
+
+
+def _shared(limits: str) -> str:
+    policy = _one(limits, lifetime="366d", history="postgresql://db.test/relay")
+    return policy.replace("{ENGINE}", "postgresql, postgresql: 'postgresql://db.test/relay'")
 
 
 PORTS = {"isp": 1001, "other": 1002}
@@ -435,6 +440,33 @@ WORLDS = {
             disturbances=(NO_NEWS,),
             clocks=("step of the database",),
             weights={"crash": 0, "disturb": 8, "clock": 2, "feel": 4, "act": 6},
+        ),
+        World(
+            "one queue",
+            (
+                *(_shared("{messages: 7, per: 20s}"), _shared("{messages: 3, per: 20s}")),
+                _shared("{messages: 7, per: 20s}, {recipients: 9, per: 30s}"),
+            ),
+            relays=3,
+            is_shared=True,
+            engines=("postgresql",),
+            messages=30,
+            minutes=2.0,
+            look_s=4.0,
+            lines=(1, 10, 300, 9_000),
+            acts=("hold", "release", "retry", "first", "bounce", "delete", "pause", "resume"),
+            disturbances=(
+                *("database: stops", "database: silent", "database: a line is lost", NO_NEWS, CUT, CUT),
+                *("database: a COMMIT's line is lost", "database: a COMMIT's line is lost"),
+                *("disk full", "sync fails"),
+            ),
+            faults_s=(0.5, 10.0, 60.0, 400.0),
+            downs_s=(0.0, 3.0, 100.0, FOR_GOOD_S),
+            steps_s=(1, 30),
+            away_s=(30, 400),
+            clocks=("step", "step back", "stop", "stop", "step of the database"),
+            weights={"crash": 4, "disturb": 8, "clock": 3, "feel": 2, "act": 6, "edit": 2},
+            calm_s=1_500.0,
         ),
         World(
             "hostile",

@@ -73,7 +73,11 @@ _HOST = "coalesce((SELECT host FROM relay.owner WHERE identity = owner), '')"
 _OWN_BEFORE = "corrupt IS NULL AND owner = %(owner)s AND fence < %(fence)s"
 _FREE = (
     "corrupt IS NULL AND (owner IS NULL OR (owner = %(owner)s AND fence < %(fence)s)"
-    " OR owner IN (SELECT identity FROM relay.owner WHERE until < clock_timestamp()))"
+    " OR owner IN (SELECT identity FROM relay.owner WHERE until < clock_timestamp() FOR UPDATE SKIP LOCKED))"
+)
+_RENEW = (
+    "UPDATE relay.owner SET until = clock_timestamp() + %(lease)s"
+    " WHERE identity = %(owner)s AND fence = %(fence)s"
 )
 # What its last owner was to hold or end, if it is in such a state, is not sent first.
 _STAYS = """
@@ -160,6 +164,9 @@ class PostgresqlSpool:
     def read(self, queue_ids: Sequence[QueueId]) -> list[Message | Absent | Corrupt | Unavailable]:
         try:
             with asking(self._connection) as connection:
+                # What is sent now stays ours for as long as that may take.
+                is_old = "until < clock_timestamp() + %(lease)s::interval / 2"
+                connection.execute(f"{_RENEW} AND {is_old}".encode(), self._who)
                 found = self._read(connection, queue_ids)
         except Unavailable as trouble:
             return [trouble] * len(queue_ids)
@@ -349,7 +356,13 @@ class PostgresqlSpool:
             return
         row.statuses, row.is_warned = "".join(letters), row.is_warned or each.is_warned
         # A release ends what was wanted before it.
-        facts = row.statuses, row.is_warned, each.is_held, each.next_attempt_at_ns or None, each.is_held is False
+        facts = (
+            row.statuses,
+            row.is_warned,
+            each.is_held,
+            each.next_attempt_at_ns or None,
+            each.is_held is False,
+        )
         connection.execute(
             "UPDATE relay.message SET statuses = %s, is_warned = %s, is_held = coalesce(%s, is_held),"
             " next_attempt_at_ns = coalesce(%s, next_attempt_at_ns), wish = CASE WHEN %s THEN NULL ELSE wish END,"
@@ -395,12 +408,8 @@ class PostgresqlSpool:
         self._on_corrupt(queue_id, why)
 
     def _renew(self, connection: Connection, lease: str = "") -> None:
-        row = connection.execute(
-            "UPDATE relay.owner SET until = clock_timestamp() + %(lease)s"
-            " WHERE identity = %(owner)s AND fence = %(fence)s RETURNING 1",
-            self._who | {"lease": lease or self._who["lease"]},
-        ).fetchone()
-        if row is None:
+        values = self._who | {"lease": lease or self._who["lease"]}
+        if connection.execute(_RENEW + " RETURNING 1", values).fetchone() is None:
             raise Unavailable("another relay owns this host's messages: is its folder a copy?")
 
     def _refuse_others(self, connection: Connection) -> None:

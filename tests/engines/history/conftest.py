@@ -19,9 +19,9 @@ from relay.throttle.file_history import FileHistory
 from relay.throttle.history import History
 from relay.throttle.postgresql_history import HighWaterMark, PostgresqlHistory
 from tests.engines.history.memory_history import Kept, MemoryHistory
-from tests.fakes.account_store import AccountStore
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
+from tests.fakes.model_database import ModelDatabase
 from tests.fakes.postgresql import Server
 
 
@@ -74,7 +74,7 @@ def opened(request: pytest.FixtureRequest, clock: FakeClock, path: Path) -> Iter
             server: Server = request.getfixturevalue("server")
             url = server.url
         else:
-            patched = patch.object(psycopg, "connect", AccountStore(random.Random(0)).connect)
+            patched = patch.object(psycopg, "connect", ModelDatabase(random.Random(0)).connect)
         account = SharedAccount(Database(url), str(path))
         mark: Callable[[], HighWaterMark] = request.getfixturevalue("mark")
         opens = lambda: PostgresqlHistory(account, mark(), clock, replace_above_groups=4)  # noqa: E731 - a mark for each

@@ -2,11 +2,9 @@
 
 import contextlib
 
-import psycopg
-
 from relay.mail.envelope import QueueId
 from relay.spool.database import DatabaseError
-from relay.spool.database.connection import Database
+from relay.spool.database.connection import Database, once
 from relay.spool.database.schema import make
 from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Intake
@@ -46,11 +44,13 @@ class PostgresqlEngine(OneSpool):
         return intake
 
     def damage(self, queue_id: QueueId) -> None:
-        with psycopg.connect(self.database.url) as connection:
-            for table in ("message", "chunk"):
-                connection.execute(
-                    f"UPDATE relay.{table} SET content = set_byte(content, octet_length(content) / 2,"
-                    " get_byte(content, octet_length(content) / 2) # 1) WHERE queue_id = %s"
-                    + (" AND number = 1" if table == "chunk" else " AND content IS NOT NULL"),
-                    (queue_id,),
-                )
+        with once(self.database) as connection:
+            for table, where in ("message", "content IS NOT NULL"), ("chunk", "number = 1"):
+                which = f"{table} WHERE queue_id = %s AND {where}"
+                for (content,) in connection.execute(
+                    f"SELECT content FROM relay.{which}".encode(), (queue_id,)
+                ):
+                    changed = bytearray(content)
+                    changed[len(changed) // 2] ^= 1
+                    update = f"UPDATE relay.{table} SET content = %s WHERE queue_id = %s AND {where}"
+                    connection.execute(update.encode(), (bytes(changed), queue_id))

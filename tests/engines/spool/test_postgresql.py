@@ -2,12 +2,15 @@
 
 import contextlib
 import itertools
+import random
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import LiteralString
+from unittest.mock import patch
 
 import psycopg
 import pytest
@@ -15,6 +18,7 @@ import pytest
 from relay.mail.envelope import QueueId
 from relay.policy.source import parse_policy
 from relay.spool.convert import convert
+from relay.spool.database.connection import once
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import ENGINES, engine_of, engines_of
 from relay.spool.identity import report_id
@@ -47,11 +51,12 @@ from tests.engines.spool.postgresql_engine import PostgresqlEngine
 from tests.engines.spool.test_convert import fill, told_by
 from tests.fakes.cut_line import CutLine
 from tests.fakes.interleaving import Pair, interleaved
+from tests.fakes.model_database import ModelDatabase
 from tests.fakes.postgresql import Server
 from tests.system.hosts import through
 
 LONG = CONTENT + bytes(2 * INLINE_BYTES)
-LAPSED = "UPDATE relay.owner SET until = clock_timestamp() - interval '1 second'"
+LAPSED: LiteralString = "UPDATE relay.owner SET until = clock_timestamp() - interval '1 second'"
 
 
 @pytest.fixture
@@ -60,14 +65,22 @@ def closing() -> Iterator[contextlib.ExitStack]:
         yield stack
 
 
+SIMULATED = "what the simulation has of it"
+anywhere = pytest.mark.parametrize("url", ["PostgreSQL", SIMULATED], indirect=True)
+
+
 @pytest.fixture
-def url(server: Server, closing: contextlib.ExitStack) -> str:
+def url(request: pytest.FixtureRequest, closing: contextlib.ExitStack) -> str:
     """Return an empty database; who uses it is closed before the next one is made."""
-    assert closing is not None
+    if getattr(request, "param", "") == SIMULATED:
+        closing.enter_context(patch.object(psycopg, "connect", ModelDatabase(random.Random(0)).connect))
+        return "postgresql://"
+    server: Server = request.getfixturevalue("server")
     return server.make_database("spool")
 
 
-class TestOnAServer(Conformance):
+@anywhere
+class TestInADatabase(Conformance):
     @pytest.fixture
     def engine(self, url: str, tmp_path: Path, closing: contextlib.ExitStack) -> PostgresqlEngine:
         return PostgresqlEngine(str(tmp_path / "spool"), url, closing)
@@ -93,6 +106,13 @@ def taken(hosts: Hosts, count: int = 3) -> tuple[PostgresqlSpool, PostgresqlSpoo
     return one, other, ids
 
 
+def lapse(hosts: Hosts) -> None:
+    """Let all leases be over."""
+    with once(hosts[0].database) as connection:
+        connection.execute(LAPSED)
+
+
+@anywhere
 def test_what_one_host_accepts_any_may_claim_and_only_one(hosts: Hosts) -> None:
     one, other = (host.start() for host in hosts)
     intakes = [host.intake() for host in hosts]
@@ -113,6 +133,7 @@ def test_what_one_host_accepts_any_may_claim_and_only_one(hosts: Hosts) -> None:
     assert sorted(found[one] + found[other]) == sorted(ids)
 
 
+@anywhere
 def test_a_claim_holds_while_its_lease_does_and_a_stop_ends_it(hosts: Hosts) -> None:
     one, other, ids = taken(hosts)
     assert other.claim(9) == []
@@ -121,9 +142,10 @@ def test_a_claim_holds_while_its_lease_does_and_a_stop_ends_it(hosts: Hosts) -> 
     assert [message.queue_id for message in other.claim(9)] == ids
 
 
-def test_what_was_taken_over_is_absent_for_the_host_that_was_stopped(server: Server, hosts: Hosts) -> None:
+@anywhere
+def test_what_was_taken_over_is_absent_for_the_host_that_was_stopped(hosts: Hosts) -> None:
     one, other, ids = taken(hosts)
-    server.execute(LAPSED, database="spool")
+    lapse(hosts)
     assert [message.queue_id for message in other.claim(2)] == ids[:2]
     done = [Settlement(each, ENVELOPE, EVERY, ends=True) for each in ids]
 
@@ -136,6 +158,29 @@ def test_what_was_taken_over_is_absent_for_the_host_that_was_stopped(server: Ser
     assert other.settle(done[:2]) == [None, None]
 
 
+@anywhere
+def test_who_reads_what_it_will_send_has_it_for_long_enough_also_where_its_lease_was_over(
+    hosts: Hosts,
+) -> None:
+    one, other, ids = taken(hosts)
+    lapse(hosts)
+    assert read(one, ids[0]).left == (0, 1, 2)
+    assert other.claim(9) == []
+
+
+@anywhere
+def test_nothing_is_taken_over_of_a_host_that_just_renews_its_lease(hosts: Hosts) -> None:
+    _, other, ids = taken(hosts)
+    lapse(hosts)
+    with once(hosts[0].database) as renewing:
+        renewing.execute(
+            "UPDATE relay.owner SET host = '' WHERE identity IN (SELECT owner FROM relay.message)"
+        )
+        assert other.claim(9) == []
+    assert [message.queue_id for message in other.claim(9)] == ids
+
+
+@anywhere
 def test_a_restart_has_its_own_at_once_and_the_one_before_nothing(hosts: Hosts, tmp_path: Path) -> None:
     """As where a folder was copied to another host."""
     one, _, ids = taken(hosts)
@@ -152,11 +197,12 @@ def test_a_restart_has_its_own_at_once_and_the_one_before_nothing(hosts: Hosts, 
     assert read(copy, ids[0]).left == (0, 1, 2)
 
 
-def test_a_claim_waits_for_nobody(server: Server, hosts: Hosts, url: str) -> None:
+@anywhere
+def test_a_claim_waits_for_nobody(hosts: Hosts) -> None:
     """Neither for a settlement that goes on, nor for another claim."""
     _, other, ids = taken(hosts)
-    server.execute(LAPSED, database="spool")
-    with psycopg.connect(url) as settling:
+    lapse(hosts)
+    with once(hosts[0].database) as settling:
         settling.execute("SELECT 1 FROM relay.message WHERE queue_id = %s FOR UPDATE", (ids[0],))
         assert [message.queue_id for message in other.claim(9)] == ids[1:]
     assert [message.queue_id for message in other.claim(9)] == ids[:1]
@@ -254,6 +300,7 @@ def test_a_release_ends_what_was_wanted_before(hosts: Hosts) -> None:
     assert [sorted(of) for of in one.wishes().values()] == [ids[1:]]
 
 
+@anywhere
 def test_two_messages_of_one_id_are_not_one(hosts: Hosts) -> None:
     spool, intake, same = hosts[0].start(), hosts[0].intake(), hosts[0].intake()
     draft = intake.draft()
