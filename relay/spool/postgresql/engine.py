@@ -365,8 +365,8 @@ class PostgresqlSpool:
         )
         connection.execute(
             "UPDATE relay.message SET statuses = %s, is_warned = %s, is_held = coalesce(%s, is_held),"
-            " next_attempt_at_ns = coalesce(%s, next_attempt_at_ns), wish = CASE WHEN %s THEN NULL ELSE wish END,"
-            " notes = notes || %s WHERE queue_id = %s",
+            " next_attempt_at_ns = coalesce(%s, next_attempt_at_ns), wish = CASE WHEN %s THEN NULL ELSE wish"
+            " END, notes = notes || %s WHERE queue_id = %s",
             (*facts, notes.encode(each.notes) if each.notes else b"", row.queue_id),
         )
 
