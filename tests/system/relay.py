@@ -126,7 +126,7 @@ class RelayProcess:
     def log(self) -> list[str]:
         return self._log_path.read_text(errors="replace").splitlines()
 
-    def wait_for_log(self, condition: Callable[[str], bool], *, within_s: float = HANG_S) -> str:
+    def wait_for_log(self, condition: Callable[[str], object], *, within_s: float = HANG_S) -> str:
         """Return the first line that meets the condition, now or later.  Raises TimeoutError."""
         try:
             return wait_for_change(
