@@ -143,6 +143,7 @@ class _Opening:
         self._loop = asyncio.get_running_loop()
         self._protocol = StrictProtocol(self._loop)
         self._name = f"{account.host}:{account.port}"
+        self._from_source = f" from {account.source_address}" if account.source_address else ""
         self._extensions = Extensions()
         self._hello_line, self._welcome = b"EHLO " + account.helo_name.encode("ascii", "replace"), ""
 
@@ -219,11 +220,6 @@ class _Opening:
         await self._in_time(opening)
         if context is not None:
             self._tell_tls()
-
-    @property
-    def _from_source(self) -> str:
-        source = self._account.source_address
-        return "" if source is None else f" from {source}"
 
     async def _in_time(self, waited: Awaitable[_T]) -> _T:
         """Raise TimeoutError, in words, where nobody answers."""

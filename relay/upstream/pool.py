@@ -90,11 +90,11 @@ class Pool(Generic[C]):
 
         Give each back by release or discard.
         """
-        self._drop_unfit()
+        has_failed = self._drop_unfit()
         taken = [each for each, place in reversed(self._places.items()) if not place.is_busy][:most]
         for connection in taken:
             self._places[connection] = self._places[connection]._replace(is_busy=True)
-        if not self._is_stopped and self._clock.boottime_ns() >= self._rests_until_ns:
+        if not (has_failed or self._is_stopped) and self._clock.boottime_ns() >= self._rests_until_ns:
             # One on its way from a transaction to who waits for it is open.
             wanted = most - len(taken) if self.open else min(1, most)
             room = self._caps.connections - self._count()
@@ -202,14 +202,20 @@ class Pool(Generic[C]):
             and len(self._places) + len(self._opening) <= caps.connections
         )
 
-    def _drop_unfit(self) -> None:
-        """Close idle connections that may not stay, and those above the cap; they count until gone."""
+    def _drop_unfit(self) -> bool:
+        """Close idle connections that may not stay, and those above the cap; they count until gone.
+
+        Return whether one of them had never been used, which was told.
+        """
+        has_failed = False
         for connection, place in list(self._places.items()):
             if not place.is_busy and not self._may_stay(connection, place):
                 del self._places[connection]
                 self._start(connection.close(), self._closing)
                 if (error := connection.why_never_used) is not None:
+                    has_failed = True
                     self._fail(error, place.opener)
+        return has_failed
 
     def _look(self) -> None:
         """Look at the idle ones now, and when the first has been idle for long enough."""

@@ -236,11 +236,17 @@ def step(state: AccountState, event: Event) -> AccountState:
 
 def _with_spans(state: AccountState, after: AccountState, now_ns: int) -> AccountState:
     """Return the state after another one, with the span that begins or ends between them."""
-    if after.is_resting and not state.is_resting:
-        return replace(after, spans=begun(state.spans, now_ns, goes_on=state.in_a_row > 0))
-    if state.is_resting and not after.is_resting:
-        return replace(after, spans=ended(state.spans, min(now_ns, state.over_ns)))
-    return after
+    if after.is_resting == state.is_resting:
+        return after
+    spans, (since_ns, until_ns) = state.spans, state.spans[-1] if state.spans else (now_ns, -1)
+    if state.is_resting:
+        if until_ns == FOREVER_NS:
+            spans = (*spans[:-1], (since_ns, max(since_ns, min(now_ns, state.over_ns))))
+    elif spans and (state.in_a_row > 0 or until_ns >= now_ns):
+        spans = (*spans[:-1], (since_ns, FOREVER_NS))
+    else:
+        spans = (*spans[-MOST_SPANS:], (now_ns, FOREVER_NS))
+    return replace(after, spans=spans)
 
 
 def _changed(state: AccountState, event: Event) -> AccountState:
@@ -324,20 +330,6 @@ def rest_ns(ruling: Ruling | None, step: int, leaves_in_ns: Callable[[int], int 
     elif ruling.window_ns is not None:
         asked_ns = min(LONGEST_RETRY_NS, leaves_in_ns(ruling.window_ns) or 0)
     return asked_ns if asked_ns and step == 0 else max(asked_ns, back_off_ns)
-
-
-def begun(spans: Sequence[Paused], at_ns: int, *, goes_on: bool = False) -> tuple[Paused, ...]:
-    """Return the spans with one that begins; `goes_on` makes it one with the last."""
-    if spans and (goes_on or spans[-1][1] >= at_ns):
-        return (*spans[:-1], (spans[-1][0], FOREVER_NS))
-    return (*spans[-MOST_SPANS:], (at_ns, FOREVER_NS))
-
-
-def ended(spans: Sequence[Paused], at_ns: int) -> tuple[Paused, ...]:
-    """Return the spans with the last one ended, if it is under way."""
-    if not spans or spans[-1][1] != FOREVER_NS:
-        return tuple(spans)
-    return (*spans[:-1], (spans[-1][0], max(spans[-1][0], at_ns)))
 
 
 def within_ns(spans: Sequence[Paused], since_ns: int, until_ns: int) -> int:

@@ -419,11 +419,13 @@ async def test_an_upstream_that_ends_each_session_before_mail_is_not_asked_witho
         Smarthost(script, accounts={"mjd": "right"}) as host,
         Relay(policy_of(tmp_path, host.port, with_password(tmp_path, "right"))) as relay,
     ):
-        relay.accept()
+        queue_id = relay.accept()
         await host.until(lambda: host.sessions)
         await relay.until(lambda: relay.account.pausing.state.why or host.relayed)
 
         assert why in relay.account.pausing.state.why
+        assert (queued := relay.queued(queue_id)) is not None
+        assert "limit" not in queued.why.text
         assert len(host.sessions) == 1
 
         await relay.until_empty()

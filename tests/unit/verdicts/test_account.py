@@ -24,8 +24,6 @@ from relay.verdicts.account import (
     Health,
     OperatorPause,
     PauseRecord,
-    begun,
-    ended,
     lapsed,
     largest,
     refused,
@@ -192,16 +190,17 @@ def test_a_second_refusal_of_mail_makes_it_small_and_one_of_a_connection_does_no
 def test_the_time_paused_is_that_of_the_instants_that_were_paused(
     script: list[tuple[int, bool]], since: int
 ) -> None:
-    spans: tuple[tuple[int, int], ...] = ()
-    paused, now, is_paused = [False] * 2100, 0, False
+    state, paused, now = AccountState(), [False] * 2100, 0
     for after, begins in script:
-        if is_paused:
+        if state.is_resting:
             paused[now : now + after] = [True] * after
         now += after
-        spans, is_paused = (begun(spans, now) if begins else ended(spans, now)), begins
-    assert within_ns(spans, since, now) == sum(paused[since:now])
+        state = step(state, event(Happening.KEEP if begins else Happening.RESUME, now))
+        assert state.is_resting == begins
+    assert within_ns(state.spans, since, now) == sum(paused[since:now])
     # What goes on is one with the last.
-    assert len(begun(spans, now, goes_on=True)) == max(1, len(spans))
+    again = step(replace(state, operator=None, in_a_row=1), event(Happening.KEEP, now))
+    assert len(again.spans) == max(1, len(state.spans))
 
 
 @pytest.mark.parametrize(
