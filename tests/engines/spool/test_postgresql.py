@@ -51,6 +51,10 @@ from tests.fakes.postgresql import Server
 from tests.system.hosts import through
 
 LONG = CONTENT + bytes(2 * INLINE_BYTES)
+KEPT = (
+    "FROM relay.owner FULL JOIN relay.message ON identity = owner"
+    " WHERE queue_id IS NOT NULL OR until > clock_timestamp()"
+)
 LAPSED = "UPDATE relay.owner SET until = clock_timestamp() - interval '1 second'"
 
 
@@ -458,6 +462,8 @@ def test_a_conversion_cut_at_any_statement_loses_nothing_and_no_host_sends_a_cop
                     assert found == is_there * len(before) or (
                         failed and target == "postgresql" and not found
                     )
+                    if failed and target == "postgresql" and not is_there:
+                        assert not server.is_so(KEPT, database="spool")
                 assert told_by(hosts[0].start() if target == "postgresql" else opened()) == before
             assert not server.is_so("FROM relay.message", database="spool")
             if line.cuts == cuts:
