@@ -39,11 +39,11 @@ class SharedAccount:
             "SELECT id, identity::text, position, replaced, offset_ns, now_ns, state, state_version"
             " FROM relay.account WHERE name = %s FOR UPDATE"
         )
-        if (row := connection.execute(select, (self.name,)).fetchone()) is not None:
-            return AccountColumns(*row)
-        insert = "INSERT INTO relay.account (name) VALUES (%s) ON CONFLICT DO NOTHING"
-        connection.execute(insert, (self.name,))
-        return AccountColumns(*one(connection, select, (self.name,)))
+        if (row := connection.execute(select, (self.name,)).fetchone()) is None:
+            insert = "INSERT INTO relay.account (name) VALUES (%s) ON CONFLICT DO NOTHING"
+            connection.execute(insert, (self.name,))
+            row = one(connection, select, (self.name,))
+        return AccountColumns(*row)
 
 
 def account_of(login: DatabaseLogin, name: str, host: str) -> SharedAccount:

@@ -72,7 +72,7 @@ _OTHERS = f"corrupt IS NULL AND ({_OURS}) IS NOT TRUE"
 _HOST = "coalesce((SELECT host FROM relay.owner WHERE identity = owner), '')"
 _OWN_BEFORE = "corrupt IS NULL AND owner = %(owner)s AND fence < %(fence)s"
 _FREE = (
-    "corrupt IS NULL AND (owner IS NULL OR (owner = %(owner)s AND fence < %(fence)s)"
+    f"corrupt IS NULL AND (owner IS NULL OR ({_OWN_BEFORE})"
     " OR owner IN (SELECT identity FROM relay.owner WHERE until < clock_timestamp() FOR UPDATE SKIP LOCKED))"
 )
 _RENEW = (

@@ -20,7 +20,7 @@ from relay.policy.source import parse_policy
 from relay.spool.convert import convert
 from relay.spool.database.connection import once
 from relay.spool.disk.durable import RealDisk
-from relay.spool.engines import ENGINES, engine_of, engines_of
+from relay.spool.engines import ENGINES, Engine, engine_of, engines_of
 from relay.spool.identity import report_id
 from relay.spool.interface import (
     INLINE_BYTES,
@@ -56,6 +56,10 @@ from tests.fakes.postgresql import Server
 from tests.system.hosts import through
 
 LONG = CONTENT + bytes(2 * INLINE_BYTES)
+KEPT = (
+    "FROM relay.owner FULL JOIN relay.message ON identity = owner"
+    " WHERE queue_id IS NOT NULL OR until > clock_timestamp()"
+)
 LAPSED: LiteralString = "UPDATE relay.owner SET until = clock_timestamp() - interval '1 second'"
 
 
@@ -467,6 +471,15 @@ def test_a_line_cut_at_any_statement_leaves_all_or_nothing(
         assert line.cuts > 3
 
 
+def engine_in(url: str, root: str, folder: Path) -> Engine:
+    """Return the engine as a conversion has it."""
+    text = (
+        f"spool: {{path: {root}, postgresql: '{url}'}}\nhostname: mx.test\n"
+        "listen: [{address: 127.0.0.1:0}]\nupstreams: {isp: {host: smtp.test, limits: []}}\n"
+    )
+    return engines_of(parse_policy(text.encode(), folder / "policy.yaml"))["postgresql"]
+
+
 @pytest.mark.parametrize(
     "every",
     [
@@ -492,11 +505,7 @@ def test_a_conversion_cut_at_any_statement_loses_nothing_and_no_host_sends_a_cop
             return len(claimed(other))
 
     with CutLine(server.port) as line:
-        text = (
-            f"spool: {{path: {root}, postgresql: '{through(line, url)}'}}\nhostname: mx.test\n"
-            "listen: [{address: 127.0.0.1:0}]\nupstreams: {isp: {host: smtp.test, limits: []}}\n"
-        )
-        engines = engines_of(parse_policy(text.encode(), tmp_path / "policy.yaml"))
+        engines = ENGINES | {"postgresql": engine_in(through(line, url), root, tmp_path)}
         for number in itertools.count(step=every):
             cuts = line.cuts
             for target in ("postgresql", "maildir"):
@@ -513,6 +522,8 @@ def test_a_conversion_cut_at_any_statement_loses_nothing_and_no_host_sends_a_cop
                     assert found == is_there * len(before) or (
                         failed and target == "postgresql" and not found
                     )
+                    if failed and target == "postgresql" and not is_there:
+                        assert not server.is_so(KEPT, database="spool")
                 assert told_by(hosts[0].start() if target == "postgresql" else opened()) == before
             assert not server.is_so("FROM relay.message", database="spool")
             if line.cuts == cuts:
@@ -548,11 +559,7 @@ def test_what_a_conversion_left_is_removed_some_at_a_time(
     )
     with CutLine(server.port) as line:
         by_line(hosts[0], line)
-        text = (
-            f"spool: {{path: {root}, postgresql: '{hosts[0].database.url}'}}\nhostname: mx.test\n"
-            "listen: [{address: 127.0.0.1:0}]\nupstreams: {isp: {host: smtp.test, limits: []}}\n"
-        )
-        engine = engines_of(parse_policy(text.encode(), tmp_path / "policy.yaml"))["postgresql"]
+        engine = engine_in(hosts[0].database.url, root, tmp_path)
         # Behind that of the check of the connection.
         line.cut(b"COMMIT", after=2)
         with pytest.raises(Unavailable):
@@ -561,3 +568,16 @@ def test_what_a_conversion_left_is_removed_some_at_a_time(
         assert server.is_so(left.format(501), database="spool")
         engine.forget(root, disk)
     assert server.is_so(left.format(0), database="spool")
+
+
+def test_the_claims_of_a_conversion_that_was_killed_end_with_its_lease(
+    hosts: Hosts, server: Server, url: str, tmp_path: Path, closing: contextlib.ExitStack
+) -> None:
+    accept(hosts[0].intake())
+    source = engine_in(url, hosts[0].root, tmp_path).spool(
+        hosts[0].root, RealDisk(), hosts[0].clock, lambda *_: None
+    )
+    closing.callback(source.close)
+    assert len(claimed(source)) == 1
+    assert server.is_so("FROM relay.owner WHERE until > clock_timestamp()", database="spool")
+    assert not server.is_so("FROM relay.owner WHERE until > clock_timestamp() + '1 day'", database="spool")
