@@ -22,7 +22,6 @@ from relay.verdicts.account import (
     OperatorPause,
     PauseRecord,
     adopted,
-    ended,
     lapsed,
     refused,
     step,
@@ -105,7 +104,9 @@ class Pausing:
             self._tell("pause_unrecorded", error=why)
         if replaced is not None:
             # What stands in its line waited for the account of before.
-            spans = together((*self.state.spans, *ended(replaced.spans, self._clock.boottime_ns())))
+            now_ns = self._clock.boottime_ns()
+            before = [(since_ns, min(until_ns, now_ns)) for since_ns, until_ns in replaced.spans]
+            spans = together((*self.state.spans, *before))
             self._become(replace(self.state, spans=tuple(spans[-MOST_SPANS:])))
         if replaced is not None and replaced.operator is not None:
             self.apply(Happening.KEEP, at_ns=replaced.spans[-1][0], pause=replaced.operator)

@@ -52,6 +52,11 @@ _WORDS = (
     ),
     (r"unnest\((\S+)\) AS (\w+)", r"(SELECT value AS \2 FROM json_each(\1))"),
     (r"(FROM \w+) ON CONFLICT", r"\1 WHERE true ON CONFLICT"),
+    (r"\bARRAY\((SELECT (\w+) FROM .*)\)$", r"(SELECT json_group_array(\2) FROM (\1)) AS news"),
+    (r"wish !~ ' '", "instr(wish, ' ') = 0"),
+    (r"wish ~ '\^\(hold\|bounce\|delete\)'", "substr(wish, 1, 4) IN ('hold', 'boun', 'dele')"),
+    (r"string_to_array\(wish, ' '\) @> ARRAY\[(.*?)\]", r"instr(wish, ' ' || \1)"),
+    (r"split_part\((\w+), ' ', 1\)", r"substr(\1, 1, instr(\1 || ' ', ' ') - 1)"),
     (r"array_agg\(", "json_group_array("),
     (r"string_agg\(", "group_concat("),
     (r"octet_length\(", "length("),
@@ -73,6 +78,7 @@ _TO_PYTHON: dict[str, Callable[[Any], Any]] = {
     "is_held": bool,
     "is_warned": bool,
     "json_group_array(queue_id)": json.loads,
+    "news": json.loads,
 }
 _SETTINGS = {"transaction_read_only": "off", "synchronous_commit": "on", "fsync": "on"}
 _SPANS = {"second": 1, "seconds": 1, "hour": 3600, "years": 31_557_600}

@@ -10,6 +10,7 @@ it meets them all at once afterwards.  Where `has_fibers` is set, what a thread 
 Assumes: nothing waits for a real descriptor.  `add_reader` serves the simulation's own numbers (`wake`).
 """
 
+import _thread
 import asyncio
 import contextvars
 import random
@@ -88,13 +89,12 @@ class Ended(BaseException):
     """The process of this thread is over."""
 
 
-class Fiber(threading.Thread):
+class Fiber:
     """A call in a thread of the kernel, which runs while the loop waits for it, until it passes time."""
 
     def __init__(
         self, loop: "SimulatedLoop", function: Callable[[], object], ended: Callable[[], None]
     ) -> None:
-        super().__init__(daemon=True)
         self.life = LIFE.get()
         self.is_ended = False
         self._loop, self._ended = loop, ended
@@ -105,9 +105,10 @@ class Fiber(threading.Thread):
         self._may_others.acquire()
         self._passes_s: float | None = None
         loop.fibers.append(self)
-        self.start()
+        # Not `threading`, which waits for the other thread here.
+        _thread.start_new_thread(self._run, ())
 
-    def run(self) -> None:
+    def _run(self) -> None:
         self._may_run.acquire()
         try:
             if not self.is_ended:
@@ -119,8 +120,10 @@ class Fiber(threading.Thread):
             self._may_others.release()
 
     def go_on(self) -> None:
+        before, self._loop.running = self._loop.running, self
         self._may_run.release()
         self._may_others.acquire()
+        self._loop.running = before
         if self._passes_s is None:
             self._loop.fibers.remove(self)
             self._ended()
@@ -138,7 +141,7 @@ class Fiber(threading.Thread):
     def end(self) -> None:
         """Do nothing more but what ends a `with`; the one that runs ends when it next passes time."""
         self.is_ended = True
-        if self is not threading.current_thread():
+        if self is not self._loop.running:
             self.go_on()
 
 
@@ -152,6 +155,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self._clock_resolution = 1e-6
         self.has_fibers = False
         self.fibers: list[Fiber] = []
+        self.running: Fiber | None = None
 
     def time(self) -> float:
         return self.clock.monotonic_ns / SECOND_NS
@@ -194,9 +198,8 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
     def pass_time(self, seconds: float) -> None:
         """Let others go on for so long in the middle of a call of a thread."""
-        fiber = threading.current_thread()
-        assert isinstance(fiber, Fiber)
-        fiber.pass_time(seconds)
+        assert self.running is not None
+        self.running.pass_time(seconds)
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]  # more than the base class says
         del executor

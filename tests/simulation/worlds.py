@@ -464,7 +464,7 @@ WORLDS = {
             downs_s=(0.0, 3.0, 100.0, FOR_GOOD_S),
             steps_s=(1, 30),
             away_s=(30, 400),
-            clocks=("step", "step back", "stop", "stop", "step of the database"),
+            clocks=("step", "step back", "stop", "stop"),
             weights={"crash": 4, "disturb": 8, "clock": 3, "feel": 2, "act": 6, "edit": 2},
             calm_s=1_500.0,
         ),
