@@ -60,7 +60,7 @@ YEAR_NS = 31_536_000 * SECOND_NS
 MAY_END_A_RELAY = (OSError, Full, Unavailable)
 """It exits, and its supervisor starts it again.  Anything else is a fault of ours."""
 LOOK_S = 5.0
-LEASE_S = 360
+LEASE_S = 180
 
 
 @dataclass
@@ -337,7 +337,7 @@ class Story:
 
     def _lapses(self, life: Life | None, seconds: float) -> None:
         """Let a relay, or all of them, be kept for so long from settling, and from renewing a lease."""
-        if self._world.has_one_queue and seconds * SECOND_NS > MAX_TRANSACTION_NS:
+        if self._world.has_one_queue and seconds > LEASE_S / 2:
             for at_s, is_late in (0, False), (LEASE_S, False), (seconds, False), (seconds, True):
                 self._loop.call_later(at_s, partial(self._befalls, life, is_late=is_late))
 

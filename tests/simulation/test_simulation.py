@@ -37,7 +37,7 @@ def test_every_promise_holds_in_drawn_stories(world: str, engine: str) -> None:
         _judge(drawn(WORLDS[world], seed, engine))
 
 
-@pytest.mark.parametrize("world", ["routes", "two relays", "damage", "three hosts", "one queue"])
+@pytest.mark.parametrize("world", ["routes", "two relays", "damage", "one queue"])
 def test_equal_seeds_give_equal_stories(world: str) -> None:
     for engine in WORLDS[world].engines:
         digests = {Story(drawn(WORLDS[world], 7, engine)).run().digest for _ in range(2)}
