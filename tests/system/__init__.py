@@ -9,6 +9,8 @@ libraries    Django and nodemailer, in programs that send with them
 snippets     the settings of docs/clients.md, as the tests use them
 postfix      an MTA in front of the relay, or an upstream behind it (SASL, TLS, a mailbox)
 dovecot      what checks the logins of such an upstream: passwords, or access tokens
+ledger       what such an upstream took, by its own clock
+accounts     accounts at such upstreams, as a policy writes them
 smtp_tools   smtp-source, smtp-sink and swaks
 prometheus   a Prometheus that scrapes, and promtool that judges
 relay        the relay itself, as an operator runs it

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.token_server import CLIENT, SECRET, USER, TokenServer
-from tests.system import dovecot, postfix
+from tests.fakes.token_server import USER, TokenServer
+from tests.system import accounts, dovecot, postfix
+from tests.system.accounts import LIFE_SECONDS, NAME, PASSWORD, owned
 from tests.system.demand import demand
 from tests.system.postfix import Postfix
 from tests.system.relay import RelayProcess
@@ -19,8 +20,6 @@ from tests.system.warm import WarmRelay
 
 pytestmark = pytest.mark.full
 
-NAME, PASSWORD = "mjd", "correct horse"
-LIFE_SECONDS = 5
 SENDERS = {NAME: "front.test", USER: "news.test"}
 OWN = "me@front.test"
 WRITTEN = b"From: Ann <ann@home.lan>\r\nSubject: hello\r\nDKIM-Signature: v=1; b=abc\r\n\r\n.first\r\n=20\r\n"
@@ -28,7 +27,7 @@ WRITTEN = b"From: Ann <ann@home.lan>\r\nSubject: hello\r\nDKIM-Signature: v=1; b
 
 @dataclass
 class Accounts:
-    """Two smarthosts whose logins Dovecot checks: by a password, and by tokens of 5 s."""
+    """Two smarthosts, one that asks for a password and one for tokens of 5 s."""
 
     by_password: Postfix
     by_token: Postfix
@@ -36,44 +35,16 @@ class Accounts:
     folder: Path
 
     def password(self, **auth: str) -> dict[str, Any]:
-        """Return the section of an upstream; its files stand in the folder."""
-        auth |= {"user": NAME, "password_file": self._secret("password", PASSWORD)}
-        return self._section(self.by_password) | {"auth": auth}
+        return accounts.by_password(self.by_password, self.folder, **auth) | {"connections": 2}
 
     def token(self, mechanism: str = "auto") -> dict[str, Any]:
-        oauth2 = {
-            "grant": "refresh_token",
-            "client_id": CLIENT,
-            "client_secret_file": self._secret("secret", SECRET),
-            "refresh_token_file": self._secret("refresh", self.server.refresh_token()),
-            "token_url": f"{self.server.url}/token",
-            "scope": "smtp",
-            "mechanism": mechanism,
-        }
-        return self._section(self.by_token) | {"auth": {"user": USER, "oauth2": oauth2}, "idle": "100ms"}
-
-    def _section(self, upstream: Postfix) -> dict[str, Any]:
-        at = {"host": "localhost", "port": upstream.port, "tls": "starttls"}
-        return at | {"ca_file": str(upstream.certificate), "connections": 2}
-
-    def _secret(self, name: str, text: str) -> str:
-        path = self.folder / name
-        path.touch(0o600)
-        path.write_text(text + "\n")
-        return name
+        section = accounts.by_token(self.by_token, self.server, self.folder, mechanism)
+        return section | {"connections": 2, "idle": "100ms"}
 
     def wait_for(self, upstream: Postfix, *recipients: str) -> None:
         """Return once these have mail, and nobody else has."""
         arrived = upstream.mailbox.wait_for(len(recipients))
         assert sorted(each.recipient for each in arrived) == sorted(recipients)
-
-
-def _owned(login: str, domain: str) -> dict[str, str]:
-    pattern = domain.replace(".", r"\.")
-    return {
-        "smtpd_sender_login_maps": f"regexp:{{ {{/@{pattern}$$/ {login}}} {{/./ nobody}} }}",
-        "smtpd_sender_restrictions": "reject_sender_login_mismatch",
-    }
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +57,7 @@ def _running() -> Iterator[Accounts]:
             ends.enter_context(dovecot.tokens(server.introspection_url)),
         )
         by_password, by_token = (
-            ends.enter_context(postfix.smarthost(**checker.settings, **_owned(login, domain)))
+            ends.enter_context(postfix.smarthost(**checker.settings, **owned(login, domain)))
             for checker, (login, domain) in zip(checkers, SENDERS.items(), strict=True)
         )
         yield Accounts(by_password, by_token, server, Path())

@@ -1,0 +1,107 @@
+"""What a real Postfix took, by its own account: each message at an instant of the upstream's clock.
+
+    with Ledger(limit) as ledger, postfix.smarthost(**ledger.settings, **dovecot.settings) as upstream:
+
+A policy service (Postfix's SMTPD_POLICY_README): Postfix asks it at each RCPT, and once more when it has the
+whole content, just before it takes the message.  It says yes to all and remembers when it was asked.  Who
+exceeds a limit is counted by the `Witness` of the strict upstream, by arithmetic of its own.
+"""
+
+import re
+import socketserver
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Self
+
+from tests.system.mailbox import Mailbox
+from tests.system.witness import Fate, Seen, Witness
+
+_OWN_ID = re.compile(rb"\bid ([0-9A-Za-z]+)")
+
+
+class Ledger:
+    def __init__(self, limit: Mapping[str, Any], senders: str = "reject_sender_login_mismatch") -> None:
+        """`senders` is what Postfix asks of a sender before it asks here."""
+        self.witness = Witness(limit)
+        self.logins: set[tuple[str, str]] = set()
+        """By which mechanism who logged in."""
+        self.tried: list[tuple[str, int]] = []
+        self._senders = senders
+        self._began: dict[str, tuple[int, list[str]]] = {}
+        """By the id that Postfix gives a transaction: when the first RCPT came, and the recipients."""
+        self._lock = threading.Lock()
+        self._server = _Server(("127.0.0.1", 0), _Asked)
+        self._server.ledger = self
+        self._thread = threading.Thread(target=self._server.serve_forever, name="ledger", daemon=True)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        ask = f"check_policy_service inet:127.0.0.1:{self._server.server_address[1]}"
+        return {
+            "smtpd_sender_restrictions": f"{self._senders}, {ask}",
+            "smtpd_end_of_data_restrictions": ask,
+        }
+
+    def seen(self, mailbox: Mailbox) -> list[Seen]:
+        """Return each transaction, in the order of their ends, with what arrived.
+
+        Fails unless that is what was entered, for each recipient once.
+        """
+        recipients: dict[str, list[str]] = {}
+        contents: dict[str, bytes] = {}
+        for arrived in mailbox.arrived():
+            found = _OWN_ID.search(arrived.received)
+            assert found is not None, arrived.received
+            queue_id = found[1].decode()
+            recipients.setdefault(queue_id, []).append(arrived.recipient)
+            contents[queue_id] = arrived.content
+        entered = {seen.reply: sorted(seen.recipients) for seen in self.witness.seen}
+        assert {queue_id: sorted(its) for queue_id, its in recipients.items()} == entered
+        return [replace(seen, content=contents[seen.reply]) for seen in self.witness.seen]
+
+    def asked(self, request: Mapping[str, str]) -> None:
+        now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        with self._lock:
+            instance = request["instance"]
+            if request["protocol_state"] == "RCPT":
+                self._began.setdefault(instance, (now_ns, []))[1].append(request["recipient"])
+                return
+            assert request["protocol_state"] == "END-OF-MESSAGE", request
+            began_ns, recipients = self._began.pop(instance)
+            assert int(request["recipient_count"]) == len(recipients), request
+            self.logins.add((request["sasl_method"], request["sasl_username"]))
+            self.witness.admit(now_ns, len(recipients), now_ns)
+            sender, queue_id = request["sender"], request["queue_id"]
+            self.witness.enter(Seen(began_ns, now_ns, sender, tuple(recipients), b"", queue_id, Fate.RELAYED))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    block_on_close = False
+    ledger: Ledger
+
+
+class _Asked(socketserver.StreamRequestHandler):
+    server: _Server
+
+    def handle(self) -> None:
+        request: dict[str, str] = {}
+        for line in self.rfile:
+            key, separator, value = line.decode().rstrip("\n").partition("=")
+            if separator:
+                request[key] = value
+                continue
+            self.server.ledger.asked(request)
+            request = {}
+            self.wfile.write(b"action=DUNNO\n\n")
