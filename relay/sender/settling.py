@@ -254,8 +254,8 @@ class Settling:
     ) -> None:
         """Tell of a report that is queued by now."""
         self._metrics.count("relay_reports_total", kind)
-        about = {"report_id": report.queue_id, "size_bytes": len(report.content)}
-        self._events.tell(f"{kind}_published", queue_id=queue_id, **about)
+        report_id, size_bytes = report.queue_id, len(report.content)
+        self._events.tell(f"{kind}_published", queue_id=queue_id, report_id=report_id, size_bytes=size_bytes)
         self._on_report()
 
     async def _end(
