@@ -101,7 +101,7 @@ class Pausing:
             self.shield.recall(self.state.doubts)
             self.apply(Happening.RESTART)
         if why:
-            self._tell("pause_unrecorded", error=why)
+            self._events.tell("pause_unrecorded", upstream=self._upstream, error=why)
         if replaced is not None:
             # What stands in its line waited for the account of before.
             now_ns = self._clock.boottime_ns()
@@ -200,31 +200,39 @@ class Pausing:
     def _tell_word(self, before: OperatorPause | None, pause: OperatorPause | None) -> None:
         if pause is not None and pause != before:
             until_at_ns = None if pause.is_lasting else self._wall_ns(pause.until_ns)
-            self._tell("operator_paused", by=pause.by, until_at_ns=until_at_ns)
+            self._events.tell(
+                "operator_paused", upstream=self._upstream, by=pause.by, until_at_ns=until_at_ns
+            )
         elif pause is None and before is not None:
             is_over = before.until_ns <= self._clock.boottime_ns()
-            self._tell("operator_pause_ended", reason=Happening.LAPSE if is_over else Happening.RESUME)
+            self._events.tell(
+                "operator_pause_ended",
+                upstream=self._upstream,
+                reason=Happening.LAPSE if is_over else Happening.RESUME,
+            )
 
     def _tell_health(self, before: AccountState, state: AccountState) -> None:
         if state.health in RESTING:
             if (state.health, state.until_ns) == (before.health, before.until_ns):
                 return
             if state.is_refused:
-                self._tell("upstream_stopped", reason=state.because)
+                self._events.tell("upstream_stopped", upstream=self._upstream, reason=state.because)
             else:
-                self._tell("upstream_paused", reason=state.because, until_at_ns=self._wall_ns(state.until_ns))
+                self._events.tell(
+                    "upstream_paused",
+                    upstream=self._upstream,
+                    reason=state.because,
+                    until_at_ns=self._wall_ns(state.until_ns),
+                )
         elif state.fault:
             if not before.fault:
-                self._tell("upstream_stopped", reason=state.fault)
+                self._events.tell("upstream_stopped", upstream=self._upstream, reason=state.fault)
         elif state.is_proving:
             if not before.is_proving or before.fault:
-                self._tell("upstream_proving")
+                self._events.tell("upstream_proving", upstream=self._upstream)
         elif before.is_proving:
             # Told only now: what a probe finds refused again was never resumed.
-            self._tell("upstream_resumed")
-
-    def _tell(self, event: str, **about: Any) -> None:
-        self._events.tell(event, upstream=self._upstream, **about)
+            self._events.tell("upstream_resumed", upstream=self._upstream)
 
     def _wall_ns(self, at_ns: int) -> int:
         return self._clock.wall_ns() + at_ns - self._clock.boottime_ns()
