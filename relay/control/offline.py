@@ -88,7 +88,7 @@ class OfflineOperator(Operator):
         await self._sender.stop()
 
     async def snapshot(self) -> Snapshot:
-        await self._watch.look_at_hosts(once=True)
+        await self._watch.look_at_hosts()
         self._watch.recorded = recorded_upstreams(self._policy, self._disk, self._clock)
         return await super().snapshot()
 

@@ -5,6 +5,7 @@ What only a process has (signals, sockets, listener processes, HTTP, systemd) is
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from relay.control.operator import Operator
@@ -16,6 +17,9 @@ from relay.spool.interface import Spool
 from relay.status.snapshot import PolicyStatus
 from relay.status.watch import Watch
 from relay.telemetry.metrics import Telemetry
+
+LOOKS_TO_THE_HOSTS = 10
+"""So often our own files are looked at between two looks at the hosts of a database."""
 
 
 @dataclass
@@ -45,4 +49,5 @@ class Assembly:
         """Return what goes on for as long as the relay runs; whose end by an error ends the sender."""
         late = LateMail(self.sender.queue, self.sender.settling, self.host)
         guard = self.sender.upstreams.guard
-        return [guard(late.run), guard(self.operator.serve_others), guard(self.watch.look_at_hosts_forever)]
+        hosts = partial(self.watch.look_at_hosts, LOOKS_TO_THE_HOSTS * self.host.look_seconds)
+        return [guard(late.run), guard(self.operator.serve_others), guard(hosts)]

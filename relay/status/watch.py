@@ -47,7 +47,6 @@ from relay.throttle.limit_state import Limited
 from relay.verdicts.account import ENDLESS, Health
 
 DOWN = "stop: the relay is down"
-HOSTS_SECONDS = 10.0
 FIRST = 10
 """Messages that are shown as coming."""
 LOOKED_AT = 200
@@ -73,19 +72,16 @@ class Watch:
         self.clock = clock
         self.hosts: tuple[HostStatus, ...] = ()
 
-    async def look_at_hosts(self, *, once: bool) -> None:
-        """Ask once, or again and again until there is another policy."""
-        with closing(Hosts(self.policy)) as hosts:
-            while hosts.policy is self.policy:
-                if databases_of(self.policy):
-                    self.hosts = await asyncio.to_thread(hosts.look)
-                if once:
-                    return
-                await asyncio.sleep(HOSTS_SECONDS)
-
-    async def look_at_hosts_forever(self) -> None:
+    async def look_at_hosts(self, every_s: float | None = None) -> None:
+        """Ask once, or for ever."""
         while True:
-            await self.look_at_hosts(once=False)
+            with closing(Hosts(self.policy)) as hosts:
+                while hosts.policy is self.policy:
+                    if databases_of(self.policy):
+                        self.hosts = await asyncio.to_thread(hosts.look)
+                    if every_s is None:
+                        return
+                    await asyncio.sleep(every_s)
 
     def why_not_ready(self) -> str:
         """Return nothing while mail is accepted."""
