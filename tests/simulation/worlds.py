@@ -446,14 +446,14 @@ WORLDS = {
         World(
             "one queue",
             (
-                *(_shared("{messages: 7, per: 20s}"), _shared("{messages: 3, per: 20s}")),
-                _shared("{messages: 7, per: 20s}, {recipients: 9, per: 30s}"),
+                *(_shared("{messages: 5, per: 20s}"), _shared("{messages: 3, per: 20s}")),
+                _shared("{messages: 5, per: 20s}, {recipients: 9, per: 30s}"),
             ),
             relays=3,
             is_shared=True,
             engines=("postgresql",),
             messages=30,
-            minutes=2.0,
+            minutes=1.0,
             look_s=4.0,
             lines=(1, 10, 300, 9_000),
             acts=("hold", "release", "retry", "first", "bounce", "delete", "pause", "resume"),
@@ -466,8 +466,8 @@ WORLDS = {
             downs_s=(0.0, 3.0, 100.0, FOR_GOOD_S),
             steps_s=(1, 30),
             away_s=(30, 200, 200),
-            clocks=("step", "step back", "stop", "stop"),
-            weights={"crash": 4, "disturb": 8, "clock": 3, "feel": 2, "act": 6, "edit": 2},
+            clocks=("step", "stop", "stop", "stop"),
+            weights={"crash": 4, "disturb": 6, "clock": 4, "feel": 2, "act": 6, "edit": 2},
             calm_s=1_000.0,
         ),
         World(
