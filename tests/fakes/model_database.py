@@ -57,6 +57,9 @@ _WORDS = (
     (r"wish ~ '\^\(hold\|bounce\|delete\)'", "substr(wish, 1, 4) IN ('hold', 'boun', 'dele')"),
     (r"string_to_array\(wish, ' '\) @> ARRAY\[(.*?)\]", r"instr(wish, ' ' || \1)"),
     (r"split_part\((\w+), ' ', 1\)", r"substr(\1, 1, instr(\1 || ' ', ' ') - 1)"),
+    (r"= notes \|\| (\S+)", r"= joined(notes, \1)"),
+    (r"SELECT FROM", "SELECT 1 FROM"),
+    (r"IS DISTINCT FROM", "IS NOT"),
     (r"array_agg\(", "json_group_array("),
     (r"string_agg\(", "group_concat("),
     (r"octet_length\(", "length("),
@@ -326,6 +329,7 @@ class _Tables:
             "span": lambda text: int(text.split()[0]) * _SPANS[text.split()[1]] * SECOND_NS,
             "gen_random_uuid": lambda: str(uuid.UUID(int=store.rng.getrandbits(128))),
             "current_setting": _SETTINGS.__getitem__,
+            "joined": lambda one, other: one + other,
             "to_regclass": str,
             "to_regnamespace": str,
         }

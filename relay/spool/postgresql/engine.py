@@ -281,11 +281,12 @@ class PostgresqlSpool:
 
     def answer(self, wish: str, results: Mapping[QueueId, str]) -> None:
         self._rows(
-            "WITH given AS (SELECT * FROM unnest(%(wanted)s::text[], %(results)s::text[]) AS its (id, text)),"
+            "WITH given AS (SELECT * FROM unnest(%(wanted)s::text[], %(results)s::text[]) AS its (id, text)"
+            " WHERE NOT EXISTS (SELECT FROM relay.message"
+            " WHERE queue_id = id AND wish IS DISTINCT FROM %(wish)s)),"
             " over AS (UPDATE relay.message SET wish = NULL FROM given"
             f" WHERE queue_id = id AND wish = %(wish)s AND {_OURS})"
-            " INSERT INTO relay.answer (queue_id, answer) SELECT id, text FROM given WHERE NOT EXISTS ("
-            "SELECT FROM relay.message WHERE queue_id = id AND wish IS DISTINCT FROM %(wish)s)"
+            " INSERT INTO relay.answer (queue_id, answer) SELECT id, text FROM given"
             " ON CONFLICT (queue_id) DO UPDATE SET answer = excluded.answer, at = excluded.at RETURNING 1",
             wanted=list(results),
             results=list(results.values()),
