@@ -161,18 +161,21 @@ class LimitState:
                 return opens_at_ns
         return now_ns + self.span_ns
 
-    def usage(self, now_ns: int) -> Usage:
-        fullest, most = self.only, 0
-        for key, window in self._windows.items() if self.only is None else ():
+    def fullest_key(self, now_ns: int) -> str | None:
+        """Return the key with the most of N; None where there is none.  Needs no lock: a guess is enough."""
+        fullest, most = None, 0
+        for key, window in self._windows.copy().items():
             # Most keys are below the fullest even with what is free by now.
             if key is not None and window.used > most:
-                window.free(now_ns)
-                if window.used > most:
-                    fullest, most = key, window.used
-        used, opens_at_ns = self.used(fullest, now_ns), self.opens_at(fullest, now_ns)
-        return Usage(
-            self.label, self.unit, used, self.count, self.span_ns, opens_at_ns, self.for_each, fullest
-        )
+                used = window.used - sum([weight for at_ns, weight in window.openings if at_ns <= now_ns])
+                if used > most:
+                    fullest, most = key, used
+        return fullest
+
+    def usage(self, now_ns: int, key: str | None) -> Usage:
+        key = self.only or key
+        used, opens_at_ns = self.used(key, now_ns), self.opens_at(key, now_ns)
+        return Usage(self.label, self.unit, used, self.count, self.span_ns, opens_at_ns, self.for_each, key)
 
     def limited(self, in_flight: Iterable[tuple[Slot, int]], now_ns: int) -> Limited:
         """Return what occupies it, those in flight as if they ended at the instants given with them."""

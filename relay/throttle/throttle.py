@@ -55,8 +55,16 @@ class View:
         """How far the history's clock was ahead of boottime at the last transaction, at most and at least."""
 
     def usage(self) -> list[Usage]:
-        """Keep the order of the limits."""
-        usages = self._look(lambda book: [state.usage(book.now_ns) for state in book.limits])
+        """Keep the order of the limits.
+
+        The fullest key of very many is looked for without the lock, for which a decision would wait: another
+        one may become fuller meanwhile.
+        """
+        now_ns = self._look(lambda book: book.now_ns)
+        keys = {state.label: state.fullest_key(now_ns) for state in self.book.limits}
+        usages = self._look(
+            lambda book: [state.usage(book.now_ns, keys.get(state.label)) for state in book.limits]
+        )
         return [replace(usage, opens_at_ns=self._boottime_of(usage.opens_at_ns)) for usage in usages]
 
     def limited(
