@@ -50,7 +50,7 @@ from tests.engines.spool.engine import (
 from tests.engines.spool.postgresql_engine import PostgresqlEngine
 from tests.engines.spool.test_convert import fill, told_by
 from tests.fakes.cut_line import CutLine
-from tests.fakes.interleaving import Pair, interleaved
+from tests.fakes.interleaving import BLOCKED, Pair, interleaved
 from tests.fakes.model_database import ModelDatabase
 from tests.fakes.postgresql import Server
 from tests.system.hosts import through
@@ -212,6 +212,18 @@ def test_a_claim_waits_for_nobody(hosts: Hosts) -> None:
     assert [message.queue_id for message in other.claim(9)] == ids[:1]
 
 
+def meet_lock(url: str, statement: str, call: Callable[[], object]) -> None:
+    """Make a call while a transaction has rows that it waits for, and end that one then."""
+    calling = threading.Thread(target=call)
+    with psycopg.connect(url) as holding, psycopg.connect(url, autocommit=True) as watching:
+        holding.execute(statement.encode())
+        calling.start()
+        while calling.is_alive() and watching.execute(BLOCKED).fetchone() is None:
+            pass
+        holding.commit()
+        calling.join()
+
+
 def test_a_settlement_waits_for_a_take_over_that_goes_on_and_finds_it_done(hosts: Hosts, url: str) -> None:
     one, _, ids = taken(hosts, count=1)
     found: list[object] = []
@@ -219,17 +231,10 @@ def test_a_settlement_waits_for_a_take_over_that_goes_on_and_finds_it_done(hosts
     def end() -> None:
         found.extend(one.settle([Settlement(ids[0], ENVELOPE, EVERY, ends=True)]))
 
-    ending = threading.Thread(target=end)
-    with psycopg.connect(url) as taking, psycopg.connect(url, autocommit=True) as watching:
-        taking.execute("UPDATE relay.message SET owner = gen_random_uuid()")
-        ending.start()
-        blocked = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-        while ending.is_alive() and watching.execute(blocked).fetchone() is None:
-            pass
-        taking.commit()
-        ending.join()
-        assert [type(each) for each in found] == [Absent]
-        assert watching.execute("SELECT statuses FROM relay.message").fetchall() == [("TTT",)]
+    meet_lock(url, "UPDATE relay.message SET owner = gen_random_uuid()", end)
+    assert [type(each) for each in found] == [Absent]
+    with psycopg.connect(url) as connection:
+        assert connection.execute("SELECT statuses FROM relay.message").fetchall() == [("TTT",)]
 
 
 def by_line(host: PostgresqlEngine, line: CutLine) -> None:
@@ -248,17 +253,8 @@ def test_a_claim_repeated_after_a_lost_reply_waits_for_what_it_has_already(
         line.cut(b"COMMIT")
         with pytest.raises(Unavailable):
             spool.claim(9)
-        claiming = threading.Thread(
-            target=lambda: found.extend(message.queue_id for message in claimed(spool))
-        )
-        with psycopg.connect(url) as asking, psycopg.connect(url, autocommit=True) as watching:
-            asking.execute("SELECT 1 FROM relay.message WHERE queue_id = %s FOR UPDATE", (ids[1],))
-            claiming.start()
-            blocked = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-            while claiming.is_alive() and watching.execute(blocked).fetchone() is None:
-                pass
-            asking.commit()
-            claiming.join()
+        held = f"SELECT 1 FROM relay.message WHERE queue_id = '{ids[1]}' FOR UPDATE"
+        meet_lock(url, held, lambda: found.extend(message.queue_id for message in claimed(spool)))
     assert found == ids
 
 
