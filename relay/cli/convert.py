@@ -40,9 +40,9 @@ def convert(where: Where, *, target: str | None) -> None:
     # Files of another mode would be set aside.
     os.umask(0o077)
     with own_spool(policy):
+        engines = engines_of(policy)
         done = convert_spool(
-            *(str(policy.spool), wanted, RealDisk(), SystemClock(), _tell_corrupt),
-            engines=engines_of(policy),
+            str(policy.spool), wanted, RealDisk(), SystemClock(), _tell_corrupt, engines=engines
         )
     words = f"is of the engine {done.now}"
     if done.was != done.now:

@@ -20,7 +20,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import lcm
-from operator import itemgetter
 from typing import NamedTuple
 
 from relay.mail.address import comparable
@@ -102,6 +101,13 @@ class Turn(NamedTuple):
     """Which is charged: the lane, or the overdue messages."""
 
 
+class _Charge(NamedTuple):
+    flow: _Flow
+    cost: int
+    tag: int
+    tag_before: int
+
+
 class LaneQueue:
     def __init__(self, by: Arrangement = Arrangement()) -> None:  # noqa: B008 - it does not change
         self.by = by
@@ -112,8 +118,8 @@ class LaneQueue:
         self._overdue = _Flow(unit // weights)
         self._tag = 0
         """The tag of what went last: no lane and no overdue message is behind it."""
-        self._charged: dict[Queued, tuple[_Flow, int, int, int]] = {}
-        """Messages that may go or not: the flow that is charged, the cost, `_tag` then and before."""
+        self._charged: dict[Queued, _Charge] = {}
+        """Messages that were taken, and of which it is not known whether they go."""
         self.firsts: dict[Queued, None] = {}
         """Messages that go before those of all lanes, in this order; `granted` ends that."""
 
@@ -134,7 +140,10 @@ class LaneQueue:
         return lane if lane in self._lanes else DEFAULT_LANE
 
     def add(self, message: Queued, *, is_in_front: bool = False, is_next: bool = False) -> None:
-        """Put a message behind its sender's others, or in front; `is_next`: and its sender's turn is next."""
+        """Put a message behind the others of its sender, or in front of them.
+
+        `is_next`: in front, and the next turn of its lane is its sender's.
+        """
         lane = self._lanes[self.home_of(message.lane)]
         turn = turn_of(message.reverse_path) if self.by.lanes else ""
         line = lane.senders.get(turn)
@@ -158,15 +167,16 @@ class LaneQueue:
 
     def next(self, now_ns: int) -> Turn | None:
         able = [lane for lane in self._lanes.values() if lane.length and lane.closed_until_ns <= now_ns]
+        if not able:
+            return None
         for message in islice(self.firsts, MOST_FIRST):
             if isinstance(line := message.spot, _SenderLine) and line.lane in able:
                 return Turn(message, line.lane)
-        if (lane := min(able, key=self._tag_of, default=None)) is None:
-            return None
+        lane = min(able, key=self._tag_of)
         if self._tag_of(self._overdue) < self._tag_of(lane):
             late = [found for each in able if (found := each.overdue(now_ns)) is not None]
             if late:
-                return Turn(min(late, key=itemgetter(0))[1], self._overdue)
+                return Turn(min(late, key=lambda each: each[0])[1], self._overdue)
         return Turn(next(iter(lane.senders.values())).first(), lane)
 
     def take(self, turn: Turn) -> None:
@@ -179,23 +189,21 @@ class LaneQueue:
         cost = self._cost(message.recipients_left)
         before, self._tag = self._tag, self._tag_of(flow)
         flow.tag = self._tag + cost * flow.step
-        self._charged[message] = flow, cost, self._tag, before
+        self._charged[message] = _Charge(flow, cost, self._tag, before)
 
     def granted(self, message: Queued, recipients: int) -> None:
         """Correct the charge of a taken message to what goes."""
         self.firsts.pop(message, None)
-        if message in self._charged:
-            flow, cost, _, _ = self._charged.pop(message)
-            flow.tag += (self._cost(recipients) - cost) * flow.step
+        if (charged := self._charged.pop(message, None)) is not None:
+            charged.flow.tag += (self._cost(recipients) - charged.cost) * charged.flow.step
 
     def refund(self, message: Queued) -> None:
         """Undo the charge of a taken message that does not go.  The last one that was taken comes first."""
-        if message in self._charged:
-            flow, cost, tag, before = self._charged.pop(message)
-            flow.tag -= cost * flow.step
-            if self._tag == tag:
+        if (charged := self._charged.pop(message, None)) is not None:
+            charged.flow.tag -= charged.cost * charged.flow.step
+            if self._tag == charged.tag:
                 # Else others went since, and a lane that was idle meanwhile would have saved something.
-                self._tag = before
+                self._tag = charged.tag_before
 
     def close(self, lane: str, until_ns: int) -> None:
         """Have a lane give nothing until an instant."""

@@ -115,5 +115,9 @@ class Counts:
 
 
 def total(sums: Collection[Sums]) -> Sums:
-    messages, recipients, octets, oldest_ns = zip(*sums, strict=True) if sums else ((), (), (), ())
-    return Sums(sum(messages), sum(recipients), sum(octets), earliest(*oldest_ns))
+    return Sums(
+        sum(each.messages for each in sums),
+        sum(each.recipients for each in sums),
+        sum(each.size_bytes for each in sums),
+        earliest(*(each.oldest_arrived_at_ns for each in sums)),
+    )

@@ -12,7 +12,6 @@ no key ever counts for less, or for a shorter time, than it had.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import add
 
 from relay.clock import LONGEST_DURATION_NS
 from relay.throttle.history import UNKNOWN, Share, Slot
@@ -77,14 +76,27 @@ def _sum(at_ns: int, slots: Sequence[Slot]) -> Slot:
     shares: dict[tuple[str, str], Share] = {}
     for slot in slots:
         told = {share.for_each for share in slot.shares}
-        whole = UNKNOWN, slot.messages, slot.recipients, slot.bytes
-        for share in (*slot.shares, *(Share(kind, *whole) for kind in kinds if kind not in told)):
-            of, before = share[:2], shares.get(share[:2])
-            shares[of] = Share(*of, *map(add, before[2:], share[2:])) if before else share
-    started_at_ns = min(slot.started_at_ns for slot in slots)
-    messages, recipients, connections, size = map(sum, zip(*(slot[3:7] for slot in slots), strict=True))
-    its = messages, recipients, connections, size, tuple(shares.values())
-    return Slot(0, started_at_ns, at_ns, *its, is_open=False)
+        unknown = [
+            Share(kind, UNKNOWN, slot.messages, slot.recipients, slot.bytes)
+            for kind in kinds
+            if kind not in told
+        ]
+        for kind, key, messages, recipients, size_bytes in (*slot.shares, *unknown):
+            _, _, *before = shares.get((kind, key), (kind, key, 0, 0, 0))
+            shares[kind, key] = Share(
+                kind, key, before[0] + messages, before[1] + recipients, before[2] + size_bytes
+            )
+    return Slot(
+        0,
+        min(slot.started_at_ns for slot in slots),
+        at_ns,
+        sum(slot.messages for slot in slots),
+        sum(slot.recipients for slot in slots),
+        sum(slot.connections for slot in slots),
+        sum(slot.bytes for slot in slots),
+        tuple(shares.values()),
+        is_open=False,
+    )
 
 
 def _heaviest(shares: Sequence[Share], most: int) -> tuple[Share, ...]:

@@ -113,13 +113,14 @@ class LastingConnection:
                 self._connection = self._database.connect(is_checked=self._is_checked)
             yield self._connection
             commit(self._connection)
-        except BaseException as error:
+        except psycopg.Error as error:
             self.close()
-            if not isinstance(error, psycopg.Error):
-                raise
             told = DatabaseError(in_words(error))
             told.is_full = isinstance(error, psycopg.errors.DiskFull)
             raise told from error
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         if self._connection is not None:
