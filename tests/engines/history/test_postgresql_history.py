@@ -83,6 +83,10 @@ def test_two_decisions_that_meet_at_any_statement_grant_one_slot(
             closing.pop_all().close()
             grants.clear()
             name, throttles = f"met {next(NUMBERS)}", list[Throttle]()
+            # Its row is there: else who inserts it is waited for, whoever has the lock.
+            first = PostgresqlHistory(SharedAccount(Database(server.url), name), mark(), clock)
+            with contextlib.closing(first), first.transaction() as transaction:
+                transaction.commit([Issued(1)])
             for line in (one, other):
                 account = SharedAccount(Database(through(line, server.url)), name)
                 history = PostgresqlHistory(account, mark(), clock)

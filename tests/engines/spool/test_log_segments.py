@@ -454,6 +454,38 @@ def test_long_mail_that_is_gone_is_told_of() -> None:
     assert spool.look().corrupt == 1
 
 
+class Killed(BaseException):
+    pass
+
+
+def test_a_hold_lasts_also_of_mail_whose_listener_was_killed_while_it_was_accepted() -> None:
+    """Nobody was told `250` for it, but an operator that it is held."""
+    held = 0
+    for nth in itertools.count(1):
+        life = Life(ModelDisk(), 100_000, 100_000)
+        # Our own stream has begun: so what is settled syncs no folder.
+        spool, (first,) = begun(life, 1)
+        settle(spool, Settlement(first.queue_id, ENVELOPE, is_held=True))
+        view, calls = life.disk.another(), itertools.count(1)
+
+        def kill(_step: str, nth: int = nth, calls: Iterator[int] = calls) -> None:
+            if next(calls) >= nth:
+                raise Killed
+
+        view.before = kill
+        with contextlib.suppress(Killed):
+            accept(LogIntake(ROOT, view, life.engine.clock, random.Random(3).randbytes), content=CONTENT)
+            break
+        view.die()
+        page = spool.claim(9)
+        settle(spool, *(Settlement(message.queue_id, ENVELOPE, is_held=True) for message in page))
+        for image in life.disk.subsets(random.Random(nth), 30):
+            found = claimed(Life(image).open())
+            assert {m.queue_id for m in found if m.is_held} == {m.queue_id for m in (first, *page)}
+            held += len(page)
+    assert held
+
+
 def test_who_just_begins_a_stream_is_not_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     life = Life(ModelDisk())
     spool, view = life.open(), life.disk.another()
