@@ -22,18 +22,15 @@ import fcntl
 import os
 import stat
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from typing import NamedTuple, Protocol
 
+from relay.spool.disk.kernel_syncs import KernelSyncs
 from relay.spool.disk.os_errors import error_of, is_lack_of_room
-from relay.spool.disk.threads import started
 
 DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
 ROOM_BYTES = 64 * 1024
 """How much a file grows at once where small groups are added to it: some hundreds of them."""
-SYNCS_AT_ONCE = 8
-"""In threads; the kernel merges the flushes of what waits together."""
 _PLENTY_BYTES = 64 * ROOM_BYTES
 """With less free, room is left to what needs it now: a full disk empties only while all can go on."""
 
@@ -141,7 +138,7 @@ class Disk(Protocol):
 
 class RealDisk:
     def __init__(self) -> None:
-        self._threads: Executor | None = None
+        self._kernel = KernelSyncs()
 
     def open_new(self, path: str) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
@@ -190,12 +187,9 @@ class RealDisk:
         os.fdatasync(fd)
 
     def sync_each(self, fds: Sequence[int], *, content_only: bool) -> list[OSError | None]:
-        if len(fds) > 1 and self._threads is None:
-            with contextlib.suppress(RuntimeError):  # the kernel has none for us now
-                self._threads = started(SYNCS_AT_ONCE, "sync")
+        results = self._kernel.sync(fds, content_only=content_only) if len(fds) > 1 else []
         sync = os.fdatasync if content_only else os.fsync
-        calls = map if len(fds) == 1 or self._threads is None else self._threads.map
-        return list(calls(lambda fd: error_of(sync, fd), fds))
+        return results + [error_of(sync, fd) for fd in fds[len(results) :]]
 
     def sync_directory(self, path: str) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

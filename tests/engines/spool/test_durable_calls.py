@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from caio.linux_aio import Context
 
 from relay.spool.disk.durable import RealDisk
+from relay.spool.disk.kernel_syncs import KernelSyncs
 
 Call = tuple[str, str]
 
@@ -39,6 +41,7 @@ def descriptors() -> Iterator[None]:
     gc.collect()  # what earlier tests left to the collector is no part of this one
     before = sorted(Path("/proc/self/fd").iterdir())
     yield
+    gc.collect()
     assert sorted(Path("/proc/self/fd").iterdir()) == before
 
 
@@ -48,15 +51,12 @@ def test_each_sync_is_one_of_that_very_file_and_kind(tmp_path: Path, calls: list
 
     disk.sync(fds[0])
     disk.sync_content(fds[1])
-    disk.sync_each(fds, content_only=False)
-    disk.sync_each(fds, content_only=True)
+    # Those of several files the kernel is given otherwise.
+    disk.sync_each(fds[:1], content_only=False)
+    disk.sync_each(fds[1:], content_only=True)
     disk.sync_directory(str(tmp_path))
 
-    # Those of a batch are made in threads, in any order.
-    assert calls[:2] == [("fsync", paths[0]), ("fdatasync", paths[1])]
-    assert sorted(calls[2:4]) == [("fsync", path) for path in paths]
-    assert sorted(calls[4:6]) == [("fdatasync", path) for path in paths]
-    assert calls[6:] == [("fsync", str(tmp_path))]
+    assert calls == [("fsync", paths[0]), ("fdatasync", paths[1])] * 2 + [("fsync", str(tmp_path))]
     for fd in fds:
         disk.close(fd)
 
@@ -74,6 +74,43 @@ def test_a_batch_has_one_result_for_each_file(tmp_path: Path, *, content_only: b
         numbers = [result and result.errno for result in results]
         assert numbers == [None] * 3 + [errno.EBADF, None, errno.EINVAL, None]
     for fd in (*fds, reading, pipe):
+        os.close(fd)
+
+
+class Kernel:
+    """The kernel's own queue, behind faults in what it takes and in what it tells."""
+
+    def __init__(self, *faults: int, takes: int = 256) -> None:
+        self._context, self._faults, self._takes = Context(256), list(faults), takes
+
+    def submit(self, *syncs: Any) -> int:
+        return self._context.submit(*syncs[: self._takes])
+
+    def process_events(self, most: int, least: int, timeout: int) -> int:
+        if self._faults:
+            raise SystemError(self._faults.pop(0))
+        return self._context.process_events(most, least, timeout)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "expected"),
+    [
+        (Kernel(errno.EINTR, errno.EINTR), [None] * 5),
+        (Kernel(takes=2), [None] * 5),
+        # It tells of none: they may not be durable, though the kernel goes on with them.
+        (Kernel(errno.EINVAL), [errno.EIO] * 5),
+        (None, []),
+    ],
+    ids=["a signal comes", "two at a time", "nothing is told", "there is none"],
+)
+def test_a_sync_counts_only_where_the_kernel_told_of_its_end(
+    tmp_path: Path, kernel: Any, expected: list[int | None]
+) -> None:
+    disk = RealDisk()
+    fds = [disk.open_new(str(tmp_path / str(number))) for number in range(5)]
+    results = KernelSyncs(lambda: kernel).sync(fds, content_only=False)
+    assert [result and result.errno for result in results] == expected
+    for fd in fds:
         os.close(fd)
 
 
