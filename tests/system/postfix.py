@@ -35,7 +35,7 @@ MASTER_CF = """
 127.0.0.1:{port} inet n - n - - smtpd
 pickup unix n - n 60 1 pickup
 cleanup unix n - n - 0 cleanup
-qmgr unix n - n 300 1 qmgr
+qmgr unix n - n 1 1 qmgr
 tlsmgr unix - - n 1000? 1 tlsmgr
 rewrite unix - - n - - trivial-rewrite
 bounce unix - - n - 0 bounce
@@ -83,7 +83,9 @@ TRIES_SOON = {
     # A transport of which one process ended badly is left alone for a minute by default.
     "transport_retry_time": "1s",
 }
-"""What it deferred goes again by itself.  A flush misses what is deferred just after it."""
+"""What it deferred goes again by itself.  A flush misses what is deferred just after it.
+
+The queue manager is woken each second too (master.cf): it may leave what it takes up again until then."""
 
 
 def why_missing() -> str | None:
