@@ -325,7 +325,7 @@ def pause(where: Where, upstream: str, *, length_ns: int | None) -> int:
     """Send nothing more through UPSTREAM: what is in flight finishes, and nothing new begins.
 
     Mail is accepted as before and waits, and does not grow old meanwhile.  The pause survives restarts and
-    reboots.  Of a paused upstream it changes the end.  Then one message goes first, as after
+    reboots.  Asked again, it sets another end.  When it ends, one message goes first, as after
     `relay resume`.
     """
     until = f"until `relay resume {upstream}`"

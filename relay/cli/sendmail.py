@@ -61,7 +61,7 @@ class _AsItIs(click.Command):
 def sendmail(words: Sequence[str]) -> int:
     """Take a message from stdin, by the options of Postfix and its kin.
 
-    -t  the recipients of To, Cc and Bcc too;  -i  a line of a single dot ends nothing;
+    -t  the recipients of To, Cc and Bcc too;  -i  a line with only a dot is content;
     -f ADDRESS  the envelope's sender;  -F NAME  for a From: that is missing;
     -N never|success,failure,delay  -R hdrs|full  -V ID  what the sender is told (RFC 3461);
     -bs  SMTP on stdin and stdout;  -bp  the queue (mailq);  -q  try deferred messages now.
@@ -228,8 +228,8 @@ def drain(
 ) -> int:
     """Hand the messages of a maildir over to the relay, and remove each once it is durably the relay's.
 
-    The sender is that of Return-Path, the recipient that of Delivered-To, as programs write them on top that
-    deliver into a maildir; both lines go.  What is refused stays.
+    The sender is that of Return-Path, the recipient that of Delivered-To: programs that deliver into a
+    maildir write them on top.  Both lines are removed.  What is refused stays.
     """
     if prefix and (recipients or takes_header):
         raise click.UsageError("--prefix is about Delivered-To, which --to and -t leave alone")

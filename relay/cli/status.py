@@ -195,8 +195,8 @@ def _sought(_context: click.Context, _argument: click.Parameter, words: Sequence
 def find(where: Where, wanted: Sought, *, limit: int | None, since: int | None, as_json: bool) -> int:
     """Find messages by parts of an address, a Message-ID, a Subject or a queue id.
 
-    The queue id is ours or the client's.  Of several words all must be there.  First those
-    in the queue, then what became of others, the newest first: when, by which upstream, and its
+    The queue id is ours or the client's.  Of several words all must be there.  Prints messages in
+    the queue first, then those that have ended, the newest first: when, by which upstream, and its
     reply.  Works with the relay up or down.  Exit code 1: nothing found.
     """
     import asyncio  # noqa: PLC0415 - see the beginning
