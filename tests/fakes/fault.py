@@ -17,8 +17,6 @@ class Fault:
     """Half of a write is written before it fails."""
     is_lying: bool = False
     """A write succeeds, and is lost before the next sync of its file, which says so."""
-    is_silent: bool = False
-    """A write says how much it wrote, and wrote nothing; nobody ever says so."""
     kinds: frozenset[str] | None = None
     """Only calls of these kinds count."""
     path: str = ""

@@ -19,7 +19,6 @@ from tests.engines.history.world import Killed
 from tests.engines.spool.faulting import FAULTS
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
-from tests.fakes.platter import Model, Platter
 from tests.figures import FIGURES
 
 PATH = Path("/var/history/isp")
@@ -191,7 +190,7 @@ def test_a_full_disk_that_stops_compaction_stops_no_mail() -> None:
 def test_what_the_dead_wrote_is_durable_before_another_adds_to_it(call: str) -> None:
     """One dies in its commit, or as it replaces the file; another goes on, and the power is cut."""
     limits, above = [messages(99, seconds=60)], 0 if call == "sync_directory" else REPLACE_ABOVE_BYTES
-    disk, clock = ModelDisk(Platter(Model.ANY_SUBSET)), FakeClock()
+    disk, clock = ModelDisk(), FakeClock()
     disk_of_one = disk.another()
     one = throttle(PATH, disk_of_one, clock, limits, replace_above_bytes=above)
     other = throttle(PATH, disk, clock, limits)

@@ -26,7 +26,6 @@ from tests.engines.history.limits import limit
 from tests.engines.history.memory_history import Kept, MemoryHistory
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
-from tests.fakes.platter import Model, Platter
 
 PATH = Path("/history/isp")
 TRANSACTION_NS = 200
@@ -285,7 +284,7 @@ class FileWorld(World):
 
     def __init__(self, random: Random, sizes: Sizes | None = None) -> None:
         super().__init__(random, sizes)
-        self.disk = ModelDisk(Platter(random.choice(list(Model))))
+        self.disk = ModelDisk()
         self.wall_error_ns = self.least_wall_error_ns = self.most_wall_error_ns = 0
 
     def chances(self) -> list[tuple[int, Callable[[], None]]]:

@@ -36,7 +36,6 @@ from tests.engines.spool.engine import (
 )
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
-from tests.fakes.platter import Model, Platter
 
 ROOT = "/var/spool"
 BOTH = pytest.mark.parametrize(("was", "now"), [("maildir", "log"), ("log", "maildir")])
@@ -50,8 +49,8 @@ def opened(disk: ModelDisk, engine: str) -> Spool:
     return ENGINES[engine].spool(ROOT, disk, FakeClock(), nothing_is_damaged)
 
 
-def filled(engine: str, model: Model = Model.ANY_SUBSET) -> ModelDisk:
-    disk = ModelDisk(Platter(model))
+def filled(engine: str) -> ModelDisk:
+    disk = ModelDisk()
     fill(opened(disk, engine), ENGINES[engine].intake(ROOT, disk.another(), FakeClock()))
     return ModelDisk(disk.platter.after_cut(disk.platter.pending))
 
@@ -120,11 +119,8 @@ def test_there_and_back_is_where_it_was(was: str, now: str) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize(
-    "model", [Model.ANY_SUBSET, *(pytest.param(each, marks=pytest.mark.full) for each in list(Model)[:2])]
-)
-def test_a_kill_or_a_cut_at_any_call_changes_nothing(was: str, now: str, model: Model) -> None:
-    base = filled(was, model)
+def test_a_kill_or_a_cut_at_any_call_changes_nothing(was: str, now: str) -> None:
+    base = filled(was)
     before, rng = state_of(base), random.Random(1)
     disk, images = base.after_kill(), list[ModelDisk]()
 

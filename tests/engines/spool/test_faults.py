@@ -22,7 +22,6 @@ from tests.engines.spool.faulting import FAULTS, FULL, SOME, Judging
 from tests.engines.spool.scenarios import LONG, STORIES
 from tests.engines.spool.world import Letter, Snapshot, World, prepared
 from tests.fakes.disk import Fault, ModelDisk
-from tests.fakes.platter import Model
 
 pytestmark = pytest.mark.usefixtures("few_folders")
 
@@ -99,7 +98,7 @@ def test_a_restart_whose_disk_fails_loses_nothing_for_the_next(
     name: str, kinds: Sequence[str], engine: OnModel
 ) -> None:
     judging = Judging("simulated faults under a recovery", engine)
-    for snapshot in STORIES[name].run(Model.ANY_SUBSET, engine)[5::12]:
+    for snapshot in STORIES[name].run(engine)[5::12]:
         ((label, image),) = killed(snapshot)
         _fail_recoveries(image, snapshot, kinds, judging, f"{name}, {label}")
     assert judging.faults > 100
@@ -166,31 +165,31 @@ def test_faults_drawn_from_a_seed_lose_nothing(
     """A run that is killed, cut or failed somewhere, and then every call of the restart fails in one way."""
     until = time.monotonic() + crash_budget_s / 4
     judging = Judging("simulated faults, drawn", engine)
-    runs: dict[tuple[str, Model], list[Snapshot]] = {}
+    runs: dict[str, list[Snapshot]] = {}
     for number in itertools.count():
         rng = random.Random(f"{crash_seed}/{number}")
-        name, model, kind = rng.choice(list(STORIES)), rng.choice(list(Model)), rng.choice(list(FAULTS))
-        if (name, model) not in runs:
-            runs[name, model] = STORIES[name].run(model, engine)
-        snapshot = rng.choice(runs[name, model])
+        name, kind = rng.choice(list(STORIES)), rng.choice(list(FAULTS))
+        if name not in runs:
+            runs[name] = STORIES[name].run(engine)
+        snapshot = rng.choice(runs[name])
         if rng.random() < 0.2:
             fault = FAULTS[rng.choice(list(FAULTS))](rng.randint(1, 90))
-            snapshot = _failed(name, model, fault, engine) or snapshot
+            snapshot = _failed(name, fault, engine) or snapshot
         kept = rng.choice((killed, prefixes, lambda snapshot, rng=rng: cuts(snapshot, rng, 12)))
         label, image = rng.choice(list(kept(snapshot)))
-        story = f"RELAY_CRASH_SEED={crash_seed}, story {number}: {name} ({model.name}), {label}"
+        story = f"RELAY_CRASH_SEED={crash_seed}, story {number}: {name}, {label}"
         _fail_recoveries(image, snapshot, [kind], judging, story)
         if time.monotonic() > until:
             break
 
 
-def _failed(name: str, model: Model, fault: Fault, engine: OnModel) -> Snapshot | None:
+def _failed(name: str, fault: Fault, engine: OnModel) -> Snapshot | None:
     """Return what a run leaves in which a call fails, and that is killed then.
 
     None where a sync failed: a maildir writes such a mark again, unless it is killed before.  Then the cache
     has what the disk has not, and a start cannot know it (docs/guarantees.md, outside the model).
     """
-    world = World(prepared(model, engine=engine), engine=engine)
+    world = World(prepared(engine=engine), engine=engine)
     world.sender_disk.fail(fault)
     with contextlib.suppress(SpoolError, OSError):
         STORIES[name].play(world)
