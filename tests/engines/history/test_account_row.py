@@ -145,13 +145,3 @@ async def test_behind_the_lock_of_a_reservation_a_host_knows_of_the_pause_of_ano
     history.close()
     assert shared is not None
     assert shared.health is Health.PAUSED
-
-
-def test_a_state_that_is_none_of_ours_is_told_and_counts_as_nothing(
-    server: Server, hosts: tuple[Host, Host]
-) -> None:
-    one, _ = hosts
-    one.row.look()
-    server.execute("UPDATE relay.account SET state = '{}', state_version = 1 WHERE state IS NULL")
-    assert one.learn() == AccountState()
-    assert "not a record of pauses" in one.told[0]

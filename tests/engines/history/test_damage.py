@@ -116,9 +116,3 @@ def test_a_cut_history_of_another_boot_is_left_as_it_is(used: Path, clock: FakeC
     with pytest.raises(HistoryError, match="its end is gone or damaged"):
         ask(throttle(used, RealDisk(), clock, LIMITS), 1)
     assert used.read_bytes() == before
-
-
-def test_a_host_with_another_clock_sends_nothing(used: Path, clock: FakeClock) -> None:
-    behind = FakeClock(clock.boottime_ns() - 2 * SECOND_NS)
-    with pytest.raises(HistoryError, match="in the future of this boot"):
-        ask(throttle(used, RealDisk(), behind, LIMITS), 1)

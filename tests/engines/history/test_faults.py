@@ -1,9 +1,7 @@
 """Every call to the disk of the history fails: nothing is granted that is not charged; it goes on after."""
 
-import contextlib
 import errno
 import itertools
-import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +13,6 @@ from relay.throttle.history import HistoryError
 from relay.throttle.throttle import Reservation, Throttle
 from tests.engines.history.limits import ask, granted, messages, settle, throttle
 from tests.engines.history.oracle import Seen, most_in_a_window
-from tests.engines.history.world import Killed
 from tests.engines.spool.faulting import FAULTS
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
@@ -134,43 +131,6 @@ def _moved(seen: Seen, shift_ns: int) -> Seen:
     return replace(seen, started_at_ns=seen.started_at_ns + shift_ns, ended_at_ns=seen.ended_at_ns + shift_ns)
 
 
-def test_a_history_that_cannot_be_written_is_not_sound() -> None:
-    disk, clock = _prepared(), FakeClock()
-    account = throttle(PATH, disk, clock, [LIMIT])
-    granted(account, 1)
-    disk.fail(Fault(1, errno.EROFS, kinds=frozenset({"write", "truncate"}), forever=True))
-    with pytest.raises(HistoryError):
-        ask(account, 1)
-
-    # What the account asks before it sends again.
-    with pytest.raises(HistoryError, match="cannot write"):
-        account.flush()
-    disk.heal()
-    account.flush()
-    assert len(granted(account, 1, 1, 1, 1, 1)) == 4
-
-
-def test_a_file_whose_name_may_not_be_durable_is_written_again_before_a_grant() -> None:
-    disk, clock = _prepared(), FakeClock()
-    account = throttle(PATH, disk, clock, [LIMIT], replace_above_bytes=0)
-    settle(account, clock, *granted(account, 1))
-    inode = disk.inode(str(PATH))
-    disk.fail(Fault(1, errno.EIO, kinds=frozenset({"sync_directory"}), forever=True))
-    while disk.inode(str(PATH)) == inode:
-        with contextlib.suppress(HistoryError):
-            ask(account, 1)
-        clock.advance(200 * SECOND_NS)
-    disk.heal()
-    doubtful = disk.inode(str(PATH))
-    count = len(granted(account, *[1] * 5))
-    # A second sync of that name would prove nothing.
-    assert disk.inode(str(PATH)) != doubtful
-
-    cut = ModelDisk(disk.platter.after_cut(()))
-    assert len(granted(throttle(PATH, cut, clock, [LIMIT]), *[1] * 6)) == 5 - count
-    assert count
-
-
 def test_a_full_disk_that_stops_compaction_stops_no_mail() -> None:
     disk, clock = _prepared(), FakeClock()
     account = throttle(PATH, disk, clock, [LIMIT], replace_above_bytes=0)
@@ -184,33 +144,3 @@ def test_a_full_disk_that_stops_compaction_stops_no_mail() -> None:
     assert disk.inode(f"{PATH}.new") is None
     disk.heal()
     assert granted(throttle(PATH, disk, clock, [LIMIT]), 1) == []
-
-
-@pytest.mark.parametrize("call", ["sync_content", "sync_directory"])
-def test_what_the_dead_wrote_is_durable_before_another_adds_to_it(call: str) -> None:
-    """One dies in its commit, or as it replaces the file; another goes on, and the power is cut."""
-    limits, above = [messages(99, seconds=60)], 0 if call == "sync_directory" else REPLACE_ABOVE_BYTES
-    disk, clock = ModelDisk(), FakeClock()
-    disk_of_one = disk.another()
-    one = throttle(PATH, disk_of_one, clock, limits, replace_above_bytes=above)
-    other = throttle(PATH, disk, clock, limits)
-    granted(one, 1)
-    other.flush()
-
-    def die(kind: str) -> None:
-        if kind.startswith(call):
-            raise Killed
-
-    disk_of_one.before = die
-    with pytest.raises(Killed):
-        [granted(one, *[1] * 8) for _ in range(9)]  # more than a sector each
-    images: list[ModelDisk] = []
-    disk.after = lambda: images.extend(disk.cuts(random.Random(0), 128))
-    granted(other, 1)
-
-    for image in images:
-        throttle(PATH, image, clock, limits).flush()
-    for image in disk.cuts(random.Random(0), 128):
-        account = throttle(PATH, image, clock, limits)
-        account.flush()
-        assert account.usage()[0].used >= other.usage()[0].used

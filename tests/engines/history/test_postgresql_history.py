@@ -150,18 +150,6 @@ def test_what_a_host_knows_it_knows_after_a_restart(
     commit(3)
 
 
-def test_what_is_no_history_of_ours_sends_nothing(server: Server, account: SharedAccount, mark: Mark) -> None:
-    history = PostgresqlHistory(account, mark(), FakeClock())
-    with history.transaction() as transaction:
-        transaction.commit([Issued(1)])
-    for events in ("[[1]]", "[", '[["ended", 1]]'):
-        server.execute(f"UPDATE relay.history SET events = '{events}'")
-        history.close()
-        with pytest.raises(HistoryError), history.transaction():
-            pass
-    server.execute("DELETE FROM relay.history")
-
-
 def test_a_commit_that_no_standby_has_grants_nothing(
     server: Server, account: SharedAccount, mark: Mark
 ) -> None:
