@@ -6,7 +6,6 @@ The long run draws stories, kinds and instants from a seed, and lets recovery fa
 """
 
 import contextlib
-import errno
 import itertools
 import random
 import time
@@ -14,10 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
-from relay.spool.identity import report_id
 from relay.spool.interface import SpoolError
 from tests.engines.spool.cuts import cuts, killed, prefixes
-from tests.engines.spool.engine import BOUNCED, RELAYED, OnModel
+from tests.engines.spool.engine import RELAYED, OnModel
 from tests.engines.spool.faulting import FAULTS, FULL, SOME, Judging
 from tests.engines.spool.scenarios import LONG, STORIES
 from tests.engines.spool.world import Letter, Snapshot, World, prepared
@@ -197,33 +195,3 @@ def _failed(name: str, fault: Fault, engine: OnModel) -> Snapshot | None:
     if any(step.startswith("sync") and then.startswith("  ") for step, then in itertools.pairwise(steps)):
         return None
     return Snapshot(world.sender_disk.platter, world.trace, f"{fault} of the run")
-
-
-def test_a_report_is_queued_once_though_its_message_cannot_end(engine: OnModel) -> None:
-    world = World(prepared(engine=engine), engine=engine)
-    sender = world.sender()
-    sender.claim()
-    listener = world.listener()
-    (bounced,) = listener.offer(Letter(({0: BOUNCED},)))
-    assert bounced is not None
-    sender.claim()
-
-    def relay_the_report() -> None:
-        world.sender_disk.heal()
-        for queue_id in sender.claim():
-            sender.settle({queue_id: {0: RELAYED}})
-
-    sender.on_full = relay_the_report
-    for nth in itertools.count(1):
-        world.sender_disk.fail(Fault(nth, errno.EIO))
-        # The world sees to it that no report is queued after it was relayed.
-        sender.settle({bounced: {0: BOUNCED}})
-        if not world.sender_disk.has_failed:
-            break
-        world.sender_disk.has_failed = False
-        (bounced,) = listener.offer(Letter(({0: BOUNCED},)))
-        assert bounced is not None
-        sender.claim()
-    sender.drain()
-    assert set(world.trace.told_of) <= world.trace.finishing
-    assert report_id(bounced) in world.trace.finishing

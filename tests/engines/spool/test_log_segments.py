@@ -26,6 +26,9 @@ from tests.fakes.fault import READS
 ROOT = "/var/spool"
 CONTENT = b"Subject: minutes\r\n\r\n" + b"All agreed.\r\n" * 20
 Told = list[tuple[str, str]]
+State = tuple[tuple[Status, ...], bool]
+"""What became of the recipients of a message, and whether it is held."""
+NEW: State = ((Status.TODO,) * 3, False)
 
 
 class Life:
@@ -36,9 +39,9 @@ class Life:
         self.disk = disk
         self.told: Told = []
         self.checkpoint_bytes = checkpoint_bytes
-        self.queue: dict[QueueId, tuple[Status, ...]] = {}
-        """What is durable, of each message what became of its recipients."""
-        self.asked: dict[QueueId, tuple[tuple[Status, ...] | None, ...]] = {}
+        self.queue: dict[QueueId, State] = {}
+        """What is durable."""
+        self.asked: dict[QueueId, tuple[State | None, ...]] = {}
         """What may be durable as well: asked for, and not answered; None: it ended."""
 
     def open(self) -> LogSpool:
@@ -52,7 +55,7 @@ class Life:
         )
 
     def play(self, rounds: int, seed: int = 1) -> None:
-        """Accept and settle; every fifth message is half done, and stays."""
+        """Accept and settle; every fifth message is half done, held, and stays."""
         rng = random.Random(seed)
         spool = self.open()
         claimed(spool)
@@ -67,10 +70,10 @@ class Life:
             drafts = [intake.draft() for _ in range(4)]
             for draft in drafts:
                 draft.append(CONTENT)
-                self.asked[draft.queue_id] = ((Status.TODO,) * 3, None)
+                self.asked[draft.queue_id] = (NEW, None)
             for draft, failure in zip(drafts, intake.accept([(d, ENVELOPE) for d in drafts]), strict=True):
                 assert failure is None
-                self.queue[draft.queue_id] = (Status.TODO,) * 3
+                self.queue[draft.queue_id] = NEW
             page = claimed(spool)
             # What cannot be read now is left for the next start.
             is_left = self.disk.has_failed
@@ -85,13 +88,17 @@ class Life:
     def settle(
         self, spool: LogSpool, messages: Sequence[Message], marks: dict[int, Status], *, ends: bool
     ) -> None:
-        after = {m.queue_id: m.after(marks).statuses for m in messages}
-        for queue_id, statuses in after.items():
+        after: dict[QueueId, State] = {m.queue_id: (m.after(marks).statuses, not ends) for m in messages}
+        for queue_id, state in after.items():
             # Of what finds no room relayed recipients are marked all the same.
-            relayed = tuple(status if status.is_relayed else Status.TODO for status in statuses)
-            self.asked[queue_id] = (relayed, None if ends else statuses)
+            relayed = tuple(status if status.is_relayed else Status.TODO for status in state[0])
+            self.asked[queue_id] = ((relayed, False), None if ends else state)
         notes = [note(index) for index, status in marks.items() if status is BOUNCED]
-        settle(spool, *(Settlement(m.queue_id, ENVELOPE, marks, notes, ends=ends) for m in messages))
+        is_held = None if ends else True
+        settle(
+            spool,
+            *(Settlement(m.queue_id, ENVELOPE, marks, notes, ends=ends, is_held=is_held) for m in messages),
+        )
         self.queue |= after
         for queue_id in after if ends else ():
             del self.queue[queue_id]
@@ -103,11 +110,12 @@ class Life:
             found = {message.queue_id: message for message in claimed(spool)}
             assert list(found) == sorted(found)
             for queue_id in self.queue.keys() | found.keys():
-                statuses = found[queue_id].statuses if queue_id in found else None
-                assert statuses in (self.queue.get(queue_id), *self.asked[queue_id])
-                if statuses is not None and BOUNCED in statuses:
-                    assert found[queue_id].notes == (note(2),)
-                assert queue_id not in found or found[queue_id].content == CONTENT
+                message = found.get(queue_id)
+                state = None if message is None else (message.statuses, message.is_held)
+                assert state in (self.queue.get(queue_id), *self.asked[queue_id])
+                if message is not None:
+                    assert message.notes == ((note(2),) if BOUNCED in message.statuses else ())
+                    assert message.content == CONTENT
             assert len(life.told) <= told
             spool.close()
 
@@ -128,7 +136,7 @@ def test_a_long_life_survives_a_crash_at_every_call(segment_bytes: int, checkpoi
 
     def crash() -> None:
         if next(count) % 3 == 0:
-            for image in itertools.chain([life.disk.after_kill()], life.disk.subsets(rng, 2)):
+            for image in itertools.chain([life.disk.after_kill()], life.disk.cuts(rng, 2)):
                 life.check(image)
 
     spool = life.open()
@@ -151,12 +159,12 @@ def test_any_call_may_fail_and_nothing_is_lost(number: int, *, reads: bool) -> N
     failed = 0
     for nth in itertools.count(1, 2):
         life = Life(base.disk.after_kill(), 1500, 1)
-        life.queue = dict(base.queue)
+        life.queue, life.asked = dict(base.queue), dict(base.asked)
         life.disk.fail(Fault(nth, number, kinds=READS if reads else None))
         with contextlib.suppress(SpoolError, OSError):
             life.play(3, seed=nth)
         life.disk.heal()
-        for image in (life.disk.after_kill(), *life.disk.subsets(random.Random(nth), 2)):
+        for image in (life.disk.after_kill(), *life.disk.cuts(random.Random(nth), 2)):
             life.check(image)
         if not life.disk.has_failed:
             break
@@ -270,25 +278,6 @@ def test_no_end_counts_whose_report_is_damaged() -> None:
     assert len(again.told) == 1
 
 
-def test_segments_go_and_a_held_message_keeps_none_while_the_owner_lives() -> None:
-    life = Life(ModelDisk(), 8000, 4000)
-    spool, intake = life.open(), life.engine.intake()
-    held, most = list[QueueId](), 0
-    for number in range(400):
-        queue_ids = [accept(intake, content=CONTENT) for _ in range(2)]
-        claimed(spool)
-        if number % 40 == 0:
-            held.append(queue_ids.pop())
-            settle(spool, Settlement(held[-1], ENVELOPE, {0: RELAYED}, is_held=True))
-        settle(spool, *(Settlement(queue_id, ENVELOPE, EVERY, ends=True) for queue_id in queue_ids))
-        most = max(most, len(segments(life.disk)))
-    assert most < 10
-    for image in (life.disk.after_kill(), *life.disk.prefixes()):
-        found = claimed(Life(image, 8000, 4000).open())
-        assert [(m.queue_id, m.left, m.is_held) for m in found] == [(q, (1, 2), True) for q in held]
-        assert all(m.content == CONTENT for m in found)
-
-
 def begun(life: Life, count: int) -> tuple[LogSpool, list[Message]]:
     intake, spool = life.engine.intake(), life.open()
     for _ in range(count):
@@ -334,7 +323,7 @@ def test_what_found_no_room_never_completes_a_group_that_a_crash_tore() -> None:
     life.disk.fail(fault)
     assert all(isinstance(failure, Full) for failure in spool.settle([*holds[:20], told]))
     life.disk.heal()
-    life.disk.before = lambda step: images.extend(life.disk.subsets(rng, 300)) if "sync" in step else None
+    life.disk.before = lambda step: images.extend(life.disk.cuts(rng, 300)) if "sync" in step else None
     images: list[ModelDisk] = []
     settle(spool, *holds[20:])
     assert len(images) > 100
@@ -389,45 +378,6 @@ def test_a_listener_that_lives_keeps_what_it_has_yet_to_announce() -> None:
     assert [name for name in life.disk.names(f"{ROOT}/log") if not name.startswith(("sender", "check"))] == []
 
 
-@pytest.mark.parametrize("segment_bytes", [1, 100_000])
-def test_an_owner_that_looks_at_any_instant_misses_nothing_and_takes_nothing_early(
-    segment_bytes: int,
-) -> None:
-    """Of a stream that grows only what is announced counts."""
-    looks = 0
-    for nth in itertools.count(1):
-        life = Life(ModelDisk())
-        spool = life.open()
-        spool.claim(1)
-        view, calls = life.disk.another(), itertools.count(1)
-        chance = random.Random(3).randbytes
-        intake = LogIntake(ROOT, view, life.engine.clock, chance, segment_bytes=segment_bytes)
-        accepted: list[QueueId] = []
-        found: list[QueueId] = []
-
-        def look(
-            _step: str,
-            spool: LogSpool = spool,
-            nth: int = nth,
-            calls: Iterator[int] = calls,
-            lists: tuple[list[QueueId], list[QueueId]] = (found, accepted),
-        ) -> None:
-            if next(calls) == nth:
-                lists[0].extend(message.queue_id for message in spool.claim(9))
-                assert lists[0] == lists[1]
-
-        view.before = look
-        for _ in range(3):
-            queue_id = accept(intake, content=CONTENT)
-            accepted.append(queue_id)
-        found += [message.queue_id for message in claimed(spool)]
-        assert found == accepted
-        if next(calls) <= nth:
-            break
-        looks += 1
-    assert looks > 10
-
-
 def test_long_mail_stays_where_the_spool_is_tidied_while_its_listener_announces() -> None:
     life, content = Life(ModelDisk()), b"Subject: minutes\r\n\r\n" + b"All agreed.\r\n" * 30_000
     intake, spool = life.engine.intake(), life.open()
@@ -442,16 +392,6 @@ def test_long_mail_stays_where_the_spool_is_tidied_while_its_listener_announces(
     life.disk.poke(lock, raw)
     assert [message.queue_id for message in claimed(spool)] == [queue_id]
     assert b"".join(spool.content(queue_id)) == content
-
-
-def test_long_mail_that_is_gone_is_told_of() -> None:
-    life, content = Life(ModelDisk()), b"Subject: minutes\r\n\r\n" + b"All agreed.\r\n" * 30_000
-    intake, spool = life.engine.intake(), life.open()
-    queue_id = accept(intake, content=content)
-    life.disk.unlink(f"{ROOT}/long/{queue_id}")
-    assert claimed(spool) == []
-    assert [name for name, _ in life.told] == [queue_id]
-    assert spool.look().corrupt == 1
 
 
 class Killed(BaseException):
@@ -479,7 +419,7 @@ def test_a_hold_lasts_also_of_mail_whose_listener_was_killed_while_it_was_accept
         view.die()
         page = spool.claim(9)
         settle(spool, *(Settlement(message.queue_id, ENVELOPE, is_held=True) for message in page))
-        for image in life.disk.subsets(random.Random(nth), 30):
+        for image in life.disk.cuts(random.Random(nth), 30):
             found = claimed(Life(image).open())
             assert {m.queue_id for m in found if m.is_held} == {m.queue_id for m in (first, *page)}
             held += len(page)
@@ -590,27 +530,3 @@ def test_a_sector_that_cannot_be_read_is_no_empty_one() -> None:
                 spool.claim(9)
         again.disk.heal()
         assert [m.queue_id for m in claimed(spool)] == [messages[2].queue_id]
-
-
-class Outdated(ModelDisk):
-    """A view whose listing of a folder still has what another process removed just now."""
-
-    gone = ""
-
-    def names(self, path: str) -> list[str]:
-        return [*super().names(path), *([self.gone] if self.gone and path == f"{ROOT}/log" else [])]
-
-
-def test_a_segment_that_its_listener_takes_back_is_no_failure() -> None:
-    view = Outdated()
-    engine = LogEngine(ROOT, view)
-    spool = LogSpool(ROOT, view, engine.clock)
-    intake = LogIntake(ROOT, view.another(), engine.clock)
-    accept(intake)
-    assert len(claimed(spool)) == 1
-    (begun_name,) = [name for name in view.names(f"{ROOT}/log") if name.endswith(".0000000001")]
-    view.gone = begun_name.replace(".0000000001", ".0000000002")
-    assert claimed(spool) == []
-    view.gone = ""
-    second = accept(intake)
-    assert [message.queue_id for message in claimed(spool)] == [second]
