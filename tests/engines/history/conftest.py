@@ -14,7 +14,7 @@ import pytest
 from relay.spool.database.account import SharedAccount
 from relay.spool.database.connection import Database
 from relay.spool.database.schema import make
-from relay.spool.disk.durable import Disk, RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.throttle.file_history import FileHistory
 from relay.throttle.history import History
 from relay.throttle.postgresql_history import HighWaterMark, PostgresqlHistory
@@ -33,11 +33,6 @@ def clock() -> FakeClock:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "history" / "isp"
-
-
-@pytest.fixture
-def disk() -> Disk:
-    return RealDisk()
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """What limits held at most, counted anew: against an oracle that never saw the file."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -11,12 +12,36 @@ from relay.throttle.compaction import Bounds
 from relay.throttle.limit import Limit
 from relay.throttle.throttle import Throttle
 from tests.engines.history.limits import TRANSACTION_NS, granted, messages, recipients, settle, throttle
-from tests.engines.history.oracle import Seen, worst_window
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
 
 PATH = Path("/history/isp")
 EARLIER = [messages(9, seconds=60), recipients(20, seconds=100)]
+
+
+@dataclass
+class Seen:
+    """One transaction, which an upstream counts at an instant that nobody else knows."""
+
+    started_at_ns: int
+    ended_at_ns: int
+    messages: int
+    recipients: int
+
+
+def worst_window(seen: list[Seen], unit: str, period_ns: int) -> int:
+    """Return the most that any half-open window of this length can have held, counted the slow way.
+
+    The one that is best for those up to a transaction ends just behind its start.
+    """
+    return max(
+        sum(
+            each.messages if unit == "messages" else each.recipients
+            for each in seen
+            if each.started_at_ns <= last.started_at_ns and each.ended_at_ns > last.started_at_ns - period_ns
+        )
+        for last in seen
+    )
 
 
 def _live(account: Throttle, clock: FakeClock, random: Random, longest_s: int = 3) -> list[Seen]:
@@ -31,7 +56,7 @@ def _live(account: Throttle, clock: FakeClock, random: Random, longest_s: int = 
     return seen
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_it_agrees_with_an_oracle_that_never_saw_the_file(seed: int, clock: FakeClock) -> None:
     random = Random(seed)
     account = throttle(PATH, ModelDisk(), clock, EARLIER)
@@ -60,7 +85,7 @@ def test_what_was_merged_is_left_out_and_it_says_since_when_it_is_exact(clock: F
 
     assert found.transactions + found.merged == len(seen)
     assert found.exact_since_ns is not None
-    exact = [each for each in seen if each.ended_at_ns and each.ended_at_ns > found.exact_since_ns]
+    exact = [each for each in seen if each.ended_at_ns > found.exact_since_ns]
     assert found.transactions <= len(exact) + 1
     for limit, peak in zip(EARLIER, found.findings, strict=True):
         assert peak.most == worst_window(seen[-found.transactions :], limit.unit, limit.per_ns)

@@ -1,5 +1,6 @@
 """The door of the throttle: what goes when, whatever becomes of its process, the policy and the clocks."""
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from tests.engines.history.limits import (
     waiting,
 )
 from tests.fakes.clock import FakeClock
-from tests.fakes.disk import ModelDisk
+from tests.fakes.disk import Fault, ModelDisk
 
 PATH = Path("/history/isp")
 LIMITS = [messages(3, seconds=60)]
@@ -162,6 +163,20 @@ def test_what_is_asked_while_the_disk_is_waited_for_waits_for_nothing(clock: Fak
     granted(account, 1)
 
     assert told == [clock.boottime_ns() + 60 * SECOND_NS, 2]
+
+
+def test_a_full_disk_that_stops_compaction_stops_no_mail(memory: ModelDisk, clock: FakeClock) -> None:
+    account = throttle(PATH, memory, clock, [messages(5, seconds=60)], replace_above_bytes=0)
+    granted(account, 1)
+    inode = memory.inode(str(PATH))
+    memory.fail(Fault(1, errno.ENOSPC, kinds=frozenset({"open_new"}), forever=True))
+
+    for _ in range(4):
+        assert len(granted(account, 1)) == 1
+        assert memory.inode(str(PATH)) == inode
+    assert memory.inode(f"{PATH}.new") is None
+    memory.heal()
+    assert granted(throttle(PATH, memory, clock, [messages(5, seconds=60)]), 1) == []
 
 
 def _opens_in_s(memory: ModelDisk, clock: FakeClock, sent: int = 2) -> float:
