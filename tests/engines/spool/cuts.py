@@ -4,13 +4,13 @@ import errno
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from tests.engines.spool.engine import OnModel
 from tests.engines.spool.oracle import live_on
 from tests.engines.spool.scenarios import Scenario
 from tests.engines.spool.world import Snapshot, Violation
 from tests.fakes.disk import Fault, ModelDisk
-from tests.fakes.tally import Tally
 
 SYNCS = frozenset({"sync", "sync_content", "sync_directory"})
 FIRST_CRASHES = 6
@@ -34,6 +34,24 @@ def cuts(snapshot: Snapshot, rng: random.Random, most: int) -> Images:
 def killed(snapshot: Snapshot) -> Images:
     """Yield what a new process finds when the others were killed and the power stayed."""
     yield f"killed after {snapshot.step!r}", ModelDisk(snapshot.platter).after_kill()
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was judged."""
+
+    states: set[int] = field(default_factory=set)
+    second: set[int] = field(default_factory=set)
+    """Those of them that a second crash left."""
+    offered: int = 0
+    """Images, the same ones too."""
+    runs: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.states)} crash states, {len(self.second)} of them double crashes, "
+            f"of {self.offered} images in {self.runs} runs"
+        )
 
 
 class Judge:
