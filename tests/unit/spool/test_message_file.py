@@ -3,8 +3,6 @@
 That what goes in comes out is what tests/engines asks of each engine, and tests/fuzz of any marks.
 """
 
-from collections.abc import Iterator
-
 from relay.spool.interface import Corrupt, Status
 from relay.spool.message import message_file
 from tests.fuzz.message_file import ENVELOPE, QUEUE_ID, planted, read, sealed
@@ -24,18 +22,17 @@ def is_sound(raw: bytes) -> bool:
     return True
 
 
-def other_octets(place: int) -> Iterator[int]:
-    """Yield what one octet may become: with one bit changed, or what stands in such places."""
-    changed = {WHOLE[place] ^ 1 << bit for bit in range(8)}
-    yield from sorted({*changed, *STATUSES, *b"W-0\n"} - {WHOLE[place]})
+def other_octets(place: int) -> list[int]:
+    """Return what one octet may become: with one bit changed, or what stands in such places."""
+    changed = {WHOLE[place] ^ (1 << bit) for bit in range(8)}
+    return sorted((changed | set(STATUSES) | set(b"W-0\n")) - {WHOLE[place]})
 
 
 def test_any_other_octet_anywhere_is_noticed() -> None:
     """But a status byte that becomes another status, and that of the warning."""
-    allowed = {
-        *((offset, octet) for offset, _ in message_file.lines_of(ENVELOPE, len(WHOLE)) for octet in STATUSES),
-        *((message_file.WARNED_OFFSET, octet) for octet in b"W-"),
-    }
+    lines = message_file.lines_of(ENVELOPE, len(WHOLE))
+    allowed = {(offset, octet) for offset, _ in lines for octet in STATUSES}
+    allowed |= {(message_file.WARNED_OFFSET, octet) for octet in b"W-"}
     for place in range(len(WHOLE)):
         for octet in other_octets(place):
             changed = WHOLE[:place] + bytes([octet]) + WHOLE[place + 1 :]
