@@ -1,9 +1,11 @@
 """What the real disk asks of the kernel: that, and in that order, is what survives loss of power."""
 
+import ctypes
 import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ Call = tuple[str, str]
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     """Return what is asked of the kernel from now on, by name and path, in its order; it does it, too."""
     seen: list[Call] = []
-    sync, sync_content, mkdir = os.fsync, os.fdatasync, os.mkdir
+    sync, sync_content, mkdir, library = os.fsync, os.fdatasync, os.mkdir, ctypes.CDLL(None)
 
     def syncs(name: str, fd: int, sync: Callable[[int], Any]) -> Any:
         seen.append((name, str(Path(f"/proc/self/fd/{fd}").readlink())))
@@ -30,6 +32,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     monkeypatch.setattr(os, "fsync", lambda fd: syncs("fsync", fd, sync))
     monkeypatch.setattr(os, "fdatasync", lambda fd: syncs("fdatasync", fd, sync_content))
     monkeypatch.setattr(os, "mkdir", makes)
+    watched = SimpleNamespace(syncfs=lambda fd: syncs("syncfs", fd, library.syncfs))
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: watched)
     return seen
 
 
@@ -42,12 +46,13 @@ def test_each_sync_is_one_of_that_very_file_and_kind(tmp_path: Path, calls: list
     disk.sync_each(fds, content_only=False)
     disk.sync_each(fds, content_only=True)
     disk.sync_directory(str(tmp_path))
+    disk.sync_all(str(tmp_path))
 
     # Those of a batch are made in threads, in any order.
     assert calls[:2] == [("fsync", paths[0]), ("fdatasync", paths[1])]
     assert sorted(calls[2:4]) == [("fsync", path) for path in paths]
     assert sorted(calls[4:6]) == [("fdatasync", path) for path in paths]
-    assert calls[6:] == [("fsync", str(tmp_path))]
+    assert calls[6:] == [("fsync", str(tmp_path)), ("syncfs", str(tmp_path))]
     for fd in fds:
         disk.close(fd)
 
