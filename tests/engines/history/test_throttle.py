@@ -14,9 +14,11 @@ from relay.throttle.limit import ForEach, PlainLimit
 from relay.throttle.throttle import Reservation, Throttle
 from tests.engines.history.limits import (
     TRANSACTION_NS,
+    ask,
     granted,
     limit,
     messages,
+    recipients,
     settle,
     throttle,
     waiting,
@@ -35,8 +37,8 @@ SPELLINGS = [
 ]
 
 
-def _request(reverse_path: str, *recipients: str, user: str = "", client: str = "local") -> Request:
-    whose = reverse_path, recipients or ("c@d.example",)
+def _request(reverse_path: str, *to: str, user: str = "", client: str = "local") -> Request:
+    whose = reverse_path, to or ("c@d.example",)
     envelope = Envelope(*whose, 0, client, "here", "ESMTP", user=user or None)
     return request_for(envelope, range(len(envelope.recipients)), 100)
 
@@ -84,6 +86,19 @@ def test_a_slot_is_occupied_from_its_reservation_until_a_period_after_its_end(
         assert waiting(each).until_ns == opens_ns
     clock.advance(1)
     assert len(granted(account, 1)) == 1
+
+
+def test_a_message_is_split_to_fit_and_nothing_overtakes_what_has_to_wait(
+    memory: ModelDisk, clock: FakeClock
+) -> None:
+    account = throttle(PATH, memory, clock, [recipients(10, seconds=60), messages(3, seconds=60)])
+
+    first, second, third, fourth = ask(account, 4, 9, 1, 1)
+
+    assert [a.recipients for a in (first, second) if isinstance(a, Reservation)] == [4, 6]
+    assert isinstance(third, Wait)
+    assert third == fourth
+    assert [usage.used for usage in account.usage()] == [10, 2]
 
 
 def test_bytes_wait_for_room_and_what_never_fits_keeps_back_none(memory: ModelDisk, clock: FakeClock) -> None:
