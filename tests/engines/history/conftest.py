@@ -55,7 +55,12 @@ def server(server: Server) -> Server:
 
 
 @pytest.fixture(
-    params=["a file", "a database with a clock of its own", "PostgreSQL", "what the simulation has of it"]
+    params=[
+        "a file",
+        "a database with a clock of its own",
+        "what the simulation has of it",
+        pytest.param("PostgreSQL", marks=pytest.mark.full),
+    ]
 )
 def opened(request: pytest.FixtureRequest, clock: FakeClock, path: Path) -> Iterator[Callable[[], History]]:
     """Return what opens the same history again and again, as processes do."""

@@ -36,7 +36,7 @@ def account(server: Server) -> SharedAccount:
     return SharedAccount(Database(server.url), f"isp {next(NUMBERS)}")
 
 
-@pytest.mark.parametrize("is_passed_on", [True, False])
+@pytest.mark.parametrize("is_passed_on", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_a_line_cut_at_any_statement_forgets_no_slot(
     server: Server, clock: FakeClock, is_passed_on: bool, mark: Mark
 ) -> None:

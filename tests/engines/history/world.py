@@ -295,7 +295,7 @@ class FileWorld(World):
         return FileHistory(PATH, self.disk, self.clock, replace_above_bytes=replace_above_bytes)
 
     def fail(self) -> None:
-        """Let a call to the disk fail in any way, once or from then on; the power may go behind it."""
+        """Let a call to the disk fail in any way, once, or from then on until the power goes."""
         fault = self.random.choice(list(FAULTS.values()))(self.random.randint(1, 7))
         self.disk.has_failed = False
         self.disk.fail(replace(fault, drops_pages=self.random.random() < 0.5))
@@ -304,7 +304,7 @@ class FileWorld(World):
         except HistoryError:
             assert self.disk.has_failed
         self.disk.heal()
-        if self.random.random() < 0.3:
+        if fault.forever or self.random.random() < 0.3:
             self._lose_power()
 
     def _step_the_wall_clock(self) -> None:

@@ -71,7 +71,7 @@ def test_a_listeners_refused_mail_goes_and_accepted_mail_stays(engine: OnModel) 
 
 
 @pytest.mark.parametrize(
-    ("name", "kinds"), few("a batch of two", "held and released", "warned, then bounced", "deleted")
+    ("name", "kinds"), few("a batch of two", "held and released", "warned, then bounced")
 )
 def test_a_sender_whose_disk_fails_says_so_and_loses_nothing(
     name: str, kinds: Sequence[str], engine: OnModel

