@@ -2,28 +2,47 @@
 
 What is held apart is what processes see and what is on the platter.  `sync` moves a
 file's content, `sync_directory` the names of a folder, from the first to the second; all
-else is pending, and what a power cut keeps of it is a `Model` (tests.fakes.power).
+else is pending, and a power cut may keep any of it (tests.fakes.power).
 
 After a failed `sync` the content that was to be synced never reaches the platter, and the
 next one says that all is well.  Until then everybody goes on reading it; or, where the
 pages are dropped (`Fault.drops_pages`), reads what the disk has, from at once.
 
 Any state-changing call can be made to fail, once or from then on, or to write only half,
-or to lie: the write says that all is well, and its file's next sync fails; or to be silent:
-it says that all is well, did nothing, and no sync ever says so.  Opening and reading fail
-where a fault names them.
+or to lie: the write says that all is well, and its file's next sync fails.  Opening and
+reading fail where a fault names them.
 """
 
 import errno
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from relay.spool.disk.durable import FileStatus
 from tests.fakes import power
-from tests.fakes.fault import READS, Fault
 from tests.fakes.platter import ContentChange, Platter, disk_error
 
-__all__ = ["Fault", "ModelDisk"]
+READS = frozenset({"open", "read", "names"})
+"""Calls that change nothing: no step of a run, and failing only where a fault names them."""
+
+
+@dataclass(slots=True)
+class Fault:
+    """A call that is to fail: the `nth` state-changing one from when it was ordered, from 1."""
+
+    nth: int
+    error: int
+    forever: bool = False
+    is_short: bool = False
+    """Half of a write is written before it fails."""
+    is_lying: bool = False
+    """A write succeeds, and is lost before the next sync of its file, which says so."""
+    kinds: frozenset[str] | None = None
+    """Only calls of these kinds count."""
+    path: str = ""
+    """Only calls about a path that contains this count."""
+    drops_pages: bool = False
+    """After a failed sync readers see what the disk has, and not what was written."""
 
 
 class ModelDisk:
@@ -40,7 +59,6 @@ class ModelDisk:
         """Called behind each state-changing call, failed ones too."""
         self.fault: Fault | None = None
         self.has_failed = False
-        self.free_inodes: int | None = 1_000_000
         self._counted = 0
         self._lied_to: set[str] = set()
         self._next_fd = 3
@@ -65,13 +83,9 @@ class ModelDisk:
         for kept in power.prefixes(self.platter.pending):
             yield ModelDisk(self.platter.after_cut(kept))
 
-    def subsets(self, rng: random.Random, most: int) -> "Iterator[ModelDisk]":
-        """Yield what a power cut now may leave behind in any order: all of it, or `most` drawn by `rng`."""
-        for kept in power.subsets(self.platter.pending, rng, most):
-            yield ModelDisk(self.platter.after_cut(kept))
-
     def cuts(self, rng: random.Random, most: int) -> "Iterator[ModelDisk]":
-        for kept in power.survivors(self.platter.model, self.platter.pending, rng, most):
+        """Yield what a power cut now may leave behind: all of it, or `most` drawn by `rng`."""
+        for kept in power.survivors(self.platter.pending, rng, most):
             yield ModelDisk(self.platter.after_cut(kept))
 
     def fingerprint(self) -> frozenset[tuple[object, int | bytes]]:
@@ -89,18 +103,13 @@ class ModelDisk:
         self.fault = None
 
     def plant(self, path: str, content: bytes | None = None, *, kind: str = "file") -> None:
-        """Put a file, FIFO, symlink or folder somewhere, durably."""
+        """Put a file or folder somewhere, durably."""
         folder, name = self._place(path)
-        inode = self.platter.number()
-        match kind:
-            case "folder":
-                inode = self.platter.add_folder()
-            case "fifo":
-                self.platter.fifos.add(inode)
-            case "symlink":
-                self.platter.symlinks.add(inode)
-            case _:
-                self.platter.contents[inode] = self.platter.durable_contents[inode] = content or b""
+        if kind == "folder":
+            inode = self.platter.add_folder()
+        else:
+            inode = self.platter.number()
+            self.platter.contents[inode] = self.platter.durable_contents[inode] = content or b""
         self.platter.change_names((folder, name, inode))
         self.platter.sync_names(folder)
 
@@ -125,15 +134,15 @@ class ModelDisk:
         self._begin("open_new" if inode is None else "open", path)
         if inode is None:
             return self._end(self._open(self._create(folder, name), path, appends=True))
-        return self._open(self._regular(inode, path, writes=True), path, appends=True)
+        return self._open(self._writable(inode, path), path, appends=True)
 
     def open_read(self, path: str) -> int:
         self._begin("open", path)
-        return self._open(self._regular(self._inode(path), path, writes=False), path)
+        return self._open(self._inode(path), path)
 
     def open_update(self, path: str) -> int:
         self._begin("open", path)
-        return self._open(self._regular(self._inode(path), path, writes=True), path)
+        return self._open(self._writable(self._inode(path), path), path)
 
     def close(self, fd: int) -> None:
         inode, _, _ = self._entry(fd)
@@ -315,7 +324,7 @@ class ModelDisk:
 
     def free(self, path: str) -> tuple[int, int | None]:
         self._inode(path)
-        return 1 << 40, self.free_inodes
+        return 1 << 40, 1_000_000
 
     def _begin(self, kind: str, *paths: str) -> None:
         if self.platter.is_safe and self.fault is None and self.before is None:
@@ -355,8 +364,6 @@ class ModelDisk:
         if fault is not None and fault.is_lying:
             self._lied_to.add(path)
             return content, None
-        if fault is not None and fault.is_silent:
-            return b"", None
         if fault is not None and not (fault.is_short and len(content) > 1):
             raise self._failed(fault)
         return content if fault is None else content[: len(content) // 2], fault
@@ -375,7 +382,7 @@ class ModelDisk:
         if fault is not None:
             self.platter.lose_content(inode, drops_pages=fault.drops_pages)
             raise self._failed(fault)
-        self.platter.sync_file(inode, content_only=kind == "sync_content")
+        self.platter.sync_file(inode)
         self._end()
 
     def _open(self, inode: int, path: str, *, appends: bool = False) -> int:
@@ -396,10 +403,8 @@ class ModelDisk:
         self.platter.change_names((folder, name, inode))
         return inode
 
-    def _regular(self, inode: int, path: str, *, writes: bool) -> int:
-        if inode in self.platter.symlinks:
-            raise disk_error(errno.ELOOP, path)
-        if writes and inode in self.platter.names:
+    def _writable(self, inode: int, path: str) -> int:
+        if inode in self.platter.names:
             raise disk_error(errno.EISDIR, path)
         return inode
 

@@ -1,15 +1,13 @@
 """What a disk holds, and what of it outlives power: the lower half of tests.fakes.disk.
 
-A change of a name or of content is pending until a sync makes it durable; which changes
-a sync takes along, and which of the rest a power cut may keep, is a `Model`
-(tests.fakes.power).  A name that was changed later is not set back by an older change
-that arrives after it.
+A change of a name or of content is pending until a sync makes it durable; which of the rest a power cut may
+keep is in tests.fakes.power.  A name that was changed later is not set back by an older change that arrives
+after it.
 
 Values are never changed in place, so that a copy of a platter is cheap and every instant
 of a run can be kept.
 """
 
-import enum
 import errno
 import itertools
 import os
@@ -18,14 +16,6 @@ from dataclasses import dataclass, field, replace
 
 SECTOR_BYTES = 512
 ROOT = 1
-
-
-class Model(enum.Enum):
-    """What is promised of what was not synced, from the mildest disk to the worst; sources in `power`."""
-
-    ORDERED = "one log holds all names in their order: ext4, xfs"
-    FOLDER_LOGS = "each folder and each file has a log of its own: btrfs"
-    ANY_SUBSET = "no order at all, but a rename is one change"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +30,6 @@ class NameChange:
 
     def touches(self, folder: int) -> bool:
         return any(changed == folder for changed, _, _ in self.changes)
-
-    def gives_to(self, inode: int) -> bool:
-        return any(given == inode for _, _, given in self.changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +80,9 @@ DurableNames = dict[str, tuple[int | None, int]]
 class Platter:
     """Everything that outlives a process, and what of it outlives power."""
 
-    model: Model = Model.ANY_SUBSET
     names: dict[int, Names] = field(default_factory=lambda: {ROOT: {}})
     contents: dict[int, bytes] = field(default_factory=dict)
     fifos: set[int] = field(default_factory=set)
-    symlinks: set[int] = field(default_factory=set)
     modified_at_ns: dict[int, int] = field(default_factory=dict)
     durable_names: dict[int, DurableNames] = field(default_factory=lambda: {ROOT: {}})
     durable_contents: dict[int, bytes] = field(default_factory=dict)
@@ -121,11 +106,9 @@ class Platter:
 
     def copy(self) -> "Platter":
         return Platter(
-            self.model,
             dict(self.names),
             dict(self.contents),
             set(self.fifos),
-            set(self.symlinks),
             dict(self.modified_at_ns),
             dict(self.durable_names),
             dict(self.durable_contents),
@@ -183,13 +166,9 @@ class Platter:
             self.pending.append(Growth(change.inode, len(after)))
         self.pending.append(change)
 
-    def sync_file(self, inode: int, *, content_only: bool) -> None:
-        if not self.pending:
-            return
-        due = {change.number for change in self._names_due_with_file(inode, content_only=content_only)}
-        self._settle_some(
-            lambda change: change.number in due if isinstance(change, NameChange) else change.inode == inode
-        )
+    def sync_file(self, inode: int) -> None:
+        if self.pending:
+            self._settle_some(lambda change: not isinstance(change, NameChange) and change.inode == inode)
 
     def lose_content(self, inode: int, *, drops_pages: bool) -> None:
         """Let a file's pending content never reach the platter, though its new size still may."""
@@ -201,13 +180,8 @@ class Platter:
             self.contents[inode] = durable[:size].ljust(size, b"\0")
 
     def sync_names(self, folder: int) -> None:
-        if not self.pending:
-            return
-        touched = [change for change in self._name_changes() if change.touches(folder)]
-        if self.model is Model.ORDERED:
-            touched = self._up_to(touched)
-        due = {change.number for change in touched}
-        self._settle_some(lambda change: isinstance(change, NameChange) and change.number in due)
+        if self.pending:
+            self._settle_some(lambda change: isinstance(change, NameChange) and change.touches(folder))
 
     def sync_all(self) -> None:
         self._settle_some(lambda _change: True)
@@ -264,18 +238,6 @@ class Platter:
 
     def _name_changes(self) -> list[NameChange]:
         return [change for change in self.pending if isinstance(change, NameChange)]
-
-    def _names_due_with_file(self, inode: int, *, content_only: bool) -> Sequence[NameChange]:
-        if self.model is Model.FOLDER_LOGS:
-            return [change for change in self._name_changes() if change.gives_to(inode)]
-        if self.model is Model.ORDERED and not content_only:
-            return self._up_to([change for change in self._name_changes() if change.gives_to(inode)])
-        return ()
-
-    def _up_to(self, touched: Sequence[NameChange]) -> list[NameChange]:
-        """Return all changes of names up to the last of these."""
-        last = touched[-1].number if touched else 0
-        return [change for change in self._name_changes() if change.number <= last]
 
     def _settle_some(self, is_due: Callable[[Change], bool]) -> None:
         self._dark = None

@@ -12,6 +12,9 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import psycopg
 
 from tests.fakes.certificates import Certificates
 
@@ -51,15 +54,22 @@ class Server:
     def stop(self, how: str = "fast") -> None:
         self.control("-m", how, "stop")
 
+    def connect(self, database: str) -> "psycopg.Connection[Any]":
+        """Come in by the socket, as the superuser; each statement is a transaction."""
+        return psycopg.connect(
+            host=str(self.folder), port=self.port, user=USER, dbname=database, autocommit=True
+        )
+
     def execute(self, *statements: str, database: str = "postgres") -> None:
-        """Execute each by itself, as the superuser."""
-        commands = [part for each in statements for part in ("-c", each)]
-        self.run("psql", "-q", "-h", str(self.folder), "-p", str(self.port), "-d", database, *commands)
+        with self.connect(database) as connection:
+            for each in statements:
+                connection.execute(each.encode())
 
     def is_so(self, condition: str, *, database: str) -> bool:
         """Ask whether there is a row."""
-        command = ["-At", "-h", str(self.folder), "-p", str(self.port), "-d", database]
-        return self.run("psql", *command, "-c", f"SELECT EXISTS (SELECT {condition})").strip() == b"t"
+        with self.connect(database) as connection:
+            (is_there,) = connection.execute(f"SELECT EXISTS (SELECT {condition})".encode()).fetchall()[0]
+        return bool(is_there)
 
     def make_database(self, name: str) -> str:
         """Return the URL of one without tables, in which nobody is."""

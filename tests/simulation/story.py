@@ -30,7 +30,7 @@ from relay.spool.interface import Full, Unavailable
 from relay.verdicts.account import FOREVER_NS, PauseAsked
 from tests.fakes.clock import START_WALL_NS, FakeClock
 from tests.fakes.disk import Fault, ModelDisk
-from tests.fakes.platter import Model, Platter
+from tests.fakes.platter import Platter
 from tests.simulation import damage, liveness, oracle
 from tests.simulation.client import PORT, Client
 from tests.simulation.loop import Life, SimulatedClock, SimulatedLoop, Stuck, sleep_until
@@ -101,8 +101,7 @@ class Story:
         self._rng = random.Random(f"run/{script.seed}")
         self._clock = SimulatedClock()
         self._loop = SimulatedLoop(self._clock, self._rng)
-        models = list(Model)
-        host = SimulatedHost(self._clock, Platter(self._rng.choice(models)), self._world.look_s)
+        host = SimulatedHost(self._clock, Platter(), self._world.look_s)
         self._processes = [_Process(number, host) for number in range(self._world.relays)]
         self._store: SimulatedStore | None = None
         if self._world.is_shared:
@@ -112,7 +111,7 @@ class Story:
                 up_ns, wrong_ns = self._rng.randrange(YEAR_NS), self._rng.randrange(-YEAR_NS, YEAR_NS)
                 # What has one queue goes by one calendar (docs/several-hosts.md).
                 clock = FakeClock(up_ns, START_WALL_NS + (0 if self._world.has_one_queue else wrong_ns))
-                process.host = SimulatedHost(clock, Platter(self._rng.choice(models)), self._world.look_s)
+                process.host = SimulatedHost(clock, Platter(), self._world.look_s)
                 self._clock.others.append(clock)
         self._policy = self._world.policies[0]
         self._ledgers = {name: Ledger() for name in self._world.upstreams}

@@ -14,7 +14,7 @@ import pytest
 from relay.spool.database.account import SharedAccount
 from relay.spool.database.connection import Database
 from relay.spool.database.schema import make
-from relay.spool.disk.durable import Disk, RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.throttle.file_history import FileHistory
 from relay.throttle.history import History
 from relay.throttle.postgresql_history import HighWaterMark, PostgresqlHistory
@@ -33,11 +33,6 @@ def clock() -> FakeClock:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "history" / "isp"
-
-
-@pytest.fixture
-def disk() -> Disk:
-    return RealDisk()
 
 
 @pytest.fixture
@@ -60,7 +55,12 @@ def server(server: Server) -> Server:
 
 
 @pytest.fixture(
-    params=["a file", "a database with a clock of its own", "PostgreSQL", "what the simulation has of it"]
+    params=[
+        "a file",
+        "a database with a clock of its own",
+        "what the simulation has of it",
+        pytest.param("PostgreSQL", marks=pytest.mark.full),
+    ]
 )
 def opened(request: pytest.FixtureRequest, clock: FakeClock, path: Path) -> Iterator[Callable[[], History]]:
     """Return what opens the same history again and again, as processes do."""

@@ -38,13 +38,12 @@ def throttle(
     clock: FakeClock,
     limits: Sequence[Limit],
     *,
-    guard_ns: int | None = 0,
     replace_above_bytes: int = REPLACE_ABOVE_BYTES,
     bounds: Bounds | None = None,
 ) -> Throttle:
     history = FileHistory(path, disk, clock, replace_above_bytes=replace_above_bytes)
     book = None if bounds is None else Book(bounds)
-    return Throttle(history, limits, guard_ns, clock, transaction_ns=TRANSACTION_NS, book=book)
+    return Throttle(history, limits, 0, clock, transaction_ns=TRANSACTION_NS, book=book)
 
 
 def ask(throttle: Throttle, *wanted: int) -> list[Reservation | Wait | TooLarge]:

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.spool.disk.durable import RealDisk
 from relay.throttle.history import HistoryError
 from relay.throttle.opening import book_in_file, history_findings
 from tests.engines.history.limits import ask, granted, messages, settle, throttle
 from tests.fakes.clock import FakeClock
+from tests.fakes.unsynced import Unsynced
 
 LIMITS = [messages(9, seconds=3600)]
 LOCK = "isp.lock"
@@ -20,7 +20,7 @@ Harm = Callable[[Path], object]
 @pytest.fixture
 def used(path: Path, clock: FakeClock) -> Path:
     """Return the path of a history of seven groups, the last two of one instant, at rest."""
-    account = throttle(path, RealDisk(), clock, LIMITS)
+    account = throttle(path, Unsynced(), clock, LIMITS)
     for _ in range(3):
         reservations = granted(account, 1)
         clock.advance(SECOND_NS)
@@ -80,15 +80,15 @@ def test_what_is_found_is_told_alike_and_damage_sends_nothing(
     harm(used)
     before = used.read_bytes() if used.is_file() else None
 
-    found = [each.kind for each in history_findings(used, RealDisk(), clock)]
+    found = [each.kind for each in history_findings(used, Unsynced(), clock)]
 
     assert found == ([says] if says else [])
-    account = throttle(used, RealDisk(), clock, LIMITS)
+    account = throttle(used, Unsynced(), clock, LIMITS)
     if says in ("", "torn_group"):
-        known = len(book_in_file(used, (), None, RealDisk(), clock).slots())
+        known = len(book_in_file(used, (), None, Unsynced(), clock).slots())
         assert known == (0 if before is None else 4)
         assert len(granted(account, *[1] * 9)) == 9 - known
-        assert not list(history_findings(used, RealDisk(), clock))
+        assert not list(history_findings(used, Unsynced(), clock))
         return
     for _ in range(2):
         with pytest.raises(HistoryError, match="isp"):
@@ -96,7 +96,7 @@ def test_what_is_found_is_told_alike_and_damage_sends_nothing(
     assert (used.read_bytes() if used.is_file() else None) == before
     if says == "damaged_history":
         with pytest.raises(HistoryError, match="isp"):
-            book_in_file(used, (), None, RealDisk(), clock).slots()
+            book_in_file(used, (), None, Unsynced(), clock).slots()
 
 
 def test_damage_at_any_byte_sends_nothing(used: Path, clock: FakeClock) -> None:
@@ -104,8 +104,8 @@ def test_damage_at_any_byte_sends_nothing(used: Path, clock: FakeClock) -> None:
     for offset in range(len(whole)):
         used.write_bytes(whole[:offset] + bytes([whole[offset] ^ 4]) + whole[offset + 1 :])
         with pytest.raises(HistoryError):
-            ask(throttle(used, RealDisk(), clock, LIMITS), 1)
-        assert list(history_findings(used, RealDisk(), clock))
+            ask(throttle(used, Unsynced(), clock, LIMITS), 1)
+        assert list(history_findings(used, Unsynced(), clock))
 
 
 def test_a_cut_history_of_another_boot_is_left_as_it_is(used: Path, clock: FakeClock) -> None:
@@ -114,11 +114,5 @@ def test_a_cut_history_of_another_boot_is_left_as_it_is(used: Path, clock: FakeC
     clock.reboot()
 
     with pytest.raises(HistoryError, match="its end is gone or damaged"):
-        ask(throttle(used, RealDisk(), clock, LIMITS), 1)
+        ask(throttle(used, Unsynced(), clock, LIMITS), 1)
     assert used.read_bytes() == before
-
-
-def test_a_host_with_another_clock_sends_nothing(used: Path, clock: FakeClock) -> None:
-    behind = FakeClock(clock.boottime_ns() - 2 * SECOND_NS)
-    with pytest.raises(HistoryError, match="in the future of this boot"):
-        ask(throttle(used, RealDisk(), behind, LIMITS), 1)

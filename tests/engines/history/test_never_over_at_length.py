@@ -46,10 +46,10 @@ def _live_for(seconds: float, seed: str, first: int, step: int) -> int:
 @pytest.mark.parametrize(
     ("kind", "worlds"),
     [
-        (MemoryWorld, range(150)),
-        (FileWorld, range(60)),
-        pytest.param(MemoryWorld, range(150, 4900), marks=pytest.mark.full),
-        pytest.param(FileWorld, range(60, 400), marks=pytest.mark.full),
+        (MemoryWorld, range(60)),
+        (FileWorld, range(40)),
+        pytest.param(MemoryWorld, range(60, 4900), marks=pytest.mark.full),
+        pytest.param(FileWorld, range(40, 400), marks=pytest.mark.full),
     ],
 )
 def test_no_random_events_are_ever_over(kind: type[World], worlds: range) -> None:

@@ -8,7 +8,6 @@ events or files.
 
 import abc
 import contextlib
-import errno
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,9 +23,9 @@ from relay.throttle.limit import ForEach, PlainLimit, Unit
 from relay.throttle.throttle import Reservation, Throttle
 from tests.engines.history.limits import limit
 from tests.engines.history.memory_history import Kept, MemoryHistory
+from tests.engines.spool.faulting import FAULTS
 from tests.fakes.clock import FakeClock
-from tests.fakes.disk import Fault, ModelDisk
-from tests.fakes.platter import Model, Platter
+from tests.fakes.disk import ModelDisk
 
 PATH = Path("/history/isp")
 TRANSACTION_NS = 200
@@ -39,7 +38,6 @@ FOR_EACH: tuple[ForEach | None, ...] = (
 LANES = ("", "u", "v")
 """A relay without lanes says nothing of them."""
 UNITS: tuple[Unit, ...] = ("messages", "recipients", "connections", "bytes")
-FAILURES = ("write", "sync", "sync_content", "truncate", "rename", "open_new", "sync_directory", "read")
 
 
 class Killed(BaseException):
@@ -285,7 +283,7 @@ class FileWorld(World):
 
     def __init__(self, random: Random, sizes: Sizes | None = None) -> None:
         super().__init__(random, sizes)
-        self.disk = ModelDisk(Platter(random.choice(list(Model))))
+        self.disk = ModelDisk()
         self.wall_error_ns = self.least_wall_error_ns = self.most_wall_error_ns = 0
 
     def chances(self) -> list[tuple[int, Callable[[], None]]]:
@@ -297,14 +295,17 @@ class FileWorld(World):
         return FileHistory(PATH, self.disk, self.clock, replace_above_bytes=replace_above_bytes)
 
     def fail(self) -> None:
+        """Let a call to the disk fail in any way, once, or from then on until the power goes."""
+        fault = self.random.choice(list(FAULTS.values()))(self.random.randint(1, 7))
         self.disk.has_failed = False
-        kinds, drops_pages = frozenset({self.random.choice(FAILURES)}), self.random.random() < 0.5
-        self.disk.fail(Fault(1, errno.EIO, kinds=kinds, drops_pages=drops_pages))
+        self.disk.fail(replace(fault, drops_pages=self.random.random() < 0.5))
         try:
-            self._reserve()
+            self.random.choice([self._reserve, self._reserve, self._flush, self._connect])()
         except HistoryError:
             assert self.disk.has_failed
         self.disk.heal()
+        if fault.forever or self.random.random() < 0.3:
+            self._lose_power()
 
     def _step_the_wall_clock(self) -> None:
         by_ns = self.random.choice(STEPS_NS) * self.random.choice([-1, 1])

@@ -1,8 +1,6 @@
 """What every engine of the spool must do; an engine's tests inherit `Conformance` and say how to make one."""
 
-import contextlib
 import errno
-import itertools
 import os
 from dataclasses import replace
 
@@ -475,26 +473,3 @@ class FailingConformance(Conformance):
         assert len(found) == 4
         found += [message.queue_id for message in spool.claim(100)]
         assert found == queue_ids
-
-    def test_what_could_not_be_adopted_is_adopted_again(self, engine: Engine) -> None:
-        source, (queue_id, long) = begun(on_the_model(), CONTENT, bytes(INLINE_BYTES + 1))
-        spool, _ = begun(engine)
-        spool.close()
-        for nth in itertools.count(1):
-            view = watched(engine)
-            spool = engine.start()
-            claimed(spool)
-            view.fail(Fault(nth, errno.EIO))
-            found = [each for each in source.read([queue_id, long]) if isinstance(each, Message)]
-            adopted = [Adopted(each, source.content(each.queue_id)) for each in found]
-            with contextlib.suppress(Unavailable):
-                spool.adopt(adopted)
-            has_failed = view.has_failed
-            view.heal()
-            spool.adopt([Adopted(each, source.content(each.queue_id)) for each in found])
-            assert unhinted([read(spool, each.queue_id) for each in found]) == unhinted(found)
-            settle(spool, *(Settlement(each.queue_id, ENVELOPE, EVERY, ends=True) for each in found))
-            spool.close()
-            if not has_failed:
-                break
-        assert nth > 5

@@ -4,14 +4,13 @@ import errno
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from tests.engines.spool.engine import OnModel
 from tests.engines.spool.oracle import live_on
 from tests.engines.spool.scenarios import Scenario
 from tests.engines.spool.world import Snapshot, Violation
 from tests.fakes.disk import Fault, ModelDisk
-from tests.fakes.platter import Model
-from tests.fakes.tally import Tally
 
 SYNCS = frozenset({"sync", "sync_content", "sync_directory"})
 FIRST_CRASHES = 6
@@ -27,7 +26,7 @@ def prefixes(snapshot: Snapshot) -> Images:
 
 
 def cuts(snapshot: Snapshot, rng: random.Random, most: int) -> Images:
-    """Yield what the model of the disk may leave of an instant: all of it, or `most` drawn by `rng`."""
+    """Yield what a cut may leave of an instant: all of it, or `most` drawn by `rng`."""
     for number, image in enumerate(ModelDisk(snapshot.platter).cuts(rng, most)):
         yield f"cut after {snapshot.step!r} keeping choice {number}", image
 
@@ -35,6 +34,24 @@ def cuts(snapshot: Snapshot, rng: random.Random, most: int) -> Images:
 def killed(snapshot: Snapshot) -> Images:
     """Yield what a new process finds when the others were killed and the power stayed."""
     yield f"killed after {snapshot.step!r}", ModelDisk(snapshot.platter).after_kill()
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was judged."""
+
+    states: set[int] = field(default_factory=set)
+    second: set[int] = field(default_factory=set)
+    """Those of them that a second crash left."""
+    offered: int = 0
+    """Images, the same ones too."""
+    runs: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.states)} crash states, {len(self.second)} of them double crashes, "
+            f"of {self.offered} images in {self.runs} runs"
+        )
 
 
 class Judge:
@@ -49,20 +66,20 @@ class Judge:
         self.tally = Tally()
         self._engine = engine
 
-    def judge_slice(self, scenario: Scenario, model: Model, rng: random.Random, most: int) -> None:
-        """Judge one scenario on one model, `most` images of an instant where not all.
+    def judge_scenario(self, scenario: Scenario, rng: random.Random, most: int) -> None:
+        """Judge one scenario, `most` images of an instant where not all.
 
         Every instant of it is killed and cut, so is a run of it in which one sync failed, and of some images
         so is the recovery, the rest of the run, one message more: the second crash.
         """
-        story = f"{scenario} ({model.name})"
-        snapshots = scenario.run(model, self._engine)
+        story = str(scenario)
+        snapshots = scenario.run(self._engine)
         self._judge_all(snapshots, rng, most, story)
         first_crashes = [_first_crash(snapshots, rng) for _ in range(FIRST_CRASHES)]
         nth, drops_pages = rng.randint(1, 12), rng.random() < 0.5
         fault = Fault(nth, errno.EIO, kinds=SYNCS, drops_pages=drops_pages)
         failed = f"{story}, sync {nth} failed{' and dropped its pages' * drops_pages}"
-        self._judge_all(scenario.run(model, self._engine, fault), rng, most, failed)
+        self._judge_all(scenario.run(self._engine, fault), rng, most, failed)
         for label, image, snapshot in first_crashes:
             told = f"{story}, {label}"
             again = self.go_on(image, snapshot, told, record=True)

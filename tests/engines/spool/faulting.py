@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 from tests.engines.spool.engine import OnModel
 from tests.engines.spool.oracle import live_on
 from tests.engines.spool.world import Violation, World
-from tests.fakes.disk import Fault, ModelDisk
-from tests.fakes.fault import READS
+from tests.fakes.disk import READS, Fault, ModelDisk
 from tests.figures import FIGURES
 
 OPENS = frozenset({"open", "open_new", "sync_directory", "names"})

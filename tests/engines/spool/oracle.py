@@ -106,8 +106,7 @@ def _whole(sender: Sender, queue_id: QueueId) -> Message:
     return message._replace(content=b"".join(sender.spool.content(queue_id)))
 
 
-def check_present(trace: Trace, message: Message, *, are_notes_given: bool = True) -> None:
-    """Judge a queued message; `are_notes_given`: the disk gives its notes, as far as they are there."""
+def check_present(trace: Trace, message: Message) -> None:
     queue_id = message.queue_id
     envelope, content = trace.offered[queue_id]
     if message.envelope != envelope or message.content != content:
@@ -129,7 +128,7 @@ def check_present(trace: Trace, message: Message, *, are_notes_given: bool = Tru
             raise Violation(f"{queue_id}/{index} is {status} which never happened: {fates}")
         # A success without its reason is told of all the same: it is marked even where there is no room.
         is_needed = status.is_failure and owed is not None and index in owed.indices
-        if is_needed and index not in noted and are_notes_given:
+        if is_needed and index not in noted:
             raise Violation(f"{queue_id}/{index} is {status} without its reason")
         if status is not Status.TODO:
             # What recovery returns is durable, whoever wrote it.

@@ -18,7 +18,6 @@ from relay.spool.interface import SpoolError, Status
 from tests.engines.spool.engine import BOUNCED, DELETED, EXPIRED, RELAYED, TOLD, OnModel
 from tests.engines.spool.world import Letter, Sender, Snapshot, Violation, World, prepared
 from tests.fakes.disk import Fault, ModelDisk
-from tests.fakes.platter import Model
 
 MOST_MESSAGES = 3
 MOST_RECIPIENTS = 4
@@ -84,9 +83,9 @@ class Scenario:
         sender.drain(self.reports)
         sender.spool.close()
 
-    def run(self, model: Model, engine: OnModel, fault: Fault | None = None) -> list[Snapshot]:
+    def run(self, engine: OnModel, fault: Fault | None = None) -> list[Snapshot]:
         """Return every instant of it; with a fault, of the sender's disk, those after it struck."""
-        world = World(prepared(model, is_started=self.is_started, engine=engine), engine=engine)
+        world = World(prepared(is_started=self.is_started, engine=engine), engine=engine)
         world.record()
         if fault is not None:
             world.sender_disk.fail(fault)

@@ -1,10 +1,10 @@
 """The power is cut, and processes are killed, after every single operation on the disk, twice.
 
 Each run (tests.engines.spool.scenarios) is played once and every instant of it kept.  From each instant come
-the images that a power cut may leave, by each model of a disk (tests.fakes.power), and what a new process
-finds after a kill; tests.engines.spool.oracle judges each one by starting a sender on it and letting it go on
-to the end.  Some are judged with a second crash behind the first.  The long run draws from all runs of one
-recipient on every model, and then from the whole space: RELAY_CRASH_SEED and RELAY_CRASH_BUDGET (seconds).
+the images that a power cut may leave (tests.fakes.power), and what a new process finds after a kill;
+tests.engines.spool.oracle judges each one by starting a sender on it and letting it go on to the end.  Some
+are judged with a second crash behind the first.  The long run draws from all runs of one recipient, and then
+from the whole space: RELAY_CRASH_SEED and RELAY_CRASH_BUDGET (seconds).
 """
 
 import errno
@@ -24,7 +24,6 @@ from tests.engines.spool.scenarios import STORIES, Scenario, drawn, of_one_recip
 from tests.engines.spool.world import Letter, Listener, Snapshot, Violation, World, no_corruption, prepared
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
-from tests.fakes.platter import Model
 
 pytestmark = pytest.mark.usefixtures("few_folders")
 
@@ -49,19 +48,17 @@ EACH = [*SOME, *(pytest.param(name, marks=pytest.mark.full) for name in STORIES 
 @pytest.mark.parametrize("name", EACH)
 def test_a_story_survives_any_two_crashes(name: str, engine: OnModel) -> None:
     judge = Judge(engine)
-    for model in Model:
-        judge.judge_slice(STORIES[name], model, random.Random(name), 6)
+    judge.judge_scenario(STORIES[name], random.Random(name), CUTS_AT_ONCE)
     assert judge.tally.second
 
 
-@pytest.mark.parametrize("model", Model)
-def test_the_first_start_of_all_may_be_cut_or_killed_too(model: Model, engine: OnModel) -> None:
-    Judge(engine).judge_slice(replace(STORIES["bounced"], is_started=False), model, random.Random(1), 2)
+def test_the_first_start_of_all_may_be_cut_or_killed_too(engine: OnModel) -> None:
+    Judge(engine).judge_scenario(replace(STORIES["bounced"], is_started=False), random.Random(1), 4)
 
 
 def test_what_a_killed_start_left_is_durable_before_any_mail(engine: OnModel) -> None:
     """The folders, and which format the spool is of: else another engine may start in it."""
-    for snapshot in replace(STORIES["relayed"], is_started=False).run(Model.ANY_SUBSET, engine):
+    for snapshot in replace(STORIES["relayed"], is_started=False).run(engine):
         ((_, image),) = killed(snapshot)
         engine.prepare(image)
         accepted = accept(engine.listener(image, FakeClock(), random.Random(2).randbytes))
@@ -75,26 +72,24 @@ def test_what_a_killed_start_left_is_durable_before_any_mail(engine: OnModel) ->
 def test_one_recipient_survives_any_two_crashes(
     tell: Callable[[str], None], engine: OnModel, each: int
 ) -> None:
-    # One judge for all models: what two of them allow is one state.
     judge = Judge(engine)
-    # Between two of the short run, in the full one; the long run has each on all models.
+    # Between two of the short run, in the full one; the long run has each.
     for number, scenario in list(enumerate(of_one_recipient()))[each % SHORT_STEP :: each]:
-        for model in list(Model)[number % 2 :: 2]:
-            judge.judge_slice(scenario, model, random.Random(number), CUTS_AT_ONCE)
-    assert len(judge.tally.states) * each > 10_000
-    assert len(judge.tally.second) * each > 3_000
+        judge.judge_scenario(scenario, random.Random(number), CUTS_AT_ONCE)
+    assert len(judge.tally.states) * each > 5_000
+    assert len(judge.tally.second) * each > 2_000
     tell(f"spool: {judge.tally}: nothing lost")
 
 
 @pytest.mark.crash
-def test_one_recipient_survives_them_on_every_model(
+def test_every_run_of_one_recipient_survives_them(
     tell: Callable[[str], None],
     engine: OnModel,
     drawn_in_time: Callable[[Iterable[Scenario], float], Iterator[tuple[int, Scenario]]],
 ) -> None:
     judge = Judge(engine)
-    for (number, scenario), model in itertools.product(drawn_in_time(of_one_recipient(), SHARE), Model):
-        judge.judge_slice(scenario, model, random.Random(number), CUTS_AT_ONCE)
+    for number, scenario in drawn_in_time(of_one_recipient(), SHARE):
+        judge.judge_scenario(scenario, random.Random(number), CUTS_AT_ONCE)
     assert len(judge.tally.states) > 20 * judge.tally.runs
     tell(f"spool: {judge.tally}: nothing lost")
 
@@ -105,22 +100,21 @@ def test_up_to_three_messages_survive_any_two_crashes(
 ) -> None:
     until_s, judge = time.monotonic() + crash_budget_s * SHARE, Judge(engine)
     for number in itertools.count():
-        rng = random.Random(f"{crash_seed}/slice {number}")
+        rng = random.Random(f"{crash_seed}/run {number}")
         engine.vary(rng)
         try:
-            judge.judge_slice(drawn(rng), rng.choice(list(Model)), rng, CUTS_AT_ONCE_IN_THE_LONG_RUN)
+            judge.judge_scenario(drawn(rng), rng, CUTS_AT_ONCE_IN_THE_LONG_RUN)
         except Violation as violation:
-            raise Violation(f"RELAY_CRASH_SEED={crash_seed}, slice {number}: {violation}") from violation
+            raise Violation(f"RELAY_CRASH_SEED={crash_seed}, run {number}: {violation}") from violation
         if time.monotonic() > until_s:
             break
     tell(f"spool: {judge.tally}, seed {crash_seed}: nothing lost")
 
 
-@pytest.mark.parametrize("model", Model)
 @pytest.mark.parametrize("name", ["a batch of two", "held and released"])
-def test_what_a_start_returned_survives_the_next_cut(name: str, model: Model, engine: OnModel) -> None:
+def test_what_a_start_returned_survives_the_next_cut(name: str, engine: OnModel) -> None:
     """A killed sender leaves in memory what everybody can see and the disk does not have."""
-    for snapshot in STORIES[name].run(model, engine):
+    for snapshot in STORIES[name].run(engine):
         ((_, image),) = killed(snapshot)
         before, after = World(image, engine=engine).sender(), None
         before.claim()
@@ -173,10 +167,9 @@ def test_nothing_is_claimed_that_its_listener_may_take_back(fault_at: int, engin
     assert taken_early or fault_at or engine is not MAILDIR
 
 
-@pytest.mark.parametrize("model", Model)
-def test_a_listener_that_is_killed_leaves_whole_messages_or_none(model: Model, engine: OnModel) -> None:
+def test_a_listener_that_is_killed_leaves_whole_messages_or_none(engine: OnModel) -> None:
     """The sender lives on, relays what it finds, and only then the power goes."""
-    judge, rng, base = Judge(engine), random.Random(3), prepared(model, engine=engine)
+    judge, rng, base = Judge(engine), random.Random(3), prepared(engine=engine)
     for nth in itertools.count(1):
         world, count = World(base.after_kill(), engine=engine), itertools.count(1)
         sender = world.sender()

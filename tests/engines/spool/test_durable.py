@@ -172,18 +172,6 @@ def test_a_folder_is_made_once_with_its_parents(place: Place) -> None:
     assert disk.names(f"{folder}/x/y/z") == ["a"]
 
 
-def test_a_symlink_is_never_followed(tmp_path: Path) -> None:
-    disk = RealDisk()
-    (tmp_path / "target").write_bytes(b"foreign")
-    (tmp_path / "link").symlink_to(tmp_path / "target")
-    path = str(tmp_path / "link")
-
-    for call in (disk.open_read, disk.open_update, disk.open_append):
-        assert error_of(lambda call=call: call(path)) == errno.ELOOP  # type: ignore[misc]  # bound now
-    assert error_of(lambda: disk.open_new(path)) == errno.EEXIST
-    assert error_of(lambda: disk.lock(path, wait=False)) == errno.ELOOP
-
-
 def test_a_short_write_goes_on_until_all_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk, real_write, real_pwrite = RealDisk(), os.write, os.pwrite
     monkeypatch.setattr(os, "write", lambda fd, view: real_write(fd, view[:1]))

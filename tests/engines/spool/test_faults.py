@@ -6,7 +6,6 @@ The long run draws stories, kinds and instants from a seed, and lets recovery fa
 """
 
 import contextlib
-import errno
 import itertools
 import random
 import time
@@ -14,15 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
-from relay.spool.identity import report_id
 from relay.spool.interface import SpoolError
 from tests.engines.spool.cuts import cuts, killed, prefixes
-from tests.engines.spool.engine import BOUNCED, RELAYED, OnModel
+from tests.engines.spool.engine import RELAYED, OnModel
 from tests.engines.spool.faulting import FAULTS, FULL, SOME, Judging
 from tests.engines.spool.scenarios import LONG, STORIES
 from tests.engines.spool.world import Letter, Snapshot, World, prepared
 from tests.fakes.disk import Fault, ModelDisk
-from tests.fakes.platter import Model
 
 pytestmark = pytest.mark.usefixtures("few_folders")
 
@@ -74,7 +71,7 @@ def test_a_listeners_refused_mail_goes_and_accepted_mail_stays(engine: OnModel) 
 
 
 @pytest.mark.parametrize(
-    ("name", "kinds"), few("a batch of two", "held and released", "warned, then bounced", "deleted")
+    ("name", "kinds"), few("a batch of two", "held and released", "warned, then bounced")
 )
 def test_a_sender_whose_disk_fails_says_so_and_loses_nothing(
     name: str, kinds: Sequence[str], engine: OnModel
@@ -99,7 +96,7 @@ def test_a_restart_whose_disk_fails_loses_nothing_for_the_next(
     name: str, kinds: Sequence[str], engine: OnModel
 ) -> None:
     judging = Judging("simulated faults under a recovery", engine)
-    for snapshot in STORIES[name].run(Model.ANY_SUBSET, engine)[5::12]:
+    for snapshot in STORIES[name].run(engine)[5::12]:
         ((label, image),) = killed(snapshot)
         _fail_recoveries(image, snapshot, kinds, judging, f"{name}, {label}")
     assert judging.faults > 100
@@ -166,31 +163,31 @@ def test_faults_drawn_from_a_seed_lose_nothing(
     """A run that is killed, cut or failed somewhere, and then every call of the restart fails in one way."""
     until = time.monotonic() + crash_budget_s / 4
     judging = Judging("simulated faults, drawn", engine)
-    runs: dict[tuple[str, Model], list[Snapshot]] = {}
+    runs: dict[str, list[Snapshot]] = {}
     for number in itertools.count():
         rng = random.Random(f"{crash_seed}/{number}")
-        name, model, kind = rng.choice(list(STORIES)), rng.choice(list(Model)), rng.choice(list(FAULTS))
-        if (name, model) not in runs:
-            runs[name, model] = STORIES[name].run(model, engine)
-        snapshot = rng.choice(runs[name, model])
+        name, kind = rng.choice(list(STORIES)), rng.choice(list(FAULTS))
+        if name not in runs:
+            runs[name] = STORIES[name].run(engine)
+        snapshot = rng.choice(runs[name])
         if rng.random() < 0.2:
             fault = FAULTS[rng.choice(list(FAULTS))](rng.randint(1, 90))
-            snapshot = _failed(name, model, fault, engine) or snapshot
+            snapshot = _failed(name, fault, engine) or snapshot
         kept = rng.choice((killed, prefixes, lambda snapshot, rng=rng: cuts(snapshot, rng, 12)))
         label, image = rng.choice(list(kept(snapshot)))
-        story = f"RELAY_CRASH_SEED={crash_seed}, story {number}: {name} ({model.name}), {label}"
+        story = f"RELAY_CRASH_SEED={crash_seed}, story {number}: {name}, {label}"
         _fail_recoveries(image, snapshot, [kind], judging, story)
         if time.monotonic() > until:
             break
 
 
-def _failed(name: str, model: Model, fault: Fault, engine: OnModel) -> Snapshot | None:
+def _failed(name: str, fault: Fault, engine: OnModel) -> Snapshot | None:
     """Return what a run leaves in which a call fails, and that is killed then.
 
     None where a sync failed: a maildir writes such a mark again, unless it is killed before.  Then the cache
     has what the disk has not, and a start cannot know it (docs/guarantees.md, outside the model).
     """
-    world = World(prepared(model, engine=engine), engine=engine)
+    world = World(prepared(engine=engine), engine=engine)
     world.sender_disk.fail(fault)
     with contextlib.suppress(SpoolError, OSError):
         STORIES[name].play(world)
@@ -198,33 +195,3 @@ def _failed(name: str, model: Model, fault: Fault, engine: OnModel) -> Snapshot 
     if any(step.startswith("sync") and then.startswith("  ") for step, then in itertools.pairwise(steps)):
         return None
     return Snapshot(world.sender_disk.platter, world.trace, f"{fault} of the run")
-
-
-def test_a_report_is_queued_once_though_its_message_cannot_end(engine: OnModel) -> None:
-    world = World(prepared(engine=engine), engine=engine)
-    sender = world.sender()
-    sender.claim()
-    listener = world.listener()
-    (bounced,) = listener.offer(Letter(({0: BOUNCED},)))
-    assert bounced is not None
-    sender.claim()
-
-    def relay_the_report() -> None:
-        world.sender_disk.heal()
-        for queue_id in sender.claim():
-            sender.settle({queue_id: {0: RELAYED}})
-
-    sender.on_full = relay_the_report
-    for nth in itertools.count(1):
-        world.sender_disk.fail(Fault(nth, errno.EIO))
-        # The world sees to it that no report is queued after it was relayed.
-        sender.settle({bounced: {0: BOUNCED}})
-        if not world.sender_disk.has_failed:
-            break
-        world.sender_disk.has_failed = False
-        (bounced,) = listener.offer(Letter(({0: BOUNCED},)))
-        assert bounced is not None
-        sender.claim()
-    sender.drain()
-    assert set(world.trace.told_of) <= world.trace.finishing
-    assert report_id(bounced) in world.trace.finishing

@@ -1,11 +1,35 @@
-"""The log engine: held to the suite that every engine is held to."""
+"""The log engine: held to the suite that every engine is held to, and what is its own.
 
+That is the checkpoint, segments that go or stay, damage, and what finds no room.  The crash and fault suites
+have the log for an engine besides.
+"""
+
+import contextlib
+import errno
+import itertools
+import random
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.engines.spool.conformance import Conformance, FailingConformance
+from relay.mail.envelope import QueueId
+from relay.spool.identity import report_id
+from relay.spool.interface import Full, Message, Report, Settlement, SpoolError, Status, Unavailable
+from relay.spool.log.engine import LogSpool
+from relay.spool.log.intake import LogIntake
+from relay.spool.log.record import sealed
+from tests.engines.spool.conformance import EVERY, REPORT, Conformance, FailingConformance
+from tests.engines.spool.engine import BOUNCED, ENVELOPE, RELAYED, accept, claimed, note, read, settle
 from tests.engines.spool.log_engine import LogEngine, log_on_the_kernel, log_on_the_model
+from tests.fakes.disk import READS, Fault, ModelDisk
+
+ROOT = "/var/spool"
+CONTENT = b"Subject: minutes\r\n\r\n" + b"All agreed.\r\n" * 20
+Told = list[tuple[str, str]]
+State = tuple[tuple[Status, ...], bool]
+"""What became of the recipients of a message, and whether it is held."""
+NEW: State = ((Status.TODO,) * 3, False)
 
 
 class TestLogOnTheModel(FailingConformance):
@@ -19,3 +43,510 @@ class TestLogOnTheKernel(Conformance):
     @pytest.fixture
     def engine(self, tmp_path: Path) -> LogEngine:
         return log_on_the_kernel(tmp_path)
+
+
+class Life:
+    """A listener and an owner on one disk, and what is to be there by now."""
+
+    def __init__(self, disk: ModelDisk, segment_bytes: int = 4000, checkpoint_bytes: int = 8000) -> None:
+        self.engine = LogEngine(ROOT, disk, segment_bytes=segment_bytes)
+        self.disk = disk
+        self.told: Told = []
+        self.checkpoint_bytes = checkpoint_bytes
+        self.queue: dict[QueueId, State] = {}
+        """What is durable."""
+        self.asked: dict[QueueId, tuple[State | None, ...]] = {}
+        """What may be durable as well: asked for, and not answered; None: it ended."""
+
+    def open(self) -> LogSpool:
+        return LogSpool(
+            ROOT,
+            self.disk,
+            self.engine.clock,
+            lambda name, why: self.told.append((name, why)),
+            segment_bytes=self.engine.segment_bytes,
+            checkpoint_bytes=self.checkpoint_bytes,
+        )
+
+    def play(self, rounds: int, seed: int = 1) -> None:
+        """Accept and settle; every fifth message is half done, held, and stays."""
+        rng = random.Random(seed)
+        spool = self.open()
+        claimed(spool)
+        intake = LogIntake(
+            ROOT,
+            self.disk.another(),
+            self.engine.clock,
+            rng.randbytes,
+            segment_bytes=self.engine.segment_bytes,
+        )
+        for _ in range(rounds):
+            drafts = [intake.draft() for _ in range(4)]
+            for draft in drafts:
+                draft.append(CONTENT)
+                self.asked[draft.queue_id] = (NEW, None)
+            for draft, failure in zip(drafts, intake.accept([(d, ENVELOPE) for d in drafts]), strict=True):
+                assert failure is None
+                self.queue[draft.queue_id] = NEW
+            page = claimed(spool)
+            # What cannot be read now is left for the next start.
+            is_left = self.disk.has_failed
+            assert is_left or [m.queue_id for m in page] == [draft.queue_id for draft in drafts]
+            self.settle(spool, [m for m in page if rng.random() < 0.8], EVERY, ends=True)
+            self.settle(
+                spool, [m for m in page if m.queue_id in self.queue], {0: RELAYED, 2: BOUNCED}, ends=False
+            )
+        intake.close()
+        spool.close()
+
+    def settle(
+        self, spool: LogSpool, messages: Sequence[Message], marks: dict[int, Status], *, ends: bool
+    ) -> None:
+        after: dict[QueueId, State] = {m.queue_id: (m.after(marks).statuses, not ends) for m in messages}
+        for queue_id, state in after.items():
+            # Of what finds no room relayed recipients are marked all the same.
+            relayed = tuple(status if status.is_relayed else Status.TODO for status in state[0])
+            self.asked[queue_id] = ((relayed, False), None if ends else state)
+        notes = [note(index) for index, status in marks.items() if status is BOUNCED]
+        is_held = None if ends else True
+        settle(
+            spool,
+            *(Settlement(m.queue_id, ENVELOPE, marks, notes, ends=ends, is_held=is_held) for m in messages),
+        )
+        self.queue |= after
+        for queue_id in after if ends else ():
+            del self.queue[queue_id]
+
+    def check(self, image: ModelDisk, *, told: int = 0) -> None:
+        life = Life(image, self.engine.segment_bytes, self.checkpoint_bytes)
+        for _ in range(2):
+            spool = life.open()
+            found = {message.queue_id: message for message in claimed(spool)}
+            assert list(found) == sorted(found)
+            for queue_id in self.queue.keys() | found.keys():
+                message = found.get(queue_id)
+                state = None if message is None else (message.statuses, message.is_held)
+                assert state in (self.queue.get(queue_id), *self.asked[queue_id])
+                if message is not None:
+                    assert message.notes == ((note(2),) if BOUNCED in message.statuses else ())
+                    assert message.content == CONTENT
+            assert len(life.told) <= told
+            spool.close()
+
+
+def log_bytes(disk: ModelDisk) -> int:
+    return sum(disk.length(f"{ROOT}/log/{name}") or 0 for name in disk.names(f"{ROOT}/log"))
+
+
+def segments(disk: ModelDisk, stream: str = "") -> list[str]:
+    names = sorted(disk.names(f"{ROOT}/log"))
+    return [f"{ROOT}/log/{name}" for name in names if name[-1].isdigit() and name.startswith(stream)]
+
+
+@pytest.mark.parametrize(
+    ("segment_bytes", "checkpoint_bytes"),
+    [(4000, 8000), (1500, 1), pytest.param(100_000, 3000, marks=pytest.mark.full)],
+)
+def test_a_long_life_survives_a_crash_at_every_call(segment_bytes: int, checkpoint_bytes: int) -> None:
+    life, rng = Life(ModelDisk(), segment_bytes, checkpoint_bytes), random.Random(2)
+    count = itertools.count()
+
+    def crash() -> None:
+        if next(count) % 3 == 0:
+            for image in itertools.chain([life.disk.after_kill()], life.disk.cuts(rng, 2)):
+                life.check(image)
+
+    spool = life.open()
+    spool.claim(1)
+    spool.close()
+    life.disk.after = crash
+    life.play(20)
+    assert next(count) > 150
+    # Cleaning came, and segments went: no more is there than is needed twice, and some segments.
+    assert len(segments(life.disk)) < 30
+    live_bytes = 800 * len(life.queue)
+    assert log_bytes(life.disk) < 3 * live_bytes + 6 * segment_bytes + 2 * checkpoint_bytes
+
+
+@pytest.mark.parametrize(
+    "number",
+    [errno.EIO, *(pytest.param(each, marks=pytest.mark.full) for each in (errno.ENOSPC, errno.EMFILE))],
+)
+@pytest.mark.parametrize("reads", [False, True])
+def test_any_call_may_fail_and_nothing_is_lost(number: int, *, reads: bool) -> None:
+    base = Life(ModelDisk(), 1500, 1)
+    base.play(2)
+    failed = 0
+    for nth in itertools.count(1, 2):
+        life = Life(base.disk.after_kill(), 1500, 1)
+        life.queue, life.asked = dict(base.queue), dict(base.asked)
+        life.disk.fail(Fault(nth, number, kinds=READS if reads else None))
+        with contextlib.suppress(SpoolError, OSError):
+            life.play(3, seed=nth)
+        life.disk.heal()
+        for image in (life.disk.after_kill(), *life.disk.cuts(random.Random(nth), 2)):
+            life.check(image)
+        if not life.disk.has_failed:
+            break
+        failed += 1
+    assert failed > 30
+
+
+def test_a_checkpoint_may_be_missing_or_damaged() -> None:
+    life = Life(ModelDisk())
+    life.play(8)
+    paths = [f"{ROOT}/log/checkpoint", f"{ROOT}/log/checkpoint.copy"]
+    for path in paths:
+        image = life.disk.after_kill()
+        raw = image.peek(path)
+        image.poke(path, raw[:40] + bytes([raw[40] ^ 1]) + raw[41:])
+        unreadable = life.disk.after_kill()
+        unreadable.poke(path, sealed(b"what nobody wrote"))
+        life.check(unreadable, told=1)
+        life.check(image, told=1)
+        # It is written anew, whole, and what was damaged is kept; the copy is not looked at.
+        assert image.peek(paths[0]) == image.peek(paths[1])
+        image.unlink(path)
+        life.check(image, told=1)
+    # Before any segment went, everything is read again.
+    young = Life(ModelDisk(), 1_000_000, 1_000_000)
+    young.play(4)
+    for path in paths:
+        young.disk.unlink(path)
+    young.check(young.disk.after_kill())
+
+
+def flipped(disk: ModelDisk, path: str, at: int) -> ModelDisk:
+    raw = disk.peek(path)
+    disk.poke(path, raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
+    return disk
+
+
+def test_damage_of_what_a_start_reads_is_kept_and_costs_nobody_else() -> None:
+    life = Life(ModelDisk(), 1_000_000, 1_000_000)
+    engine = life.engine
+    intake = engine.intake()
+    queue_ids = [accept(intake, content=CONTENT) for _ in range(6)]
+    spool = life.open()
+    found = claimed(spool)
+    settle(spool, Settlement(queue_ids[5], ENVELOPE, EVERY, ends=True))
+    for queue_id in queue_ids[:2]:
+        settle(spool, Settlement(queue_id, ENVELOPE, {1: RELAYED}))
+    for path in segments(life.disk):
+        size = life.disk.length(path) or 0
+        for at in range(0, size, 173):
+            image = flipped(life.disk.after_kill(), path, at)
+            again = Life(image, 1_000_000, 1_000_000)
+            spool = again.open()
+            listed = {message.queue_id: message for message in claimed(spool)}
+            is_room = "sender" in path and image.peek(path)[at:].strip(b"\0") in (b"", b"\1")
+            missing = set(queue_ids[:5]) - set(listed)
+            assert len(missing) <= (0 if "sender" in path else 1)
+            assert all(m.content == CONTENT and m.envelope == ENVELOPE for m in listed.values())
+            if again.told:
+                assert image.names(f"{ROOT}/corrupt")
+                assert spool.look().corrupt >= 1
+            assert bool(again.told) or is_room or "sender" in path or not missing
+            spool.close()
+            # Told once; and never removed, whatever ends.
+            told = len(again.told)
+            spool = again.open()
+            page = claimed(spool)
+            assert {message.queue_id for message in page} == set(listed)
+            settle(
+                spool,
+                *(Settlement(m.queue_id, ENVELOPE, dict.fromkeys(m.left, RELAYED), ends=True) for m in page),
+            )
+            spool.close()
+            assert len(again.told) == told
+            assert (path in segments(image)) is bool(told)
+    assert len(found) == 6
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_damage_of_the_last_that_a_listener_accepted_is_not_taken_for_torn(*, dies: bool) -> None:
+    life = Life(ModelDisk())
+    view = life.disk.another()
+    life.open().close()
+    intake = LogIntake(ROOT, view, life.engine.clock, random.Random(1).randbytes)
+    first, last = (accept(intake, content=CONTENT) for _ in range(2))
+    if dies:
+        view.die()
+    (path,) = segments(life.disk)
+    flipped(life.disk, path, (life.disk.length(path) or 0) - 100)
+    assert [message.queue_id for message in claimed(life.open())] == [first]
+    assert len(life.told) == len(life.disk.names(f"{ROOT}/corrupt")) == 1
+    assert last.encode() in life.disk.peek(f"{ROOT}/corrupt/{life.disk.names(f'{ROOT}/corrupt')[0]}")
+
+
+def test_no_end_counts_whose_report_is_damaged() -> None:
+    life = Life(ModelDisk(), 100_000, 100_000)
+    spool, (message, other) = begun(life, 2)
+    report = Report(report_id(message.queue_id), REPORT, b"Subject: sorry\r\n")
+    marks = {0: RELAYED, 1: BOUNCED, 2: RELAYED}
+    settle(
+        spool, Settlement(message.queue_id, ENVELOPE, marks, [note(1)], report=report, told=[1], ends=True)
+    )
+    # The last group of all could be one that a crash tore.
+    settle(spool, Settlement(other.queue_id, ENVELOPE, EVERY, ends=True))
+    (path,) = segments(life.disk, "sender")
+    image = flipped(life.disk.after_kill(), path, life.disk.peek(path).index(b"sorry"))
+    again = Life(image, 100_000, 100_000)
+    (found,) = claimed(again.open())
+    assert (found.queue_id, found.left, found.notes) == (message.queue_id, (), (note(1),))
+    assert found.owed_report is not None
+    assert len(again.told) == 1
+
+
+def begun(life: Life, count: int) -> tuple[LogSpool, list[Message]]:
+    intake, spool = life.engine.intake(), life.open()
+    for _ in range(count):
+        accept(intake, content=CONTENT)
+    return spool, claimed(spool)
+
+
+def test_what_finds_no_room_is_not_done_but_relayed_recipients_are_marked() -> None:
+    life = Life(ModelDisk(), 100_000, 100_000)
+    spool, (first, second) = begun(life, 2)
+    settle(spool, Settlement(second.queue_id, ENVELOPE, {0: RELAYED}))
+    report = Report(report_id(first.queue_id), REPORT, b"Subject: sorry\r\n")
+    marks = {0: RELAYED, 1: BOUNCED, 2: RELAYED}
+    asked = [
+        Settlement(first.queue_id, ENVELOPE, marks, [note(1)], report=report, told=[1], ends=True),
+        Settlement(second.queue_id, ENVELOPE, is_held=True),
+    ]
+    life.disk.fail(Fault(1, errno.ENOSPC, kinds=frozenset({"write"}), is_short=True))
+    assert [type(failure) for failure in spool.settle(asked)] == [Full, Full]
+    life.disk.heal()
+    for image in (life.disk.after_kill(), ModelDisk(life.disk.platter.after_cut(()))):
+        again = Life(image, 100_000, 100_000)
+        one, two = claimed(again.open())
+        assert one.statuses == (RELAYED, Status.TODO, RELAYED)
+        assert (one.notes, two.is_held, two.left) == ((), False, (1, 2))
+        assert not again.told
+    # It went on in the same segment.
+    assert len(segments(life.disk, "sender")) == 1
+    assert spool.settle(asked) == [None, None]
+    assert [message.queue_id for message in claimed(spool)] == [report.queue_id]
+
+
+def test_what_found_no_room_never_completes_a_group_that_a_crash_tore() -> None:
+    """Else a message would count as told of, and the report about it, behind the end of the group, not."""
+    life, rng = Life(ModelDisk(), 1_000_000, 1_000_000), random.Random(5)
+    spool, (first, *others) = begun(life, 42)
+    settle(spool, Settlement(first.queue_id, ENVELOPE, {0: BOUNCED, 1: RELAYED, 2: RELAYED}, [note(0)]))
+    # More than the room that the segment has by now.
+    report = Report(report_id(first.queue_id), REPORT, bytes(100_000))
+    holds = [Settlement(message.queue_id, ENVELOPE, is_held=True) for message in others]
+    told = Settlement(first.queue_id, ENVELOPE, report=report, told=[0], ends=True)
+    fault = Fault(1, errno.ENOSPC, kinds=frozenset({"write"}), is_short=True, forever=True)
+    life.disk.fail(fault)
+    assert all(isinstance(failure, Full) for failure in spool.settle([*holds[:20], told]))
+    life.disk.heal()
+    life.disk.before = lambda step: images.extend(life.disk.cuts(rng, 120)) if "sync" in step else None
+    images: list[ModelDisk] = []
+    settle(spool, *holds[20:])
+    assert len(images) > 100
+    for image in images:
+        again = Life(image, 1_000_000, 1_000_000)
+        message = claimed(again.open())[0]
+        assert (message.queue_id, message.told, message.notes) == (first.queue_id, frozenset(), (note(0),))
+
+
+@pytest.mark.parametrize("kind", ["sync", "sync_content", "write", "open_new", "sync_directory"])
+def test_what_a_failed_call_left_is_void_once_others_go_on(kind: str) -> None:
+    life = Life(ModelDisk(), 100_000, 100_000)
+    spool, messages = begun(life, 3)
+    if kind == "sync_content":
+        settle(spool, Settlement(messages[2].queue_id, ENVELOPE, {0: RELAYED}))
+    life.disk.fail(Fault(1, errno.EIO, forever=True, kinds=frozenset({kind, "truncate", "unlink"})))
+    (failure,) = spool.settle([Settlement(messages[0].queue_id, ENVELOPE, EVERY, ends=True)])
+    assert isinstance(failure, Unavailable)
+    life.disk.heal()
+    settle(spool, Settlement(messages[1].queue_id, ENVELOPE, EVERY, ends=True))
+    assert read(spool, messages[0].queue_id).left == (0, 1, 2)
+    for image in (life.disk.after_kill(), *life.disk.prefixes()):
+        again = Life(image, 100_000, 100_000)
+        assert [m.queue_id for m in claimed(again.open())] == [messages[0].queue_id, messages[2].queue_id]
+        assert not again.told
+
+
+def test_a_listener_that_lives_keeps_what_it_has_yet_to_announce() -> None:
+    """What our own stream says of its messages is not lost, whenever the owner starts anew."""
+    life = Life(ModelDisk(), 1000, 1)
+    intake, spool = life.engine.intake(), life.open()
+    assert claimed(spool) == []
+    for _ in range(10):
+        queue_id = accept(intake, content=CONTENT)
+        (message,) = claimed(spool)
+        settle(spool, Settlement(queue_id, ENVELOPE, {0: RELAYED}))
+        spool.close()
+        spool = life.open()
+        *_, message = claimed(spool)
+        assert (message.queue_id, message.left) == (queue_id, (1, 2))
+    intake.close()
+    spool.close()
+    spool = life.open()
+    everything = claimed(spool)
+    assert len(everything) == 10
+    settle(
+        spool,
+        *(Settlement(m.queue_id, ENVELOPE, dict.fromkeys(m.left, RELAYED), ends=True) for m in everything),
+    )
+    spool.close()
+    # Of a dead listener nothing is left.
+    assert [name for name in life.disk.names(f"{ROOT}/log") if not name.startswith(("sender", "check"))] == []
+
+
+def test_long_mail_stays_where_the_spool_is_tidied_while_its_listener_announces() -> None:
+    life, content = Life(ModelDisk()), b"Subject: minutes\r\n\r\n" + b"All agreed.\r\n" * 30_000
+    intake, spool = life.engine.intake(), life.open()
+    accept(intake)
+    claimed(spool)
+    queue_id = accept(intake, content=content)
+    (lock,) = [f"{ROOT}/log/{name}" for name in life.disk.names(f"{ROOT}/log") if name.endswith(".lock")]
+    raw = life.disk.peek(lock)
+    life.disk.poke(lock, raw[:20])
+    with pytest.raises(Unavailable):
+        spool.tidy()
+    life.disk.poke(lock, raw)
+    assert [message.queue_id for message in claimed(spool)] == [queue_id]
+    assert b"".join(spool.content(queue_id)) == content
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_hold_lasts_also_of_mail_whose_listener_was_killed_while_it_was_accepted() -> None:
+    """Nobody was told `250` for it, but an operator that it is held."""
+    held = 0
+    for nth in itertools.count(1):
+        life = Life(ModelDisk(), 100_000, 100_000)
+        # Our own stream has begun: so what is settled syncs no folder.
+        spool, (first,) = begun(life, 1)
+        settle(spool, Settlement(first.queue_id, ENVELOPE, is_held=True))
+        view, calls = life.disk.another(), itertools.count(1)
+
+        def kill(_step: str, nth: int = nth, calls: Iterator[int] = calls) -> None:
+            if next(calls) >= nth:
+                raise Killed
+
+        view.before = kill
+        with contextlib.suppress(Killed):
+            accept(LogIntake(ROOT, view, life.engine.clock, random.Random(3).randbytes), content=CONTENT)
+            break
+        view.die()
+        page = spool.claim(9)
+        settle(spool, *(Settlement(message.queue_id, ENVELOPE, is_held=True) for message in page))
+        for image in life.disk.cuts(random.Random(nth), 30):
+            found = claimed(Life(image).open())
+            assert {m.queue_id for m in found if m.is_held} == {m.queue_id for m in (first, *page)}
+            held += len(page)
+    assert held
+
+
+def test_who_just_begins_a_stream_is_not_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    life = Life(ModelDisk())
+    spool, view = life.open(), life.disk.another()
+    intake = LogIntake(ROOT, view, life.engine.clock, random.Random(3).randbytes)
+
+    is_first = iter([True])
+
+    def lock(path: str, **_: bool) -> int | None:
+        fd = view.open_append(path)
+        if next(is_first, False):
+            # The file is there, and its lock is free.
+            assert claimed(spool) == []
+        return fd if view.lock_open(fd) else None
+
+    monkeypatch.setattr(view, "lock", lock)
+    for _ in range(2):
+        accepted = accept(intake)
+        assert [message.queue_id for message in claimed(spool)] == [accepted]
+
+
+def test_a_lock_that_cannot_be_read_makes_a_start_wait_and_later_nobody_but_itself() -> None:
+    """As while it is being written, or where the disk does not give it."""
+    life = Life(ModelDisk())
+    spool, (message,) = begun(life, 1)
+    settle(spool, Settlement(message.queue_id, ENVELOPE, {0: RELAYED}))
+    (lock,) = [f"{ROOT}/log/{name}" for name in life.disk.names(f"{ROOT}/log") if name.endswith(".lock")]
+    raw = life.disk.peek(lock)
+    life.disk.poke(lock, raw[:20])
+    assert claimed(spool) == []
+    life.disk.poke(lock, raw)
+    other = life.engine.intake()
+    life.disk.fail(Fault(1, errno.EIO, forever=True, kinds=READS, path=lock))
+    accepted = accept(other, content=CONTENT)
+    assert [found.queue_id for found in spool.claim(9)] == [accepted]
+    life.disk.heal()
+    spool.close()
+    for is_torn in (True, False):
+        spool = life.open()
+        if is_torn:
+            life.disk.poke(lock, raw[:20])
+        else:
+            life.disk.fail(Fault(1, errno.EIO, forever=True, kinds=READS, path=lock))
+        with pytest.raises(Unavailable):
+            spool.claim(1)
+        life.disk.poke(lock, raw)
+        life.disk.heal()
+        assert sorted(found.left for found in claimed(spool)) == [(0, 1, 2), (1, 2)]
+        spool.close()
+
+
+def test_long_content_of_no_message_goes_and_that_of_others_stays() -> None:
+    life = Life(ModelDisk())
+    spool, intake = life.open(), life.engine.intake()
+    long = accept(intake, content=bytes(300_000))
+    draft = intake.draft()
+    draft.append(bytes(1000))
+    draft.spill()
+    life.disk.plant(f"{ROOT}/long/{'0' * 16}", b"of a killed listener")
+    life.disk.plant(f"{ROOT}/long/{'1' * 16}.part", b"")
+    assert [m.queue_id for m in claimed(spool)] == [long]
+    assert sorted(life.disk.names(f"{ROOT}/long")) == sorted([long, f"{draft.queue_id}.part"])
+    life.disk.plant(f"{ROOT}/long/{'2' * 16}", b"")
+    assert spool.tidy() == 1
+    assert intake.accept([(draft, ENVELOPE)]) == [None]
+    assert [m.queue_id for m in claimed(spool)] == [draft.queue_id]
+    settle(spool, *(Settlement(q, ENVELOPE, EVERY, ends=True) for q in (long, draft.queue_id)))
+    assert life.disk.names(f"{ROOT}/long") == []
+
+
+def test_long_content_stays_though_its_record_is_far_behind_what_was_read() -> None:
+    life = Life(ModelDisk(), 10_000_000, 10_000_000)
+    spool, intake = life.open(), life.engine.intake()
+    assert claimed(spool) == []
+    many = [accept(intake, content=bytes(200_000)) for _ in range(3)]
+    long = accept(intake, content=bytes(300_000))
+    assert spool.tidy() == 0
+    assert [message.queue_id for message in claimed(spool)] == [*many, long]
+    assert sum(map(len, spool.content(long))) == 300_000
+
+
+def test_long_content_whose_record_is_damaged_is_set_aside() -> None:
+    life = Life(ModelDisk())
+    life.open().close()
+    long = accept(life.engine.intake(), content=bytes(300_000))
+    (path,) = segments(life.disk)
+    flipped(life.disk, path, (life.disk.length(path) or 0) - 4)
+    assert claimed(life.open()) == []
+    assert long in life.disk.names(f"{ROOT}/corrupt")
+    assert [name for name, _ in life.told][-1] == long
+
+
+def test_a_sector_that_cannot_be_read_is_no_empty_one() -> None:
+    life = Life(ModelDisk())
+    spool, messages = begun(life, 3)
+    settle(spool, *(Settlement(m.queue_id, ENVELOPE, EVERY, ends=True) for m in messages[:2]))
+    for path in segments(life.disk):
+        again = Life(life.disk.after_kill())
+        spool = again.open()
+        again.disk.fail(Fault(1, errno.EIO, forever=True, kinds=READS, path=path))
+        for _ in range(2):
+            with pytest.raises(Unavailable):
+                spool.claim(9)
+        again.disk.heal()
+        assert [m.queue_id for m in claimed(spool)] == [messages[2].queue_id]

@@ -1,4 +1,4 @@
-"""The model of a disk: what a power cut leaves, and calls that fail, which no kernel does on demand."""
+"""The model of a disk: what a power cut leaves, and a sync that fails, which no kernel does on demand."""
 
 import errno
 import random
@@ -8,203 +8,117 @@ import pytest
 
 from relay.spool.disk.durable import opened
 from tests.fakes.disk import Fault, ModelDisk
-from tests.fakes.platter import Model, Platter
-
-
-def error_of(call: Callable[[], object]) -> int | None:
-    with pytest.raises(OSError) as raised:  # noqa: PT011 - the number is what the callers look at
-        call()
-    return raised.value.errno
 
 
 @pytest.fixture
-def model() -> ModelDisk:
-    disk = ModelDisk()
-    disk.make_directory("/folder")
-    return disk
-
-
-def left(disk: ModelDisk) -> set[tuple[str, bytes]]:
-    return {(name, disk.peek(f"/folder/{name}")) for name in disk.names("/folder")}
-
-
-def all_left(disk: ModelDisk) -> set[frozenset[tuple[str, bytes]]]:
-    return {frozenset(left(image)) for image in disk.subsets(random.Random(0), 1 << 12)}
-
-
-def test_a_newer_name_is_not_set_back_by_an_older_change(model: ModelDisk) -> None:
-    model.make_directory("/other")
-    model.plant("/folder/a", b"a")
-    model.rename("/folder/a", "/other/a")
-    model.plant("/folder/a", b"second")
-
-    # /folder was synced by plant(): the rename had to arrive with it.
-    assert all_left(model) == {frozenset({("a", b"second")})}
-    assert {tuple(image.names("/other")) for image in model.prefixes()} == {("a",)}
-
-
-@pytest.mark.parametrize("drops_pages", [False, True])
-def test_after_a_failed_sync_the_content_never_arrives(drops_pages: bool, model: ModelDisk) -> None:
-    with opened(model, model.open_new("/folder/a")) as fd:
-        model.write_all(fd, b"old!")
-        model.sync(fd)
-        model.sync_directory("/folder")
-        model.write_at(fd, b"lost", 0)
-        model.fail(Fault(1, errno.EIO, drops_pages=drops_pages))
-        assert error_of(lambda: model.sync(fd)) == errno.EIO
-        model.sync(fd)
-
-    assert left(model) == {("a", b"old!" if drops_pages else b"lost")}
-    assert all_left(model) == {frozenset({("a", b"old!")})}
-
-
-def on(model: Model) -> ModelDisk:
+def disk() -> ModelDisk:
     """Return a disk with the folders /folder and /other, and in the first a durable file `kept`."""
-    disk = ModelDisk(Platter(model))
+    disk = ModelDisk()
     for folder in ("/folder", "/other"):
         disk.make_directory(folder)
     disk.plant("/folder/kept", b"T")
-    return ModelDisk(disk.platter.after_cut(disk.platter.pending))
+    return disk
 
 
-def cut(disk: ModelDisk) -> list[ModelDisk]:
+def cuts(disk: ModelDisk) -> list[ModelDisk]:
     return list(disk.cuts(random.Random(0), 1 << 14))
 
 
-def written(disk: ModelDisk, path: str) -> int:
-    """Write a new file and sync it; return its descriptor."""
+def names_left(disk: ModelDisk) -> set[tuple[str, ...]]:
+    """Return which names of both folders may be there after a cut."""
+    return {tuple(sorted(image.names("/folder") + image.names("/other"))) for image in cuts(disk)}
+
+
+def write(disk: ModelDisk, path: str, content: bytes) -> int:
+    """Write a new file, and leave it open."""
     fd = disk.open_new(path)
-    disk.write_all(fd, b"content")
+    disk.write_all(fd, content)
+    return fd
+
+
+@pytest.mark.parametrize(
+    ("sync", "may_be_lost"),
+    [
+        (lambda disk, fd: disk.sync(fd), True),
+        (lambda disk, fd: disk.sync_content(fd), True),
+        (lambda disk, _: disk.sync_directory("/other"), False),
+    ],
+)
+@pytest.mark.parametrize("named", [ModelDisk.rename, ModelDisk.link])
+def test_only_the_sync_of_its_folder_keeps_a_name(
+    named: Callable[[ModelDisk, str, str], None],
+    sync: Callable[[ModelDisk, int], None],
+    may_be_lost: bool,
+    disk: ModelDisk,
+) -> None:
+    fd = write(disk, "/folder/draft", b"content")
     disk.sync(fd)
-    return fd
+    named(disk, "/folder/draft", "/other/named")
+    sync(disk, fd)
 
-
-def renamed(disk: ModelDisk) -> int:
-    fd = written(disk, "/folder/draft")
-    disk.rename("/folder/draft", "/other/named")
-    return fd
-
-
-def linked(disk: ModelDisk) -> int:
-    fd = written(disk, "/folder/draft")
-    disk.link("/folder/draft", "/other/named")
-    return fd
-
-
-def synced(disk: ModelDisk, fd: int) -> None:
-    disk.close(fd)
-    disk.sync_directory("/other")
-
-
-PROTOCOLS: dict[str, tuple[Callable[[ModelDisk], None], set[Model]]] = {
-    "fsync, rename": (lambda disk: disk.close(renamed(disk)), set(Model)),
-    "fsync, link": (lambda disk: disk.close(linked(disk)), set(Model)),
-    "fsync, rename, fsync": (
-        lambda disk: disk.sync(renamed(disk)),
-        {Model.ANY_SUBSET},
-    ),
-    "fsync, link, fdatasync": (
-        lambda disk: disk.sync_content(linked(disk)),
-        {Model.ORDERED, Model.ANY_SUBSET},
-    ),
-    "fsync, rename, fsync of the folder": (
-        lambda disk: synced(disk, renamed(disk)),
-        set(),
-    ),
-    "fsync, link, fsync of the folder": (
-        lambda disk: synced(disk, linked(disk)),
-        set(),
-    ),
-}
-"""How a name is made durable, and on which disks it may be missing all the same.
-
-As measured with real crash images: ext4 and xfs are ORDERED, btrfs is FOLDER_LOGS.
-"""
-
-
-@pytest.mark.parametrize("model", Model)
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_name_may_be_lost_just_where_real_file_systems_lose_it(protocol: str, model: Model) -> None:
-    disk, (play, loses) = on(model), PROTOCOLS[protocol]
-    play(disk)
-
-    images = cut(disk)
+    images = cuts(disk)
     assert any(image.names("/other") == ["named"] for image in images)
-    assert any(image.names("/other") == [] for image in images) == (model in loses)
-    # Whatever was synced is whole, under whichever name.
+    assert any(image.names("/other") == [] for image in images) == may_be_lost
+    # What was synced is whole, under whichever name.
     assert all(
         image.peek(f"/other/{name}") == b"content" for image in images for name in image.names("/other")
     )
 
 
-@pytest.mark.parametrize("model", Model)
-def test_removals_in_two_folders_are_reordered_by_btrfs(model: Model) -> None:
-    disk = on(model)
-    disk.plant("/other/second", b"")
-    disk.unlink("/folder/kept")
-    disk.unlink("/other/second")
-    disk.sync_directory("/other")
+def test_changes_of_names_come_in_any_order_and_each_of_them_whole(disk: ModelDisk) -> None:
+    disk.link("/folder/kept", "/other/a")
+    disk.rename("/folder/kept", "/other/b")
 
-    is_reordered = any(image.names("/folder") == ["kept"] for image in cut(disk))
-    assert is_reordered == (model is not Model.ORDERED)
+    assert names_left(disk) == {("kept",), ("a", "kept"), ("b",), ("a", "b")}
 
 
-@pytest.mark.parametrize("model", Model)
-def test_another_files_sync_does_not_sync_this_one(model: Model) -> None:
-    disk = on(model)
-    note = disk.open_append("/other/note")
-    disk.write_all(note, b"why")
+def test_a_newer_name_is_not_set_back_by_an_older_change(disk: ModelDisk) -> None:
+    disk.rename("/folder/kept", "/other/kept")
+    disk.plant("/folder/kept", b"second")
+
+    # plant() synced /folder: the rename had to arrive with it.
+    (image,) = cuts(disk)
+    assert (image.peek("/folder/kept"), image.peek("/other/kept")) == (b"second", b"T")
+
+
+def test_the_sync_of_another_file_does_not_keep_this_one(disk: ModelDisk) -> None:
+    note = write(disk, "/other/note", b"why")
     disk.sync_directory("/other")
     mark = disk.open_update("/folder/kept")
     disk.write_at(mark, b"F", 0)
     disk.sync_content(mark)
 
-    found = {(image.peek("/other/note"), image.peek("/folder/kept")) for image in cut(disk)}
-    assert {(b"", b"F"), (b"why", b"F")} <= found
-    assert (b"", b"T") not in found
+    found = {(image.peek("/other/note"), image.peek("/folder/kept")) for image in cuts(disk)}
+    assert {(b"", b"F"), (b"\0\0\0", b"F"), (b"why", b"F")} == found
+    disk.close(note)
 
 
-@pytest.mark.parametrize("model", Model)
-def test_what_follows_a_sync_may_be_torn_at_512_octets(model: Model) -> None:
-    disk = on(model)
-    fd = disk.open_append("/folder/kept")
-    disk.write_all(fd, b"a" * 511)
+def test_what_follows_a_sync_may_be_torn_at_512_octets(disk: ModelDisk) -> None:
+    fd, synced = disk.open_append("/folder/kept"), b"T" + b"a" * 511
+    disk.write_all(fd, synced[1:])
     disk.sync_content(fd)
     disk.write_all(fd, b"b" * 1024)
 
-    contents = {image.peek("/folder/kept") for image in cut(disk)}
-    assert all(content.startswith(b"T" + b"a" * 511) for content in contents)
-    whole = b"T" + b"a" * 511
-    assert {whole, whole + b"b" * 1024, whole + b"b" * 512 + bytes(512)} <= contents
-    assert {content[512:].count(b"b") for content in contents} == {0, 512, 1024}
-    # The second half without the first: only where there is no order at all.
-    reordered = whole + bytes(512) + b"b" * 512 in contents
-    assert reordered == (model is Model.ANY_SUBSET)
+    grown = [first + second for first in (b"b" * 512, bytes(512)) for second in (b"b" * 512, bytes(512))]
+    lengths = {synced, synced + b"b" * 512, *(synced + content for content in grown)}
+    assert {image.peek("/folder/kept") for image in cuts(disk)} == lengths
 
 
-@pytest.mark.parametrize("model", Model)
-def test_a_rename_is_never_missing_in_both_places(model: Model) -> None:
-    disk = on(model)
-    disk.rename("/folder/kept", "/other/named")
+@pytest.mark.parametrize("drops_pages", [False, True])
+def test_after_a_failed_sync_the_content_never_arrives(drops_pages: bool, disk: ModelDisk) -> None:
+    with opened(disk, disk.open_update("/folder/kept")) as fd:
+        disk.write_at(fd, b"lost", 0)
+        disk.fail(Fault(1, errno.EIO, drops_pages=drops_pages))
+        with pytest.raises(OSError, match="injected"):
+            disk.sync(fd)
+        disk.sync(fd)
 
-    found = {(*image.names("/folder"), *image.names("/other")) for image in cut(disk)}
-    assert found == {("kept",), ("named",)}
-
-
-@pytest.mark.parametrize("model", Model)
-def test_names_of_one_folder_come_in_their_order(model: Model) -> None:
-    disk = on(model)
-    for name in ("a", "b"):
-        disk.link("/folder/kept", f"/other/{name}")
-
-    found = {tuple(image.names("/other")) for image in cut(disk)}
-    in_order = {(), ("a",), ("a", "b")}
-    assert in_order <= {tuple(sorted(names)) for names in found}
-    assert (("b",) in found) == (model is Model.ANY_SUBSET)
+    assert disk.peek("/folder/kept") == (b"T\0\0\0" if drops_pages else b"lost")
+    assert {image.peek("/folder/kept") for image in cuts(disk)} == {b"T\0\0\0"}
 
 
-def test_disks_of_equal_content_have_one_fingerprint() -> None:
-    disk, same, copied = on(Model.ANY_SUBSET), on(Model.ANY_SUBSET), on(Model.ANY_SUBSET)
+def test_disks_of_equal_content_have_one_fingerprint(disk: ModelDisk) -> None:
+    same, copied = disk.after_kill(), disk.after_kill()
     disk.link("/folder/kept", "/other/named")
     same.close(same.open_new("/other/draft"))
     same.unlink("/other/draft")

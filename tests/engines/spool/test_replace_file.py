@@ -7,14 +7,12 @@ import pytest
 
 from relay.spool.disk.replacing import InDoubt, put_in_place, replace_file
 from tests.fakes.disk import Fault, ModelDisk
-from tests.fakes.platter import Model, Platter
 
 PATH = "/history/isp.pause"
 
 
-@pytest.mark.parametrize("model", Model)
-def test_a_power_cut_at_any_instant_leaves_one_of_the_two_whole(model: Model) -> None:
-    disk, images, rng = ModelDisk(Platter(model)), list[bytes](), random.Random(1)
+def test_a_power_cut_at_any_instant_leaves_one_of_the_two_whole() -> None:
+    disk, images, rng = ModelDisk(), list[bytes](), random.Random(1)
     replace_file(disk, PATH, b"old")
     disk.after = lambda: images.extend(image.peek(PATH) for image in disk.cuts(rng, 16))
     replace_file(disk, PATH, b"new and longer")

@@ -21,7 +21,7 @@ from tests.engines.spool.engine import OnModel
 from tests.engines.spool.maildir_engine import MAILDIR
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
-from tests.fakes.platter import Model, Platter
+from tests.fakes.platter import Platter
 
 MOST = 100
 
@@ -430,11 +430,9 @@ def subject_of(queue_id: QueueId) -> QueueId | None:
     return QueueId(queue_id[:16]) if is_notice(queue_id) else None
 
 
-def prepared(
-    model: Model = Model.ANY_SUBSET, *, is_started: bool = True, engine: OnModel = MAILDIR
-) -> ModelDisk:
+def prepared(*, is_started: bool = True, engine: OnModel = MAILDIR) -> ModelDisk:
     """Return a disk with an empty spool that was started once and is durable, or without one."""
-    disk = ModelDisk(Platter(model))
+    disk = ModelDisk()
     if not is_started:
         return disk
     spool = engine.spool(disk, FakeClock(), no_corruption)

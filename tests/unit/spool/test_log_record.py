@@ -13,7 +13,6 @@ from relay.spool.log.record import (
     Position,
     ReadGroup,
     Record,
-    decode_header,
     encode_group,
     header_of,
     mark_of,
@@ -41,16 +40,6 @@ def segment(*sizes: int) -> tuple[bytes, list[list[Record]]]:
 
 def records(groups: list[ReadGroup]) -> list[Record]:
     return [each for group in groups for each in group.records]
-
-
-def test_what_was_written_is_read() -> None:
-    raw, groups = segment(3, 1, 4)
-    found = read(raw)
-    assert [group.records for group in found] == groups
-    assert all(group.is_whole and not group.damages for group in found)
-    assert read(raw, found[1].at) == found[1:]
-    assert decode_header(NAME, raw) == BEFORE
-    assert decode_header(NAME._replace(number=8), raw) is None
 
 
 @given(st.integers(0, 10**9))

@@ -78,18 +78,3 @@ def test_listeners_that_come_and_go_do_not_look_like_pulls(pair: Pair) -> None:
         sender.clear()
         # Neither readable nor at its end, though no writer is left.
         assert not is_pulled(fd)
-
-
-def test_something_else_of_that_name_is_neither_written_to_nor_followed(tmp_path: Path, pair: Pair) -> None:
-    path = tmp_path / "trigger"
-    path.unlink(missing_ok=True)
-    path.write_bytes(b"mine")
-    pair[1].pull()
-    with pytest.raises(OSError, match="not a FIFO"):
-        pair[0].listen()
-    assert path.read_bytes() == b"mine"
-    path.unlink()
-    os.mkfifo(tmp_path / "elsewhere")
-    path.symlink_to("elsewhere")
-    with pytest.raises(OSError, match="symbolic links"):
-        pair[0].listen()

@@ -10,29 +10,25 @@ import pytest
 from relay.sender.refresh_token_file import RefreshTokenFile
 from relay.spool.disk.durable import RealDisk
 from tests.fakes.disk import Fault, ModelDisk
-from tests.fakes.platter import Model, Platter
 
 PATH = Path("/secrets/m365")
 OLD, NEW, OTHERS = "old-refresh-token", "a-new-and-longer-refresh-token", "by-hand"
 
 
-def _disk(model: Model = Model.ORDERED) -> ModelDisk:
-    disk = ModelDisk(Platter(model))
+def _disk() -> ModelDisk:
+    disk = ModelDisk()
     disk.make_directory("/secrets")
     RefreshTokenFile(PATH, disk).write(OLD)
     return disk
 
 
-@pytest.mark.parametrize("model", Model)
 @pytest.mark.parametrize(
     "change",
     [lambda file: file.rotate(OLD, NEW), lambda file: file.write(NEW)],
     ids=["rotate", "write"],
 )
-def test_a_power_cut_leaves_the_old_or_the_new(
-    model: Model, change: Callable[[RefreshTokenFile], object]
-) -> None:
-    disk, found, rng = _disk(model), list[str | None](), random.Random(1)
+def test_a_power_cut_leaves_the_old_or_the_new(change: Callable[[RefreshTokenFile], object]) -> None:
+    disk, found, rng = _disk(), list[str | None](), random.Random(1)
     disk.after = lambda: found.extend(RefreshTokenFile(PATH, image).read() for image in disk.cuts(rng, 16))
     change(RefreshTokenFile(PATH, disk))
     disk.after = None
