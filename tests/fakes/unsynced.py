@@ -1,7 +1,6 @@
 """Real disks of a host that never loses power: nothing is synced; for tests."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from relay.spool.disk.durable import RealDisk
 
@@ -23,14 +22,3 @@ class Unsynced(RealDisk):
 
     def sync_each(self, fds: Sequence[int], *, content_only: bool) -> list[OSError | None]:  # noqa: ARG002 - the port's
         return [None] * len(fds)
-
-
-class BeforeSync(Unsynced):
-    """Calls the hook with the path of the file that is about to be synced, in whose thread that is done."""
-
-    def __init__(self, before_sync: Callable[[str], None]) -> None:
-        super().__init__()
-        self._before_sync = before_sync
-
-    def sync_content(self, fd: int) -> None:
-        self._before_sync(str(Path(f"/proc/self/fd/{fd}").readlink()))

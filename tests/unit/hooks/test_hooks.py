@@ -25,6 +25,7 @@ from relay.verdicts.decision import Fate
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
 from tests.fakes.clock import START_WALL_NS, FakeClock
+from tests.fakes.virtual_time import pass_time
 
 PATIENCE_SECONDS = 120.0
 SECRET_PATH = "/T0PSECRET/relay"
@@ -105,8 +106,8 @@ class Telling:
 
     async def until_so(self, is_so: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not is_so():  # noqa: ASYNC110 - the receiver is outside
-                await asyncio.sleep(0)
+            while not is_so():
+                await pass_time(0.001)  # the receiver is outside
 
     async def sent(self) -> None:
         await self.until("sent", 1)

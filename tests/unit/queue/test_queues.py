@@ -377,21 +377,6 @@ def test_a_long_queue_moves_in_slices_and_in_order() -> None:
     assert (len(order), order) == (2500, sorted(order))
 
 
-def test_what_waited_for_upstreams_that_were_down_is_no_age_however_often_it_moved() -> None:
-    queue, (part,) = Queues(), message(1, Part(A_B))
-    queue.use(("a", "b"), (A_B,))
-    queue.add(part, now_ns=0)
-    for number in range(40):
-        one, other = ("ab", "ba")[number % 2]
-        # Paused for 10, then well for 5, then down for 15, and then its mail goes by the other.
-        at_ns, earlier = 30 * number, [(30 * n, 30 * n + 10) for n in range(number + 1)]
-        queue.note(one, Availability(at_ns + 15, pauses=(*earlier, (at_ns + 15, at_ns + 10**6))))
-        queue.note(other, Availability())
-        settle(queue, at_ns + 30)
-        assert part.upstream == other
-        assert queue.line(other).rests_of(part, at_ns + 30) == (25 * (number + 1),) * 2
-
-
 def test_the_oldest_of_a_lane_is_the_first_that_came_and_waits() -> None:
     queue, (part, other) = (
         Queues(),
@@ -462,27 +447,6 @@ def test_what_may_have_been_relayed_proves_an_upstream_once_it_was_not() -> None
     assert (part.upstream, part.choice.because) == ("a", Because.PROBE)
 
 
-def test_an_edit_of_its_route_leaves_a_message_what_is_known_of_it() -> None:
-    queue, route, edited = Queues(), Route(("a", "b")), Route(("a", "b"), spill_after_ns=30)
-    queue.use(("a", "b"), (route,))
-    for number in range(3):
-        queue.add(*message(number, Part(route)), now_ns=0)
-    line, tried = queue.line("a"), next(iter(queue))
-    assert line.take(1, 5) == [tried]
-    line.attempted(tried, frozenset([0]), 0, RecipientsLeft(1))
-    queue.use(("a", "b"), (edited,))
-    assert [queue.sort_anew(message(number, Part(edited)), 10) for number in range(3)] == [False, True, True]
-    line.again(tried, NO_REASON)
-    assert queue.sort_anew(message(0, Part(edited)), 10)
-
-    assert [int(each.queue_id) for each in line.take(3, 10)] == [1, 2, 0]
-    (after,) = queue.parts(tried.queue_id)
-    assert (after.past, after.ready_at_ns) == (Past(frozenset([0])), 5)
-    assert queue.where() == {edited: {"a": 3}}
-    settle(queue, 10)
-    assert queue.next_look_ns() == 40, "it spills by the edit, counted from then"
-
-
 def test_what_waits_for_a_paused_sender_probes_nothing_there_before_the_pause_ends() -> None:
     queue = failed_over(1, 2, 3, sender="s@x")
     until_ns = queue.line("a").sender_pauses.begin("s@x", 20, "553 not yours")
@@ -507,14 +471,3 @@ def test_refusals_and_the_reason_of_a_paused_sender_do_not_outlive_a_move() -> N
     settle(queue, 15)
     assert (part.upstream, part.reason) == ("b", "")
     assert part.past == Past(frozenset([0]), paused_ns=15, rested_ns=15)
-
-
-def test_a_message_that_ended_goes_on_nowhere() -> None:
-    queue, route = Queues(), Route(("a",))
-    queue.use(("a",), (route,))
-    (part,) = message(1, Part(route))
-    queue.add(part, now_ns=0)
-    queue.line("a").take(1, 0)
-    queue.remove(part.queue_id)
-    assert queue.pass_on(part, NO_REASON, 0)
-    assert queue.names == []

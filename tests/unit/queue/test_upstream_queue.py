@@ -151,7 +151,10 @@ def test_one_that_leaves_its_place_lets_the_next_one_come() -> None:
     # What is first by then may need less room.
     assert names(line.take(9, 1)) == "b"
     line.give_back(b, NO_REASON)
+    changes = []
+    line.on_change = lambda: changes.append(1)
     line.leave(b)
+    assert changes
     assert names(line.take(9, 2)) == "c"
     line.wait([waits(c, 100, "other")])
     assert line.take(9, 99) == []

@@ -95,6 +95,12 @@ async def look_again() -> None:
         await asyncio.sleep(0.002)
 
 
+async def turns_of_the_loop(count: int = 50) -> None:
+    """Give everything that is ready to run its turn, threads included."""
+    for _ in range(count):
+        await asyncio.to_thread(lambda: None)
+
+
 class Relay:
     """`async with Relay(policy) as relay`: recovered and relaying; stopped at the end."""
 
@@ -148,7 +154,6 @@ class Relay:
         *recipients: str,
         sender: str = "a@here.example",
         content: bytes = CONTENT,
-        smtputf8: bool = False,
         dsn: DsnRequest = NOTHING_ASKED,
     ) -> QueueId:
         """Accept a message as a listener does."""
@@ -161,7 +166,6 @@ class Relay:
             "unknown[127.0.0.1]",
             "here",
             "ESMTP",
-            smtputf8=smtputf8,
             dsn=dsn,
         )
         assert self.intake.accept([(draft, envelope)]) == [None]
@@ -171,14 +175,13 @@ class Relay:
     async def listed(self, filters: Filters = EVERYTHING, limit: int | None = None) -> list[MessageView]:
         return [view async for some in self.operator.rows(filters, limit) for view in some]
 
+    def logged(self) -> str:
+        """Return what the log says by now."""
+        self.events.flush()
+        return self.log.getvalue()
+
     def queued(self, queue_id: QueueId) -> Queued | None:
         return self.sender.queue.get(queue_id)
-
-    @property
-    def free_slots(self) -> int:
-        """Return how many slots the first limit has left."""
-        usage = self.account.throttle.view.usage()[0]
-        return usage.count - usage.used
 
     async def until(self, condition: Callable[[], Any]) -> None:
         """Wait for something that this loop brings about."""
@@ -206,8 +209,7 @@ class Relay:
             async with asyncio.timeout(VIRTUAL_PATIENCE_SECONDS if is_virtual else PATIENCE_SECONDS):
                 yield
         except TimeoutError:
-            self.events.flush()
-            raise AssertionError(f"it never happened; the log:\n{self.log.getvalue()}") from None
+            raise AssertionError(f"it never happened; the log:\n{self.logged()}") from None
 
     async def __aenter__(self) -> Self:
         await self.sender.start()
