@@ -21,8 +21,7 @@ from relay.queue.queued import State
 from relay.status.snapshot import MessageView, QueueState, RecipientView
 from relay.telemetry.metric_table import Totals
 from relay.verdicts.account import PauseAsked
-from tests.fakes.smarthost import Script, Smarthost, Turn, Until
-from tests.fakes.smarthost_dialogue import Recorded
+from tests.fakes.smarthost import Recorded, Script, Smarthost, Turn, Until
 from tests.fakes.unsynced import Unsynced
 from tests.fakes.virtual_time import pass_time
 from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of, virtual_clock

@@ -20,8 +20,7 @@ from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics, Telemetry
 from relay.upstream.oauth.token_server import TokenRequest
 from relay.verdicts.account import Health
-from tests.fakes.smarthost import Smarthost
-from tests.fakes.smarthost_dialogue import ShownToken
+from tests.fakes.smarthost import ShownToken, Smarthost
 from tests.fakes.token_server import CLIENT, USER, TokenServer
 from tests.unit.sender.in_process_relay import Relay, policy_of
 
