@@ -159,7 +159,7 @@ class TokenServer:
         self.devices: dict[str, Any] = {}
         self._app = Flask("token-server")
         self._server = make_server("127.0.0.1", 0, self._app, threaded=True, request_handler=_Quiet)
-        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))  # how soon it stops
         self._define()
 
     @property

@@ -102,8 +102,8 @@ def test_the_postmaster_alone_needs_no_domain_and_is_no_sender() -> None:
 @pytest.mark.parametrize("piece", ["[", "(", "<", '"', "\\", "[a", "[\\", '"[', "a,", ":"])
 def test_a_long_list_is_read_in_linear_time(piece: str) -> None:
     """A quadratic reader takes minutes."""
-    found, _ = mailboxes(piece * 100_000)
-    assert len(found) <= 100_000
+    found, _ = mailboxes(piece * 50_000)
+    assert len(found) <= 50_000
 
 
 @pytest.mark.parametrize("address", ["é@b", "a@é.example", '"é"@b'])

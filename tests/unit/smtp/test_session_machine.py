@@ -149,7 +149,7 @@ def test_a_refused_line_changes_nothing(line: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("is_trusted", "has_users", "has_starttls", "is_private", "is_tls"),
-    itertools.product([False, True], repeat=5),
+    list(itertools.product([False, True], repeat=5)),
 )
 @pytest.mark.parametrize("line", [b"MAIL FROM:<a@b>", b"RCPT TO:<a@b>"])
 def test_nobody_relays_who_may_not(
