@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relay.upstream.pool import Caps, Pool
@@ -238,7 +238,20 @@ class Play(World):
         assert len(self.open) == self.pool.open == 1
 
 
+TAKEN = [("take", 1), ("grant", 0), ("turn", 0), ("turn", 0), ("take", 1)]
+IDLE = [*TAKEN, ("release", 0)]
+AGE, TAKE = ("age", 0), ("take", 1)
+
+
 @given(st.lists(st.tuples(OPERATIONS, st.integers(0, 5)), max_size=40))
+@example([*IDLE, ("die", 0), TAKE])
+@example([*IDLE, ("use up", 0), TAKE])
+@example([*IDLE, ("expect", 0), TAKE, ("release", 0), TAKE])
+@example([*IDLE, AGE, AGE, TAKE])
+@example([*TAKEN, AGE, ("give back", 0), AGE, TAKE])
+@example([*TAKEN, AGE, AGE, AGE, ("release", 0), TAKE])
+@example([*TAKEN, *TAKEN, ("use up", 0), ("release", 0), TAKE])
+@example([*TAKEN, *TAKEN, ("fewer", 0)])
 def test_any_use_keeps_the_cap_and_forgets_nobody(operations: list[tuple[str, int]]) -> None:
     async def play() -> None:
         played = Play()
