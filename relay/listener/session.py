@@ -83,9 +83,6 @@ class ClientSession(ClientConnection):
             return replies.TOO_MUCH_QUEUED
         return room.intake.refusal(size_bytes)
 
-    def recipient_refusal(self, recipient: str) -> str | None:  # noqa: ARG002 - all are taken; the upstream decides
-        return None
-
     # The loop.
 
     async def _handle_client(self) -> None:

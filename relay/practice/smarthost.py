@@ -156,9 +156,6 @@ class PracticeSmarthost:
     def sender_refusal(self, reverse_path: str, size_bytes: int) -> str | None:  # noqa: ARG002 - any that fits
         return None
 
-    def recipient_refusal(self, recipient: str) -> str | None:  # noqa: ARG002 - nobody is delivered to
-        return None
-
     def _decide(self, transaction: MailTransaction, content: bytes) -> str:
         """Count a message and return the reply to its final dot."""
         now_ns = self._clock.boottime_ns()

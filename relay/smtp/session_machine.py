@@ -78,11 +78,10 @@ class ServerTerms:
 
 
 class SessionOwner(Protocol):
-    """Answers what is not SMTP's.  Each method returns a refusal, or None; cheap."""
+    """Answers what is not SMTP's."""
 
-    def sender_refusal(self, reverse_path: str, size_bytes: int) -> str | None: ...
-
-    def recipient_refusal(self, recipient: str) -> str | None: ...
+    def sender_refusal(self, reverse_path: str, size_bytes: int) -> str | None:
+        """Return a refusal, or None; cheap."""
 
 
 _STAYS = (GREETED, READY, SENDER, RECIPIENTS)
@@ -345,11 +344,8 @@ class SessionMachine:
             raise AssertionError("a recipient without a transaction")
         asked = self.transaction.asked
         rcpt = parse_rcpt(argument, smtputf8=self.transaction.smtputf8, has_dsn=self._takes_dsn)
-        if rcpt.recipient not in asked:
-            if len(asked) >= self._terms.max_recipients:
-                raise Refused(replies.TOO_MANY_RECIPIENTS)
-            if (refusal := self._owner.recipient_refusal(rcpt.recipient)) is not None:
-                raise Refused(refusal)
+        if rcpt.recipient not in asked and len(asked) >= self._terms.max_recipients:
+            raise Refused(replies.TOO_MANY_RECIPIENTS)
         # Of a recipient that is named twice the last word counts.
         asked[rcpt.recipient] = rcpt.asked
         return replies.RECIPIENT_OK

@@ -16,55 +16,424 @@ behind the final dot raise AssertionError on exit.
 """
 
 import asyncio
+import base64
+import hmac
+import socket
 import ssl
+import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import ClassVar, Self
-
-from tests.fakes.smarthost_dialogue import Dialogue, Ended, Recorded, Session, ShownToken
-from tests.fakes.smarthost_script import (
-    CLOSE,
-    DEAF,
-    DEFAULT,
-    GAP,
-    HALF_CLOSE,
-    RESET,
-    SILENCE,
-    Drip,
-    During,
-    Script,
-    Scripted,
-    Step,
-    Turn,
-    Until,
-    at,
-    turns,
-)
-
-__all__ = [
-    "CLOSE",
-    "DEAF",
-    "DEFAULT",
-    "GAP",
-    "HALF_CLOSE",
-    "RESET",
-    "SILENCE",
-    "Drip",
-    "During",
-    "Recorded",
-    "Script",
-    "Scripted",
-    "Session",
-    "Smarthost",
-    "Step",
-    "Turn",
-    "Until",
-    "at",
-    "turns",
-]
+from typing import ClassVar, NamedTuple, Self, cast
 
 PATIENCE_S = 120.0
 """How long something may take before it counts as hung."""
+LONGEST_COMMAND = 510
+"""RFC 5321, 4.5.3.1.4: 512 octets with CRLF."""
+LONGEST_WITH_PATH = 998
+"""Of MAIL and RCPT: paths in use are longer than RFC 5321 says, and it asks to impose no limit."""
+
+
+@dataclass(frozen=True)
+class Act:
+    """Something else than saying something."""
+
+    name: str
+
+
+CLOSE = Act("close")
+"""End the connection (FIN)."""
+RESET = Act("reset")
+"""End it with RST."""
+HALF_CLOSE = Act("half-close")
+"""Say nothing more, but go on listening."""
+SILENCE = Act("silence")
+"""Say nothing more; the connection stays until the client ends it."""
+DEAF = Act("deaf")
+"""Say nothing more and read nothing more."""
+DEFAULT = Act("default")
+"""What would be said without a script."""
+GAP = Act("gap")
+"""What was said leaves; what follows is another segment."""
+
+
+@dataclass(frozen=True)
+class Drip:
+    """Octets one by one, each in a segment of its own."""
+
+    octets: bytes
+
+
+@dataclass(frozen=True)
+class Until:
+    """Waits for the test."""
+
+    event: asyncio.Event
+
+
+Step = str | bytes | Act | Drip | Until
+Turn = Step | Sequence[Step]
+
+
+class Turns:
+    """One turn after the other, over all connections; then the default."""
+
+    def __init__(self, given: Sequence[Turn]) -> None:
+        self._given = list(given)
+
+    def take(self) -> Turn:
+        return self._given.pop(0) if self._given else DEFAULT
+
+
+def turns(*given: Turn) -> Turns:
+    return Turns(given)
+
+
+@dataclass(frozen=True)
+class During:
+    """A turn in the middle of the content, after so many octets of it."""
+
+    octets: int
+    turn: Turn
+
+
+Scripted = Turn | Turns | Callable[[str], Turn]
+
+
+@dataclass
+class Script:
+    """What is said in each phase.  None: the default."""
+
+    connect: Scripted | None = None
+    ehlo: Scripted | None = None
+    starttls: Scripted | None = None
+    auth: Scripted | None = None
+    """The reply that decides, after the exchange of the mechanism."""
+    challenge: Scripted | None = None
+    """Each 334 of LOGIN and CRAM-MD5."""
+    mail: Scripted | None = None
+    rcpt: Scripted | None = None
+    data: Scripted | None = None
+    content: During | None = None
+    eod: Scripted | None = None
+    rset: Scripted | None = None
+    quit: Scripted | None = None
+
+
+def at(phase: str, turn: Scripted) -> Script:
+    script = Script()
+    if phase not in vars(script):
+        raise ValueError(phase)
+    setattr(script, phase, turn)
+    return script
+
+
+def turn_of(scripted: Scripted | None, argument: str) -> Turn:
+    if scripted is None:
+        return DEFAULT
+    if isinstance(scripted, Turns):
+        return scripted.take()
+    return scripted(argument) if callable(scripted) else scripted
+
+
+@dataclass
+class Recorded:
+    """A transaction; a host has those whose final dot arrived."""
+
+    session: "Session"
+    reverse_path: str = ""
+    parameters: list[str] = field(default_factory=list)
+    recipients: list[str] = field(default_factory=list)
+    """Those that were not refused."""
+    raw: bytes = b""
+    """The content as it came, with its final dot."""
+    said: bytes = b""
+    """What was said to the dot."""
+
+    @property
+    def content(self) -> bytes:
+        """Return it without the stuffed dots."""
+        lines = self.raw.removesuffix(b".\r\n").split(b"\r\n")
+        return b"\r\n".join(line[1:] if line.startswith(b".") else line for line in lines)
+
+    @property
+    def is_relayed(self) -> bool:
+        """Whether a client has a right to believe that it was taken."""
+        return self.said.startswith(b"250") and self.said.endswith(b"\r\n")
+
+
+class ShownToken(NamedTuple):
+    """An access token, and the user it is said to be of."""
+
+    name: str
+    token: str
+
+
+class _Ended(Exception):  # noqa: N818 - it ends a session, and is no error
+    """The connection is over."""
+
+
+class Session:
+    """The server's side of one connection, and what was seen of it."""
+
+    def __init__(self, host: "Smarthost", reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.commands: list[str] = []
+        self.tls: str | None = None
+        self.shown: bytes | None = None
+        """The certificate of the client, in DER."""
+        self.user: str | None = None
+        self.is_open = True
+        self.writer = writer
+        self.received = bytearray()
+        """Every octet that was read."""
+        self._host = host
+        self._reader = reader
+        self._buffer = bytearray()
+        self._transaction: Recorded | None = None
+        self._note_tls()
+
+    async def run(self) -> None:
+        await self._say(self._host.script.connect, "", "220 fake.example ESMTP")
+        while True:
+            line = await self._read_line()
+            self.commands.append(line)
+            self._host.changed()
+            verb, _, argument = line.partition(" ")
+            if len(line) > (LONGEST_WITH_PATH if verb.upper() in {"MAIL", "RCPT"} else LONGEST_COMMAND):
+                self._host.faults.append(f"a command line of {len(line) + 2} octets")
+            await self._answer(verb.upper(), argument)
+
+    async def _answer(self, verb: str, argument: str) -> None:
+        script = self._host.script
+        match verb:
+            case "EHLO":
+                self._transaction = None
+                await self._say(script.ehlo, argument, self._greeting_lines())
+            case "STARTTLS" if self._host.tls is not None:
+                await self._start_tls()
+            case "AUTH" if self._host.accounts is not None:
+                await self._authenticate(argument)
+            case "MAIL":
+                await self._mail(argument)
+            case "RCPT":
+                await self._rcpt(argument)
+            case "DATA":
+                await self._data()
+            case "RSET":
+                self._transaction = None
+                await self._say(script.rset, argument, "250 2.0.0 flushed")
+            case "QUIT":
+                await self._say(script.quit, argument, "221 2.0.0 bye")
+                raise _Ended
+            case _:
+                await self._say(None, "", "500 5.5.2 what?")
+
+    def _greeting_lines(self) -> bytes:
+        lines = ["fake.example", *self._host.extensions]
+        if self._host.tls is not None and self.tls is None:
+            lines.append("STARTTLS")
+        if self._host.accounts is not None:
+            lines.append("AUTH " + " ".join(self._host.mechanisms))
+        return "".join(f"250-{line}\r\n" for line in lines[:-1]).encode() + f"250 {lines[-1]}\r\n".encode()
+
+    async def _start_tls(self) -> None:
+        said = await self._say(self._host.script.starttls, "", "220 2.0.0 go ahead")
+        if not said.startswith(b"220") or self._host.tls is None:
+            return
+        try:
+            await self.writer.start_tls(self._host.tls)
+        except ssl.SSLError as error:
+            raise _Ended from error
+        self._note_tls()
+
+    def _note_tls(self) -> None:
+        ssl_object = self.writer.get_extra_info("ssl_object")
+        if ssl_object is not None:
+            self.tls = ssl_object.version()
+            self.shown = ssl_object.getpeercert(binary_form=True)
+
+    async def _authenticate(self, argument: str) -> None:
+        mechanism, _, initial = argument.partition(" ")
+        match mechanism.upper():
+            case "PLAIN":
+                sent = base64.b64decode(initial) if initial else await self._ask(b"")
+                _, user, password = sent.split(b"\0")
+                is_right = self._is_right(user, password)
+            case "XOAUTH2" | "OAUTHBEARER":
+                sent = base64.b64decode(initial) if initial else await self._ask(b"")
+                token = _token_of(sent)
+                user = token.name.encode()
+                is_right = self._host.is_token is not None and self._host.is_token(token)
+                if not is_right:
+                    # RFC 7628, 3.2.3: why, and an answer that says nothing.
+                    await self._ask(b'{"status": "invalid_token"}')
+            case "LOGIN":
+                user, password = await self._ask(b"Username:"), await self._ask(b"Password:")
+                is_right = self._is_right(user, password)
+            case "EXTERNAL":
+                user = base64.b64decode(initial)
+                shown = self.writer.get_extra_info("ssl_object").getpeercert()
+                is_right = bool(shown) and user.decode() in (self._host.accounts or {})
+            case _:
+                challenge = b"<1896.697170952@fake.example>"
+                user, _, digest = (await self._ask(challenge)).rpartition(b" ")
+                secret = (self._host.accounts or {}).get(user.decode(), "").encode()
+                is_right = hmac.new(secret, challenge, "md5").hexdigest().encode() == digest
+        if is_right:
+            self.user = user.decode()
+        argument = argument if initial else self.commands[-1]
+        default = "235 2.7.0 welcome" if is_right else "535 5.7.8 wrong user or password"
+        await self._say(self._host.script.auth, argument, default)
+
+    def _is_right(self, user: bytes, password: bytes) -> bool:
+        return (self._host.accounts or {}).get(user.decode()) == password.decode()
+
+    async def _ask(self, challenge: bytes) -> bytes:
+        encoded = base64.b64encode(challenge).decode()
+        await self._say(self._host.script.challenge, "", f"334 {encoded}")
+        line = await self._read_line()
+        self.commands.append(line)
+        return base64.b64decode(line)
+
+    async def _mail(self, argument: str) -> None:
+        path, _, parameters = argument.removeprefix("FROM:").partition("> ")
+        said = await self._say(self._host.script.mail, argument, "250 2.1.0 ok")
+        if said.startswith(b"2"):
+            self._transaction = Recorded(self, path.strip("<>"), parameters.split())
+
+    async def _rcpt(self, argument: str) -> None:
+        default = "503 5.5.1 MAIL first" if self._transaction is None else "250 2.1.5 ok"
+        said = await self._say(self._host.script.rcpt, argument, default)
+        if said.startswith(b"2") and self._transaction is not None:
+            path = argument.removeprefix("TO:").partition("> ")[0]
+            self._transaction.recipients.append(path.strip("<>"))
+
+    async def _data(self) -> None:
+        is_for_nobody = self._transaction is None or not self._transaction.recipients
+        if is_for_nobody and not self._is_pipelining:
+            self._host.faults.append("DATA without MAIL and an accepted RCPT")
+        default = "554 5.5.1 no valid recipients" if is_for_nobody else "354 go ahead"
+        said = await self._say(self._host.script.data, "", default)
+        if not said.startswith(b"354"):
+            return
+        recorded, self._transaction = self._transaction or Recorded(self), None
+        recorded.raw = await self._read_content()
+        self._host.transactions.append(recorded)
+        self._host.changed()
+        if is_for_nobody:
+            self._host.faults.append("a final dot for nobody")
+        await self._say(self._host.script.eod, "", "250 2.0.0 taken", recorded)
+
+    async def _read_content(self) -> bytes:
+        during = self._host.script.content
+        content = bytearray(b"\r\n")
+        searched = 0
+        while (end := content.find(b"\r\n.\r\n", searched)) < 0:
+            searched = max(0, len(content) - 4)
+            if during is not None and len(content) >= during.octets:
+                await self._say(during.turn, "", "")
+                during = None
+            content += await self._read()
+        if len(content) > end + 5:
+            self._host.faults.append(f"octets behind the final dot: {bytes(content[end + 5 :])!r}")
+        return bytes(content[2 : end + 5])
+
+    async def _read(self) -> bytes:
+        chunk = await self._reader.read(1 << 16)
+        if not chunk:
+            raise _Ended
+        self.received += chunk
+        self._host.changed()
+        return chunk
+
+    async def _read_line(self) -> str:
+        while b"\n" not in self._buffer:
+            self._buffer += await self._read()
+        line, _, rest = bytes(self._buffer).partition(b"\n")
+        may_go_on = self._is_pipelining and line[:4].upper() in (b"MAIL", b"RCPT")
+        self._buffer[:] = rest if may_go_on else b""
+        if not line.endswith(b"\r") or b"\r" in line[:-1] or b"\0" in line or (rest and not self._buffer):
+            self._host.faults.append(f"not one command: {line + rest!r}")
+        return line.rstrip(b"\r").decode(errors="replace")
+
+    @property
+    def _is_pipelining(self) -> bool:
+        return "PIPELINING" in self._host.extensions
+
+    async def _say(
+        self, scripted: Scripted | None, argument: str, default: str | bytes, recorded: Recorded | None = None
+    ) -> bytes:
+        """Take this phase's turn; return what was said."""
+        turn = turn_of(scripted, argument)
+        said, pending = b"", b""
+        for step in [turn] if isinstance(turn, Step) else turn:
+            words = default if step is DEFAULT else step
+            if isinstance(words, str | bytes):
+                octets = words if isinstance(words, bytes) else words.encode() + b"\r\n"
+                said, pending = said + octets, pending + octets
+                continue
+            await self._send(pending)
+            pending = b""
+            if recorded is not None:
+                recorded.said = said  # before an act that ends the session
+            if isinstance(words, Drip):
+                said += words.octets
+            await self._act(words)
+        if recorded is not None:
+            recorded.said = said
+        await self._send(pending)
+        return said
+
+    async def _send(self, octets: bytes) -> None:
+        if octets:
+            self.writer.write(octets)
+            await self.writer.drain()
+
+    async def _act(self, act: Act | Drip | Until) -> None:
+        match act:
+            case Drip(octets=octets):
+                for index in range(len(octets)):
+                    await self._send(octets[index : index + 1])
+                    await asyncio.sleep(0)
+            case Until(event=event):
+                await event.wait()
+            case Act(name="gap"):
+                await asyncio.sleep(0)
+            case Act(name="close"):
+                self.writer.close()
+                await self.writer.wait_closed()
+                raise _Ended
+            case Act(name="reset"):
+                self._reset()
+            case Act(name="half-close"):
+                self.writer.write_eof()
+                await self._drop_the_rest()
+            case Act(name="silence"):
+                await self._drop_the_rest()
+            case _:
+                cast("asyncio.Transport", self.writer.transport).pause_reading()
+                await asyncio.Event().wait()
+
+    async def _drop_the_rest(self) -> None:
+        while True:
+            await self._read()
+
+    def _reset(self) -> None:
+        connection: socket.socket = self.writer.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
+        raise _Ended
+
+
+def _token_of(said: bytes) -> ShownToken:
+    """Take a response of XOAUTH2, or of OAUTHBEARER (RFC 7628, 3.1), apart."""
+    head, _, rest = said.decode().partition("\1")
+    name = (
+        head.removeprefix("user=") if head.startswith("user=") else head.partition(",a=")[2].removesuffix(",")
+    )
+    # RFC 5801, 4.
+    name = name.replace("=2C", ",").replace("=3D", "=") if head.startswith("n,") else name
+    return ShownToken(name, rest.partition("auth=Bearer ")[2].rstrip("\1"))
 
 
 class Smarthost:
@@ -93,6 +462,7 @@ class Smarthost:
         self.is_implicit = is_implicit
         self.accounts = {} if is_token and accounts is None else accounts
         self.is_token = is_token
+        """Whether an access token logs in; None: none does."""
         self.mechanisms = tuple(mechanisms)
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -138,12 +508,12 @@ class Smarthost:
 
     def say(self, octets: bytes) -> None:
         for session in self.sessions:
-            if session.is_open and session.writer is not None:
+            if session.is_open:
                 session.writer.write(octets)
 
     def hang_up(self) -> None:
         for session in self.sessions:
-            if session.is_open and session.writer is not None:
+            if session.is_open:
                 session.writer.close()
 
     def changed(self) -> None:
@@ -154,12 +524,11 @@ class Smarthost:
         task = asyncio.current_task()
         if task is not None:
             self._tasks.add(task)
-        session = Session(writer=writer)
+        session = Session(self, reader, writer)
         self.sessions.append(session)
-        dialogue = Dialogue(self, session, reader, writer)
         try:
-            await dialogue.run()
-        except (Ended, OSError, asyncio.CancelledError):
+            await session.run()
+        except (_Ended, OSError, asyncio.CancelledError):
             pass
         except Exception as error:  # noqa: BLE001 - whatever it is, the test that caused it must fail
             self.faults.append(repr(error))

@@ -9,9 +9,11 @@ refresh token, and the old one is refused from then on.  `is_good` is what an up
 that is another program asks at `introspection_url` (RFC 7662).
 """
 
+import secrets
 import threading
 import time
 from collections import deque
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,13 +21,8 @@ from authlib.integrations.flask_oauth2 import AuthorizationServer
 from authlib.oauth2.rfc6749 import ClientMixin, TokenMixin
 from authlib.oauth2.rfc6749.grants import ClientCredentialsGrant, RefreshTokenGrant
 from authlib.oauth2.rfc7523 import JWTBearerGrant
-from authlib.oauth2.rfc7662 import IntrospectionEndpoint
-from authlib.oauth2.rfc8628 import (
-    DeviceAuthorizationEndpoint,
-    DeviceCodeGrant,
-    DeviceCredentialDict,
-)
-from flask import Flask, Response, request
+from authlib.oauth2.rfc8628 import DeviceCodeGrant, DeviceCredentialDict
+from flask import Flask, Response, jsonify, request
 from joserfc.jwk import RSAKey
 from werkzeug.serving import WSGIRequestHandler, make_server
 
@@ -44,16 +41,9 @@ class _Client(ClientMixin):  # type: ignore[misc]  # authlib has no types
     def get_client_id(self) -> str:
         return CLIENT
 
-    def get_default_redirect_uri(self) -> None:
-        return None
-
     def get_allowed_scope(self, scope: str | None) -> str | None:
         scope = scope or "smtp"  # of a signed request it stands in the claims
         return scope if set(scope.split()) <= {"smtp", "offline_access"} else None
-
-    def check_redirect_uri(self, redirect_uri: str) -> bool:
-        del redirect_uri
-        return False
 
     def check_client_secret(self, client_secret: str) -> bool:
         return client_secret == self.secret
@@ -62,42 +52,27 @@ class _Client(ClientMixin):  # type: ignore[misc]  # authlib has no types
         del endpoint
         return method == ("none" if self.secret is None else "client_secret_post")
 
-    def check_response_type(self, response_type: str) -> bool:
-        del response_type
-        return False
-
     def check_grant_type(self, grant_type: str) -> bool:
         del grant_type
         return True
 
 
+@dataclass
 class _Token(TokenMixin):  # type: ignore[misc]  # authlib has no types
-    def __init__(self, fields: dict[str, Any], user: str) -> None:
-        self.fields = fields
-        self.user = user
-        self.was_revoked = False
-        self.ends_at: float = time.monotonic() + fields.get("expires_in", 0)
+    fields: dict[str, Any]
+    user: str
+    ends_at: float
+    was_revoked: bool = False
+
+    @property
+    def is_good(self) -> bool:
+        return not self.was_revoked and time.monotonic() < self.ends_at
 
     def check_client(self, client: ClientMixin) -> bool:
         return bool(client.get_client_id() == CLIENT)
 
     def get_scope(self) -> str:
-        return str(self.fields.get("scope", ""))
-
-    def get_expires_in(self) -> int:
-        return int(self.fields["expires_in"])
-
-    def is_expired(self) -> bool:
-        return time.monotonic() >= self.ends_at
-
-    def is_revoked(self) -> bool:
-        return self.was_revoked
-
-    def get_user(self) -> str:
-        return self.user
-
-    def get_client(self) -> "_Client":
-        return _Client(None)
+        return str(self.fields["scope"])
 
 
 class _Refresh(RefreshTokenGrant):  # type: ignore[misc]  # authlib has no types
@@ -147,57 +122,13 @@ class _Device(DeviceCodeGrant):  # type: ignore[misc]  # authlib has no types
         return self.server.holder.devices.get(device_code)
 
     def query_user_grant(self, user_code: str) -> tuple[str, bool] | None:
-        consents = self.server.holder.consents
-        return (USER, consents[user_code]) if user_code in consents else None
+        del user_code
+        consent = self.server.holder.consent
+        return None if consent is None else (USER, consent)
 
     def should_slow_down(self, credential: Any) -> bool:
         del credential
         return False
-
-
-class _Codes(DeviceAuthorizationEndpoint):  # type: ignore[misc]  # authlib has no types
-    INTERVAL = 1
-
-    def authenticate_client(self, asked: Any) -> "_Client":
-        client: _Client = self.server.holder.client
-        asked.client = client
-        return client
-
-    def get_verification_uri(self) -> str:
-        return f"{self.server.holder.url}/activate"
-
-    def save_device_credential(self, client_id: str, scope: str, data: dict[str, Any]) -> None:
-        fields = {**data, "client_id": client_id, "scope": scope}
-        fields["expires_at"] = time.time() + data["expires_in"]
-        holder = self.server.holder
-        holder.devices[data["device_code"]] = DeviceCredentialDict(fields)
-        if holder.says_at_once is not None:
-            holder.consents[data["user_code"]] = holder.says_at_once
-
-
-class _Asking(ClientMixin):  # type: ignore[misc]  # authlib has no types
-    """An upstream that asks about tokens."""
-
-    def check_client_secret(self, client_secret: str) -> bool:
-        return client_secret == UPSTREAM_SECRET
-
-    def check_endpoint_auth_method(self, method: str, endpoint: str) -> bool:
-        return (method, endpoint) == ("client_secret_basic", "introspection")
-
-
-class _Introspection(IntrospectionEndpoint):  # type: ignore[misc]  # authlib has no types
-    def query_token(self, token_string: str, token_type_hint: str | None) -> "_Token | None":
-        del token_type_hint
-        holder = self.server.holder
-        granted = holder.granted if holder.is_taken else []
-        return next((t for t in granted if t.fields.get("access_token") == token_string), None)
-
-    def check_permission(self, token: "_Token", client: ClientMixin, asked: Any) -> bool:
-        del token, asked
-        return isinstance(client, _Asking)
-
-    def introspect_token(self, token: "_Token") -> dict[str, Any]:
-        return {"active": True, "username": token.user, "scope": token.get_scope()}
 
 
 class _Quiet(WSGIRequestHandler):
@@ -216,10 +147,8 @@ class TokenServer:
         """The form of each request."""
         self.failures: deque[tuple[int, bytes, dict[str, str]]] = deque()
         """Status, content and headers of the next answers, instead of its own."""
-        self.consents: dict[str, bool] = {}
-        """By user code: whether the person said yes."""
-        self.says_at_once: bool | None = None
-        """What a person says to every code that is shown from now on; None: nothing."""
+        self.consent: bool | None = None
+        """What a person says to every code that is shown; None: nothing yet."""
         self.granted: list[_Token] = []
         self.is_taken = True
         """Whether an upstream takes any token."""
@@ -230,7 +159,7 @@ class TokenServer:
         self.devices: dict[str, Any] = {}
         self._app = Flask("token-server")
         self._server = make_server("127.0.0.1", 0, self._app, threaded=True, request_handler=_Quiet)
-        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))  # how soon it stops
         self._define()
 
     @property
@@ -255,18 +184,18 @@ class TokenServer:
     def refresh_token(self, *, scope: str = "smtp") -> str:
         """Return a refresh token as a consent of before gave it."""
         text = f"consent-{len(self.granted)}-0123456789"
-        self.granted.append(_Token({"refresh_token": text, "scope": scope}, USER))
+        self.granted.append(_Token({"refresh_token": text, "scope": scope}, USER, 0.0))
         return text
 
     def is_good(self, token: Any) -> bool:
         """Return whether an upstream takes it; `token` has a `name` and a `token`."""
-        return self.is_taken and any(
-            each.fields.get("access_token") == token.token
-            and not each.was_revoked
-            and not each.is_expired()
-            and each.user == token.name
-            for each in self.granted
-        )
+        found = self._found(token.token)
+        return found is not None and found.user == token.name
+
+    def _found(self, access_token: str) -> _Token | None:
+        """Return the token that an upstream takes."""
+        good = [each for each in self.granted if self.is_taken and each.is_good]
+        return next((each for each in good if each.fields["access_token"] == access_token), None)
 
     def revoke_access(self) -> None:
         """Refuse all access tokens given so far, though their time is not over."""
@@ -281,18 +210,14 @@ class TokenServer:
         self._app.config["OAUTH2_REFRESH_TOKEN_GENERATOR"] = True
 
         def save(token: dict[str, Any], asked: Any) -> None:
-            self.granted.append(_Token(token, asked.user or USER))
+            ends_at = time.monotonic() + token["expires_in"]
+            self.granted.append(_Token(token, asked.user or USER, ends_at))
 
-        clients = {UPSTREAM: _Asking()}
-        server = AuthorizationServer(
-            self._app, lambda name: self.client if name == CLIENT else clients.get(name), save
-        )
+        server = AuthorizationServer(self._app, {CLIENT: self.client}.get, save)
         server.holder = self
         server._token_generators["default"].expires_generator = lambda _client, _grant: self.life_seconds
         for grant in (_Refresh, _Credentials, _Assertion, _Device):
             server.register_grant(grant)
-        server.register_endpoint(_Codes)
-        server.register_endpoint(_Introspection)
 
         @self._app.post("/token")
         def token() -> Response:
@@ -305,12 +230,17 @@ class TokenServer:
 
         @self._app.post("/device")
         def device() -> Response:
-            answer: Response = server.create_endpoint_response("device_authorization")
-            return answer
+            code = {"device_code": secrets.token_urlsafe(30), "user_code": "BCDF-GHJK"}
+            self.devices[code["device_code"]] = DeviceCredentialDict(request.form.to_dict(), **code)
+            code["verification_uri"] = f"{self.url}/activate"
+            return jsonify(**code, expires_in=900, interval=1)
 
         @self._app.post("/introspect")
         def introspect() -> Response:
-            if not self.is_introspecting:
+            asks = request.authorization
+            if not self.is_introspecting or asks is None:
                 return Response(status=503)
-            answer: Response = server.create_endpoint_response("introspection")
-            return answer
+            found = self._found(request.form["token"])
+            if (asks.username, asks.password) != (UPSTREAM, UPSTREAM_SECRET) or found is None:
+                return jsonify(active=False)
+            return jsonify(active=True, username=found.user, scope=found.get_scope())

@@ -151,7 +151,7 @@ def test_a_wrong_call_does_nothing(practised: Practised) -> None:
 
 
 def test_a_login_ends_with_a_token_on_disk(practised: Practised) -> None:
-    practised.server.says_at_once = True
+    practised.server.consent = True
     code, output = practised.run("login", "isp")
 
     token = (practised.folder / "refresh").read_text().strip()
@@ -164,7 +164,7 @@ def test_a_login_ends_with_a_token_on_disk(practised: Practised) -> None:
 
 
 def test_a_refused_login_keeps_what_there_was(practised: Practised) -> None:
-    practised.server.says_at_once = False
+    practised.server.consent = False
     practised.consent()
     before = (practised.folder / "refresh").read_text()
 

@@ -137,6 +137,8 @@ def test_a_report_states_every_field() -> None:
         of_bob,
     ]
     assert list(blocks(found)[1])[:2] == ["Original-Recipient", "Final-Recipient"]
+    for shown in ("<alice@example.com>", "<bob@example.com>", "550 5.1.1 No such user", "smtp.example.net"):
+        assert shown in words(found)
 
 
 def test_a_warning_says_until_when_it_is_tried_and_names_no_attempt_that_was_not_made() -> None:
@@ -156,26 +158,6 @@ def test_a_warning_says_until_when_it_is_tried_and_names_no_attempt_that_was_not
     assert of_alice["Last-Attempt-Date"] == LAST
     assert "WARNING ONLY" in words(found)
     assert UNTIL in words(found)
-
-
-def test_a_success_is_told_as_relayed_and_never_as_delivered() -> None:
-    found = written(relayed())
-
-    assert parsed(found)["Subject"] == "Mail Passed On"
-    assert blocks(found)[1]["Action"] == "relayed"
-    assert b"delivered" not in found.lower()
-    assert "delivered" not in words(found).lower()
-
-
-def test_the_part_for_people_tells_what_became_of_each() -> None:
-    each = dict(zip(Reason, ("refused@x", "late@x", "gone@x", "went@x", "waits@x"), strict=True))
-    found = words(written(*(failed(name, reason) for reason, name in each.items())))
-
-    places = [found.find(f"<{name}>") for name in each.values()]
-    assert places == sorted(places)
-    assert places[0] > 0
-    assert found.count("550 5.1.1 No such user") == 3
-    assert found.count("(upstream: smtp.example.net)") == 5
 
 
 def test_addresses_beyond_ascii_are_named_for_machines_and_people() -> None:
@@ -297,12 +279,9 @@ NAMED = b"To: <list@example.org>, <member@example.org>\r\n"
         (HEADER + b"\r\nfailed addresses follow:\r\n victim@example.org\r\n", ""),
     ],
 )
-@pytest.mark.parametrize("others", [[], [relayed()]])
-def test_a_list_manager_guesses_nobody_where_no_failed_recipient_is_ascii(
-    content: bytes, text: str, others: list[ReportedRecipient]
-) -> None:
+def test_a_list_manager_guesses_nobody_where_no_failed_recipient_is_ascii(content: bytes, text: str) -> None:
     bad = replace(failed("jürgen@bücher.example"), diagnostic=text)
-    found = written(bad, *others, about=message(content=content, dsn=FULL))
+    found = written(bad, relayed(), about=message(content=content, dsn=FULL))
 
     assert all_failures(email.message_from_bytes(found)) == (frozenset(), frozenset())
     assert returned(found) == content.partition(b"\r\n\r\n")[0].removesuffix(b"\r\n") + b"\r\n"
@@ -313,3 +292,4 @@ def test_a_list_manager_scores_nobody_for_what_did_not_fail(recipient: ReportedR
     found = written(recipient, about=message(content=GUESSED_FROM + NAMED + WHOLE))
 
     assert not scan_message(email.message_from_bytes(found))
+    assert b"delivered" not in found.lower()  # an upstream does not tell that

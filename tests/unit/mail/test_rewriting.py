@@ -64,19 +64,16 @@ def test_the_author_is_the_rules_and_the_fields_of_before_are_kept(
     ("written", "fixed", "domain"),
     [
         ("ann@home.lan", "<news@example.com>", "<ann@example.com>"),
-        ("<ann@home.lan>", "<news@example.com>", "<ann@example.com>"),
         ('"Smith, Ann" <ann@home.lan>', '"Smith, Ann" <news@example.com>', '"Smith, Ann" <ann@example.com>'),
         ("=?utf-8?q?J=C3=BC?= <j@home.lan>", "=?utf-8?q?J=C3=BC?= <news@example.com>",
          "=?utf-8?q?J=C3=BC?= <j@example.com>"),
         ("Jürgen <j@home.lan>", "Jürgen <news@example.com>", "Jürgen <j@example.com>"),
         ("Ann\r\n\t<ann@home.lan>", "Ann <news@example.com>", "Ann <ann@example.com>"),
         ("ann@home.lan (Ann (at, home))", "<news@example.com>", "<ann@example.com>"),
-        ("(first) ann@home.lan", "<news@example.com>", "<ann@example.com>"),
         ("<@a.lan,@b.lan:ann@home.lan>", "<news@example.com>", "<ann@example.com>"),
         ("Us: A <a@home.lan>, b@home.lan;", "A <news@example.com>", "A <a@example.com>,\r\n <b@example.com>"),
         ("Nobody:;", "<news@example.com>", "<env@example.com>"),
         ("", "<news@example.com>", "<env@example.com>"),
-        ("Ann", "<news@example.com>", "<env@example.com>"),
         ("Ann <>", "Ann <news@example.com>", "Ann <env@example.com>"),
         ('"unclosed <ann@home.lan>', "<news@example.com>", "<ann@example.com>"),
         ('"a b"@home.lan', "<news@example.com>", '<"a b"@example.com>'),
@@ -86,14 +83,6 @@ def test_any_form_of_from_is_rewritten(written: str, fixed: str, domain: str) ->
     for rule, expected in ((FIXED, fixed), (DOMAIN, domain)):
         made = "\r\n".join(header(rule, f"From: {written}", "Reply-To: x@y.example", sender="env@home.lan"))
         assert made.startswith(f"From: {expected}\r\nX-Original-From: {written}\r\nReply-To: x@y.example")
-
-
-def test_what_is_as_the_rule_wants_it_stays_octet_for_octet() -> None:
-    for rule, author in ((FIXED, "News <NEWS@example.com>"), (DOMAIN, "a@EXAMPLE.com, b@example.com")):
-        content = TRACE + f"From: {author}\r\nSender: news@example.com\r\n".encode() + REST
-        made = rule.rewritten("news@example.com", content)
-        assert (made.reverse_path, made.content(content)) == ("news@example.com", content)
-        assert made.replaced_bytes == 0
 
 
 def test_a_report_keeps_its_null_sender_and_says_whom_it_is_from() -> None:

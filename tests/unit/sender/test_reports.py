@@ -15,8 +15,7 @@ from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.queue.queued import State
 from relay.status.snapshot import MessageView, QueueState, RecipientView
-from tests.fakes.smarthost import Script, Smarthost, Turn, Until
-from tests.fakes.smarthost_dialogue import Recorded
+from tests.fakes.smarthost import Recorded, Script, Smarthost, Turn, Until
 from tests.fakes.virtual_time import pass_time
 from tests.unit.sender.in_process_relay import Relay, hurry, policy_of, virtual_clock
 

@@ -24,8 +24,11 @@ def only_reply(octets: bytes) -> Reply:
         (b"250-a\r\n250-b\r\n250 c\r\n", Reply(250, None, "a b c", ("a", "b", "c"))),
         (b"550 5.1.1 who?\r\n", Reply(550, "5.1.1", "5.1.1 who?", ("5.1.1 who?",))),
         (b"550 5.1.1\r\n", Reply(550, "5.1.1", "5.1.1", ("5.1.1",))),
-        (b"571 5.7.1 no\r\n", Reply(571, "5.7.1", "5.7.1 no", ("5.7.1 no",))),
         (b"250 caf\xc3\xa9 \x1b[31m\x7f\r\n", Reply(250, None, "caf? ?[31m?", ("caf? ?[31m?",))),
+        # A line may end in LF.
+        (b"550\n", Reply(550, None, "", ("",))),
+        (b"550-5.1.1 no\n550 no\r\n", Reply(550, "5.1.1", "5.1.1 no no", ("5.1.1 no", "no"))),
+        (b"550 5.1.1 n\ro\0\r\r\n", Reply(550, "5.1.1", "5.1.1 n o?", ("5.1.1 n o?",))),
     ],
 )
 def test_reply_is_taken_apart(octets: bytes, expected: Reply) -> None:
@@ -69,32 +72,8 @@ def test_what_is_not_exactly_a_reply_is_malformed(octets: bytes) -> None:
     assert str(caught.value).isascii()
 
 
-def test_of_a_line_without_end_a_part_is_kept() -> None:
-    parser = ReplyParser()
-    parser.feed(b"250-5 o'clock ")
-    for _ in range(200):
-        parser.feed(b"x" * 1000)
-        assert parser.next_reply() is None
-    parser.feed(b"\r\n250 ok\r\n")
-    reply = parser.next_reply()
+def test_of_a_long_line_a_part_is_kept() -> None:
+    reply = only_reply(b"250-5 o'clock " + b"x" * 200_000 + b"\r\n250 ok\r\n")
 
-    assert reply is not None
-    assert reply.code == 250
     assert reply.text.startswith("5 o'clock")
     assert sum(map(len, reply.lines)) <= MAX_LINE_BYTES
-    assert not parser.held_bytes
-
-
-@pytest.mark.parametrize(
-    ("octets", "lines"),
-    [
-        (b"550 5.1.1 no\n", ("5.1.1 no",)),
-        (b"550-5.1.1 no\n550 no\r\n", ("5.1.1 no", "no")),
-        (b"550\n", ("",)),
-        (b"550 5.1.1 n\ro\0\r\r\n", ("5.1.1 n o?",)),
-    ],
-)
-def test_a_line_may_end_in_lf_and_its_text_may_be_anything(octets: bytes, lines: tuple[str, ...]) -> None:
-    reply = only_reply(octets)
-
-    assert (reply.code, reply.lines) == (550, lines)

@@ -4,8 +4,6 @@ import itertools
 from base64 import b64encode
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from relay.mail.dsn import DsnRequest, Notify, RecipientRequest, Ret
 from relay.smtp import replies
@@ -60,27 +58,18 @@ EXPECTED: dict[bytes, tuple[tuple[SessionState, ...], str | tuple[str, ...]]] = 
 """In GREETED, READY, SENDER and RECIPIENTS: the states after a command, and its replies."""
 
 
-class Refusing:
-    """An owner that says what it is told to."""
-
-    def __init__(self) -> None:
-        self.sender: str | None = None
-        self.recipient: str | None = None
+class Owner:
+    """Refuses nobody."""
 
     def sender_refusal(self, reverse_path: str, size_bytes: int) -> str | None:
         assert size_bytes <= 1000
         assert reverse_path in ("", "a@b", "e@f")
-        return self.sender
-
-    def recipient_refusal(self, recipient: str) -> str | None:
-        assert "@" in recipient
-        return self.recipient
+        return None
 
 
 def machine(
     state: SessionState = GREETED,
     *,
-    owner: Refusing | None = None,
     mechanisms: tuple[str, ...] = MECHANISMS,
     has_starttls: bool = True,
     is_trusted: bool = True,
@@ -89,9 +78,7 @@ def machine(
 ) -> SessionMachine:
     """Return a machine in a state."""
     terms = ServerTerms("relay.example", 1000, 3, mechanisms, has_starttls=has_starttls)
-    made = SessionMachine(
-        terms, owner or Refusing(), is_trusted=is_trusted, is_private=is_private, is_tls=is_tls
-    )
+    made = SessionMachine(terms, Owner(), is_trusted=is_trusted, is_private=is_private, is_tls=is_tls)
     for line in PREFIXES[state]:
         made.take(line)
     assert made.state is state
@@ -122,27 +109,48 @@ def test_a_command_has_its_reply_and_its_state(line: bytes, state: SessionState)
         assert snapshot(session) == before
 
 
+MAIL_REFUSED = {
+    b"MAIL": "501 5.5.4",
+    b"MAIL TO:<a@b>": "501 5.5.4",
+    b"MAIL FROM:<a>": "501 5.1.7",
+    b"MAIL FROM:<a@b>x": "501 5.5.4",
+    "MAIL FROM:<é@b>".encode(): "553 5.6.7",
+    b"MAIL FROM:<a@b> BODY": "501 5.5.4",
+    b"MAIL FROM:<a@b> BODY=9BIT": "501 5.5.4",
+    b"MAIL FROM:<a@b> SIZE=x": "501 5.5.4",
+    b"MAIL FROM:<a@b> SIZE=1001": "552 5.3.4",
+    b"MAIL FROM:<a@b> SMTPUTF8=1": "501 5.5.4",
+    b"MAIL FROM:<a@b> RET": "501 5.5.4",
+    b"MAIL FROM:<a@b> ENVID=+": "501 5.5.4",
+    b"MAIL FROM:<a@b> X=Y": "555 5.5.4",
+}
+
+
+@pytest.mark.parametrize(("line", "reply"), MAIL_REFUSED.items())
+def test_a_mail_that_is_none_is_told_why(line: bytes, reply: str) -> None:
+    assert machine(READY).take(line).startswith(reply)
+
+
 @pytest.mark.parametrize(
     "line",
     [
-        *(b"HELO", b"EHLO", b"STARTTLS x", b"AUTH", b"AUTH GSSAPI", b"AUTH PLAIN ?", b"MAIL"),
-        *(b"MAIL FROM:<a>", b"MAIL FROM:<a@b> SIZE=1001", b"MAIL FROM:<a@b> X=Y", b"RCPT", b"RCPT TO:<>"),
-        *(b"RCPT TO:<a@b> X=Y", b"DATA x", b"RSET x", b"QUIT x", b"BDAT 1", b"", b"\xff"),
+        *(b"HELO", b"EHLO", b"STARTTLS x", b"AUTH", b"AUTH GSSAPI", b"AUTH PLAIN ?", b"RCPT", b"RCPT TO:<>"),
+        *(b"RCPT TO:<a@b> X=Y", b"DATA x", b"RSET x", b"QUIT x", b"BDAT 1", b"", b"\xff", *MAIL_REFUSED),
     ],
 )
-@pytest.mark.parametrize("state", TAKING)
-def test_a_refused_line_changes_nothing(line: bytes, state: SessionState) -> None:
-    session = machine(state)
-    before = snapshot(session)
+def test_a_refused_line_changes_nothing(line: bytes) -> None:
+    for state in TAKING:
+        session = machine(state)
+        before = snapshot(session)
 
-    assert session.take(line)[0] == "5"
-    assert snapshot(session) == before
-
-
-FACTS = list(itertools.product([False, True], repeat=5))
+        assert session.take(line)[0] == "5"
+        assert snapshot(session) == before
 
 
-@pytest.mark.parametrize(("is_trusted", "has_users", "has_starttls", "is_private", "is_tls"), FACTS)
+@pytest.mark.parametrize(
+    ("is_trusted", "has_users", "has_starttls", "is_private", "is_tls"),
+    list(itertools.product([False, True], repeat=5)),
+)
 @pytest.mark.parametrize("line", [b"MAIL FROM:<a@b>", b"RCPT TO:<a@b>"])
 def test_nobody_relays_who_may_not(
     line: bytes, *, is_trusted: bool, has_users: bool, has_starttls: bool, is_private: bool, is_tls: bool
@@ -167,30 +175,6 @@ def test_nobody_relays_who_may_not(
         assert told == replies.NOT_A_CLIENT
 
 
-@pytest.mark.parametrize(("is_extended", "has_users", "has_starttls", "is_private", "is_tls"), FACTS)
-def test_a_password_is_asked_for_only_where_nobody_reads_it(
-    is_extended: bool, has_users: bool, has_starttls: bool, is_private: bool, is_tls: bool
-) -> None:
-    session = machine(
-        mechanisms=MECHANISMS if has_users else (),
-        has_starttls=has_starttls,
-        is_private=is_private,
-        is_tls=is_tls,
-    )
-    offered = session.take(b"EHLO x" if is_extended else b"HELO x")
-    told = session.take(b"AUTH LOGIN")
-
-    may_ask = has_users and (is_private or is_tls)
-    assert ("AUTH PLAIN LOGIN" in offered) == (is_extended and may_ask)
-    assert ("STARTTLS" in offered) == (is_extended and has_starttls and not is_tls)
-    if not has_users:
-        assert told == replies.AUTH_NOT_OFFERED
-    elif not is_extended:
-        assert told == replies.NEEDS_EHLO
-    else:
-        assert told == (USERNAME if may_ask else replies.NEEDS_TLS)
-
-
 def test_who_logged_in_may_relay_until_tls_begins() -> None:
     session = machine(VERIFYING, is_trusted=False)
     assert session.proof == Credentials("mjd", "open sesame")
@@ -206,45 +190,6 @@ def test_who_logged_in_may_relay_until_tls_begins() -> None:
     assert snapshot(session) == (GREETED, None, None, True, None, None, False)
     assert session.take(b"MAIL FROM:<a@b>") == replies.NEEDS_AUTH
     assert session.take(b"AUTH LOGIN") == replies.NEEDS_EHLO
-
-
-@pytest.mark.parametrize(
-    ("lines", "reply"),
-    [
-        ([b"AUTH PLAIN", b"*"], replies.AUTH_CANCELLED),
-        ([b"AUTH PLAIN *"], replies.AUTH_CANCELLED),
-        ([b"AUTH PLAIN", b"?"], replies.AUTH_MALFORMED),
-        ([b"AUTH PLAIN ="], replies.AUTH_MALFORMED),
-        ([b"AUTH PLAIN", b64encode(b"mjd")], replies.AUTH_MALFORMED),
-        ([b"AUTH PLAIN", b64encode(b"root\0mjd\0x")], replies.AUTH_FAILED),
-        ([b"AUTH LOGIN", b64encode(b"\xff")], replies.AUTH_MALFORMED),
-        ([b"AUTH LOGIN", b64encode(b"mjd"), b"*"], replies.AUTH_CANCELLED),
-        ([b"AUTH CRAM-MD5"], "504 5.5.4 Only PLAIN and LOGIN are known"),
-    ],
-)
-def test_an_exchange_that_proves_nothing_is_over(lines: list[bytes], reply: str) -> None:
-    session = machine(READY, has_starttls=False)
-    said = session.take(lines[0])
-    for line in lines[1:]:
-        assert said.startswith("334 ")
-        said = session.respond(line)
-
-    assert said == reply
-    assert session.state is READY
-    assert session.user is None
-
-
-def test_the_owner_refuses_what_it_cannot_take() -> None:
-    owner = Refusing()
-    session = machine(READY, owner=owner)
-    owner.sender, owner.recipient = "452 4.3.1 Full", "550 5.1.1 Gone"
-
-    assert session.take(b"MAIL FROM:<a@b>") == "452 4.3.1 Full"
-    assert snapshot(session) == snapshot(machine(READY))
-    owner.sender = None
-    session.take(b"MAIL FROM:<a@b>")
-    assert session.take(b"RCPT TO:<c@d>") == "550 5.1.1 Gone"
-    assert session.state is SENDER
 
 
 def test_a_recipient_is_taken_once_with_what_was_asked_last_and_too_many_are_refused() -> None:
@@ -266,35 +211,3 @@ def test_a_recipient_is_taken_once_with_what_was_asked_last_and_too_many_are_ref
     last = RecipientRequest(Notify.DELAY, "rfc822;c@d")
     none = RecipientRequest()
     assert session.transaction.dsn == DsnRequest(Ret.HDRS, "x+2By", (last, none, none))
-
-
-LINES = st.one_of(
-    st.binary(max_size=40),
-    st.sampled_from([*EXPECTED, b"AUTH PLAIN " + GOOD, b"RCPT TO:<c@d>", GOOD, b"*", b"GET /"]),
-)
-
-
-@given(lines=st.lists(LINES, max_size=40), is_trusted=st.booleans())
-def test_any_walk_keeps_the_promises(lines: list[bytes], is_trusted: bool) -> None:
-    session = machine(is_trusted=is_trusted)
-    has_proven = False
-    for line in lines:
-        reply = session.respond(line) if session.state is EXCHANGE else session.take(line)
-        if session.state is VERIFYING:
-            reply = session.judged(PasswordCheck.RIGHT if line.endswith(GOOD) else PasswordCheck.WRONG)
-            has_proven = has_proven or line.endswith(GOOD)
-
-        assert reply.isascii()
-        assert reply[0] in "2345"
-        assert (session.transaction is not None) <= (is_trusted or has_proven)
-        match session.state:
-            case SessionState.OVER:
-                return
-            case SessionState.SECURING:
-                session.secured()
-                has_proven = False
-            case SessionState.CONTENT:
-                assert session.transaction is not None
-                assert session.transaction.recipients
-                session.go_on()
-        assert (session.state in (SENDER, RECIPIENTS)) == (session.transaction is not None)

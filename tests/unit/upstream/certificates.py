@@ -1,4 +1,7 @@
-"""Certificates for tests, made by the `openssl` program: a CA, what it signed, and what it did not."""
+"""Certificates for tests, made by the `openssl` program: a CA, what it signed, and what it did not.
+
+They have no key identifiers, as those of many private authorities.
+"""
 
 import ssl
 import subprocess
@@ -7,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _NEW = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+_BARE = ("-addext", "subjectKeyIdentifier=none", "-addext", "authorityKeyIdentifier=none")
 _HERE = "DNS:localhost,IP:127.0.0.1"
 
 
@@ -25,7 +29,7 @@ class Certificates:
 
 def make_certificates(folder: Path) -> Certificates:
     """Make them all in a folder."""
-    ca = _self_signed(folder, "ca", "-subj", "/CN=Test CA")
+    ca = _self_signed(folder, "ca", "-subj", "/CN=Test CA", *_BARE)
     return Certificates(
         ca.with_suffix(".crt"),
         _signed(folder, "right", _HERE),
@@ -33,14 +37,6 @@ def make_certificates(folder: Path) -> Certificates:
         _signed(folder, "expired", _HERE, days="-1"),
         _self_signed(folder, "self", "-subj", "/CN=localhost", "-addext", f"subjectAltName={_HERE}"),
     )
-
-
-def without_key_identifiers(folder: Path) -> tuple[Path, Path]:
-    """Return an authority as many private ones are, and what it signed for localhost."""
-    bare = ("-addext", "subjectKeyIdentifier=none", "-addext", "authorityKeyIdentifier=none")
-    ca = _self_signed(folder, "ca", "-subj", "/CN=Old CA", *bare)
-    pem = _signed(folder, "right", "DNS:localhost\nauthorityKeyIdentifier=none")
-    return ca.with_suffix(".crt"), pem
 
 
 def server_context(pem: Path) -> ssl.SSLContext:
@@ -66,7 +62,7 @@ def _signed(folder: Path, name: str, names: str, *, days: str = "30") -> Path:
     pem, ca = folder / f"{name}.pem", folder / "ca.crt"
     request, extensions = pem.with_suffix(".csr"), pem.with_suffix(".ext")
     _openssl(*_NEW, "-keyout", pem.with_suffix(".key"), "-out", request, "-subj", f"/CN={name}")
-    extensions.write_text(f"subjectAltName={names}\n")
+    extensions.write_text(f"subjectAltName={names}\nauthorityKeyIdentifier=none\n")
     signing = ("-CA", ca, "-CAkey", ca.with_suffix(".key"), "-CAcreateserial", "-extfile", extensions)
     _openssl("x509", "-req", "-in", request, *signing, "-out", pem.with_suffix(".crt"), "-days", days)
     return _joined(pem)

@@ -18,12 +18,7 @@ from relay.upstream.connection import UpstreamServer, UpstreamUnavailable, open_
 from relay.upstream.protocol import Timeouts
 from relay.verdicts.verdict import Verdict
 from tests.fakes.smarthost import CLOSE, DEFAULT, RESET, SILENCE, Script, Smarthost, Turn
-from tests.unit.upstream.certificates import (
-    Certificates,
-    outdated_context,
-    server_context,
-    without_key_identifiers,
-)
+from tests.unit.upstream.certificates import Certificates, outdated_context, server_context
 from tests.unit.upstream.sessions import SOON_S, account, connected, transaction
 
 BOTH = pytest.mark.parametrize("tls", [Tls.STARTTLS, Tls.IMPLICIT])
@@ -85,11 +80,7 @@ async def test_no_password_leaves_this_host_in_the_clear() -> None:
     assert "never sent without TLS" in await refused(None, opened)
 
 
-@pytest.mark.parametrize(
-    "turn",
-    [DEFAULT, SILENCE, CLOSE, "421 4.3.2 bye", "500 what?", b"rubbish\r\n", [DEFAULT, DEFAULT]],
-    ids=["221", "silence", "close", "421", "500", "rubbish", "twice"],
-)
+@pytest.mark.parametrize("turn", [DEFAULT, SILENCE, CLOSE, b"rubbish\r\n"], ids=str)
 async def test_close_says_quit_and_ends_whatever_the_host_says(turn: Turn) -> None:
     async with Smarthost(Script(quit=turn)) as host:
         connection = await open_connection(account(host), SystemClock(), Timeouts(quit_s=SOON_S))
@@ -100,8 +91,7 @@ async def test_close_says_quit_and_ends_whatever_the_host_says(turn: Turn) -> No
         assert not connection.is_usable
 
 
-@BOTH
-@pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
+@pytest.mark.parametrize(("tls", "name"), [(Tls.STARTTLS, "127.0.0.1"), (Tls.IMPLICIT, "localhost")])
 async def test_mail_goes_over_tls_after_a_login(tls: Tls, name: str, certificates: Certificates) -> None:
     context = server_context(certificates.right)
     async with Smarthost(tls=context, is_implicit=tls is Tls.IMPLICIT, accounts={"u": "p"}) as host:
@@ -165,20 +155,21 @@ async def test_starttls_that_is_not_offered_ends_it() -> None:
 @pytest.mark.parametrize(
     ("turn", "why"),
     [
-        *(("454 4.7.0 not now", "454 4.7.0 not now"), ("502 5.5.1 what?", "502 5.5.1 what?")),
-        *(("250 sure", "250 sure"), ("421 4.3.2 bye", "421 4.3.2 bye")),
+        ("454 4.7.0 not now", "454 4.7.0 not now"),
+        ("250 sure", "250 sure"),
         ([DEFAULT, b"250 injected\r\n"], "more than the replies"),
-        *(([DEFAULT, b"2"], "more than the replies"), ([DEFAULT, b"421 4.3.2 bye\r\n"], "421 4.3.2 bye")),
-        *(([DEFAULT, CLOSE], ""), ([DEFAULT, RESET], "")),
-        *(([b"22", CLOSE], "in the middle of a reply"), (b"220go\r\n", "not a reply"), (CLOSE, "closed")),
+        ([DEFAULT, b"2"], "more than the replies"),
+        ([DEFAULT, b"421 4.3.2 bye\r\n"], "421 4.3.2 bye"),
+        ([DEFAULT, RESET], ""),
+        (CLOSE, "closed"),
         # What is read after the 220 is not understood as a handshake: the host only listens.
-        *(([DEFAULT, SILENCE], ""), (SILENCE, "within")),
+        ([DEFAULT, SILENCE], ""),
+        (SILENCE, "within"),
     ],
-)  # fmt: skip
+)
 async def test_starttls_that_goes_wrong_ends_it(turn: Turn, why: str, certificates: Certificates) -> None:
     script, context = Script(starttls=turn), server_context(certificates.right)
-    hangs = turn is SILENCE or turn == [DEFAULT, SILENCE]
-    timeouts = Timeouts(tls_s=SOON_S) if hangs else None
+    timeouts = Timeouts(tls_s=SOON_S) if turn in (SILENCE, [DEFAULT, SILENCE]) else None
     async with Smarthost(script, tls=context, accounts={"u": "p"}) as host:
         opened = account(host, tls=Tls.STARTTLS, ca_file=certificates.ca, user="u", password="p")
         assert why in await refused(host, opened, timeouts)
@@ -210,9 +201,8 @@ async def test_what_is_offered_under_tls_alone_counts(certificates: Certificates
             assert connection.unfit(transaction(smtputf8=True).shape) is not None
 
 
-@BOTH
 async def test_an_authority_without_key_identifiers_is_trusted_by_each_python(
-    tls: Tls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     default = ssl.create_default_context
 
@@ -222,17 +212,17 @@ async def test_an_authority_without_key_identifiers_is_trusted_by_each_python(
         return context
 
     monkeypatch.setattr(ssl, "create_default_context", as_python_3_13)
-    ca, pem = without_key_identifiers(tmp_path)
+    ca_file = tmp_path / "ca.pem"  # another one: a context is kept by its file
+    ca_file.write_bytes(certificates.ca.read_bytes())
     async with (
-        Smarthost(tls=server_context(pem), is_implicit=tls is Tls.IMPLICIT) as host,
-        connected(account(host, tls=tls, name="localhost", ca_file=ca)) as connection,
+        Smarthost(tls=server_context(certificates.right)) as host,
+        connected(account(host, tls=Tls.STARTTLS, ca_file=ca_file)) as connection,
     ):
         assert connection.is_usable
 
 
-@BOTH
 async def test_an_upstream_is_shown_the_accounts_certificate_which_logs_in_where_that_is_asked_for(
-    tls: Tls, certificates: Certificates
+    certificates: Certificates,
 ) -> None:
     certificates.wrong_name.chmod(0o600)
     pair = read_key_pair(certificates.wrong_name, None)
@@ -241,9 +231,8 @@ async def test_an_upstream_is_shown_the_accounts_certificate_which_logs_in_where
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(certificates.ca)
     offers = ("PLAIN", "EXTERNAL")
-    is_implicit = tls is Tls.IMPLICIT
-    async with Smarthost(tls=context, is_implicit=is_implicit, accounts={"u": ""}, mechanisms=offers) as host:
-        opened = replace(account(host, tls=tls, ca_file=certificates.ca), pair=pair)
+    async with Smarthost(tls=context, accounts={"u": ""}, mechanisms=offers) as host:
+        opened = replace(account(host, tls=Tls.STARTTLS, ca_file=certificates.ca), pair=pair)
         async with connected(replace(opened, user="u", password="", mechanism=Mechanism.EXTERNAL)):
             assert host.commands[-1] == "AUTH EXTERNAL dQ=="
         # Not of itself: an upstream that offers it may know the relay by its certificate without it.

@@ -52,6 +52,7 @@ async def test_a_message_arrives_unchanged_with_its_envelope() -> None:
         (("SIZE",), False, False, " SIZE=31"),
         (("SIZE 1000", "8BITMIME", "SMTPUTF8"), False, False, " SIZE=31"),
         (("SIZE 0", "8BITMIME"), True, False, " SIZE=31 BODY=8BITMIME"),
+        (("size x", "8bitMime"), True, False, " SIZE=31 BODY=8BITMIME"),
         (("8BITMIME", "SMTPUTF8"), True, True, " BODY=8BITMIME SMTPUTF8"),
     ],
 )
@@ -82,14 +83,13 @@ async def test_what_a_connection_cannot_carry_is_known_before(shape: Shape, stat
         assert host.commands == ["EHLO client.example"]
 
 
-@pytest.mark.parametrize("phase", ["mail", "rcpt", "data", "eod"])
+@pytest.mark.parametrize("phase", ["rcpt", "eod"])
 async def test_a_cancelled_transaction_closes_the_connection(phase: str) -> None:
     async with Smarthost(at(phase, SILENCE)) as host, connected(account(host)) as connection:
         sending = asyncio.create_task(connection.transact(transaction()))
-        verb = "DATA" if phase == "eod" else phase.upper()
-        await host.until(lambda: host.commands[-1].startswith(verb))
-        if phase == "eod":
-            await host.until(lambda: host.transactions)
+        await host.until(
+            lambda: host.transactions if phase == "eod" else host.commands[-1].startswith("RCPT")
+        )
         sending.cancel()
 
         with pytest.raises(asyncio.CancelledError):
@@ -100,7 +100,7 @@ async def test_a_cancelled_transaction_closes_the_connection(phase: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("phase", "longest_ns"), [*((phase, 3 * SECOND_NS // 20) for phase in ("mail", "rcpt", "data")), ("", 0)]
+    ("phase", "longest_ns"), [("mail", SECOND_NS // 10), ("data", SECOND_NS // 10), ("", 0)]
 )
 async def test_a_transaction_ends_before_the_longest_it_may_take(phase: str, longest_ns: int) -> None:
     # The steps could take minutes each, and a third of the whole is for the reply to the dot.
@@ -146,30 +146,14 @@ async def test_content_waits_for_an_upstream_that_does_not_read() -> None:
 
 # Only the time that is over: while the other one reads, this machine may stall for longer.
 @pytest.mark.parametrize(
-    ("turn", "drips", "timeouts"),
-    [
-        (SILENCE, False, Timeouts(eod_s=SOON_S)),
-        (DEAF, False, Timeouts(block_s=SOON_S)),
-        (DEAF, True, Timeouts(block_s=SOON_S)),
-    ],
-    ids=["reads", "does not read", "does not read, and says half a reply"],
+    ("turn", "timeouts"),
+    [(SILENCE, Timeouts(eod_s=SOON_S)), (DEAF, Timeouts(block_s=SOON_S))],
+    ids=["reads", "does not read"],
 )
-async def test_an_upstream_that_does_not_take_the_content_is_given_up(
-    turn: Turn, drips: bool, timeouts: Timeouts
-) -> None:
-    loop, script = asyncio.get_running_loop(), Script(content=During(1000, turn))
+async def test_an_upstream_that_does_not_take_the_content_is_given_up(turn: Turn, timeouts: Timeouts) -> None:
+    script = Script(content=During(1000, turn))
     async with Smarthost(script) as host, connected(account(host), timeouts) as connection:
-
-        def drip(octets: bytes) -> None:
-            if connection.is_usable or host.sessions[0].is_open:
-                host.say(octets)
-                loop.call_later(SOON_S / 2, drip, b"x")
-
-        sending = asyncio.create_task(connection.transact(transaction(chunks=[LINE * 900] * 300)))
-        if drips:
-            await host.until(lambda: host.commands[-1] == "DATA")
-            loop.call_later(SOON_S / 2, drip, b"250-")
-        outcome = await sending
+        outcome = await connection.transact(transaction(chunks=[LINE * 900] * 300))
 
         assert verdicts(outcome) == [DEFER] * 3
         # One that reads to the end may have taken it.
@@ -181,7 +165,6 @@ async def test_an_upstream_that_does_not_take_the_content_is_given_up(
     ("said", "expected"),
     [
         ("552 5.3.4 too big", DEFER),  # it came before the dot: to be said again
-        ("451 4.3.0 out of disk", DEFER),
         ("421 4.3.2 going down", PAUSE),
         ("250 2.0.0 taken already", DEFER),
         (b"rubbish\r\n", DEFER),
@@ -225,58 +208,31 @@ async def test_unreadable_content_is_not_relayed_and_the_error_passed_on(end: OS
         assert not connection.is_usable
 
 
-@pytest.mark.parametrize("sender", ["a>\r\nRCPT TO:<b", "a\n", "a\0b"])
-async def test_a_line_that_would_be_two_is_not_sent(sender: str) -> None:
+async def test_a_line_that_would_be_two_is_not_sent() -> None:
     async with Smarthost() as host, connected(account(host)) as connection:
         with pytest.raises(ValueError, match="control character") as caught:
-            await connection.transact(transaction(reverse_path=sender))
+            await connection.transact(transaction(reverse_path="a>\r\nRCPT TO:<b"))
 
-        assert sender not in str(caught.value)
+        assert "RCPT" not in str(caught.value)
         assert host.commands == ["EHLO client.example"]
 
 
-# What a sender asks to be told (RFC 3461).
-ALL_ASKED = DsnRequest(
-    Ret.HDRS,
-    "QQ+2B1",
-    (
-        RecipientRequest(Notify.SUCCESS | Notify.FAILURE, "rfc822;Al+2Bx@example.org"),
-        RecipientRequest(),
-        RecipientRequest(Notify.NEVER),
-    ),
-)
-OF_MAIL, OF_FIRST = DsnRequest(Ret.HDRS), DsnRequest(recipients=ALL_ASKED.recipients)
-
-
-@pytest.mark.parametrize("offers", [True, False])
-async def test_it_goes_along_where_dsn_is_offered(*, offers: bool) -> None:
-    asked = ["RET=HDRS ENVID=QQ+2B1", "NOTIFY=SUCCESS,FAILURE ORCPT=rfc822;Al+2Bx@example.org", ""]
-    async with (
-        Smarthost(extensions=(*Smarthost.EXTENSIONS, "DSN") if offers else None) as host,
-        connected(account(host)) as connection,
-    ):
-        outcome = await connection.transact(transaction()._replace(dsn=ALL_ASKED))
-
-    assert verdicts(outcome) == [RELAYED] * 3
-    said = [line.partition("> ")[2] for line in host.commands if line.startswith(("MAIL", "RCPT"))]
-    found = [" ".join(word for word in line.split() if not word.startswith("SIZE")) for line in said]
-    assert found == ([*asked, "NOTIFY=NEVER"] if offers else [""] * 4)
+NOTIFY = DsnRequest(recipients=(RecipientRequest(Notify.NEVER), RecipientRequest(), RecipientRequest()))
+RET = DsnRequest(Ret.HDRS)
+RET_AND_NOTIFY = DsnRequest(Ret.HDRS, recipients=NOTIFY.recipients)
 
 
 @pytest.mark.parametrize(
     ("refuses", "reply", "dsn", "expected"),
     [
         # Of parameters: nobody is refused, and they are not sent again.
-        *(("MAIL", reply, ALL_ASKED, "LLL!") for reply in (
-            "555 5.5.4 what?", "501 syntax", "501 5.5.2 what?", "504 5.5.4 no", "500 too long")),
-        ("<a@", "555 5.5.4 no", ALL_ASKED, "LRR!"),
+        *(("MAIL", reply, RET_AND_NOTIFY, "LLL!") for reply in (
+            "555 5.5.4 what?", "501 syntax", "504 5.5.4 no", "500 too long")),
+        ("<a@", "555 5.5.4 no", RET_AND_NOTIFY, "LRR!"),
         # Of an address, or of a command that had none.
-        *(("<a@", reply, ALL_ASKED, "BRR") for reply in (
-            "550 5.1.1 who?", "501 5.1.3 bad address", "553 5.5.4 no", "555 5.1.3 bad address")),
-        ("MAIL", "501 5.5.2 what?", OF_FIRST, "BBB"),
-        ("<b@", "501 5.5.2 what?", OF_MAIL, "RBR"),
-        ("<b@", "501 5.5.2 what?", OF_FIRST, "RBR"),
-        ("<b@", "501 5.5.2 what?", NOTHING_ASKED, "RBR"),
+        *(("<a@", reply, RET_AND_NOTIFY, "BRR") for reply in ("501 5.1.3 bad address", "553 5.5.4 no")),
+        ("MAIL", "501 5.5.2 what?", NOTIFY, "BBB"),
+        *(("<b@", "501 5.5.2 what?", dsn, "RBR") for dsn in (RET, NOTIFY, NOTHING_ASKED)),
     ],
 )  # fmt: skip
 async def test_a_refusal_of_dsns_parameters_refuses_nobody(

@@ -17,42 +17,29 @@ MINUTE, HOUR, DAY = 60, 3600, 86400
         ("Retry in 1 week", 2 * DAY),
         # A sum is all of it.
         ("try again in 1 hour, 30 minutes and 5 seconds.", 90 * MINUTE + 5),
-        ("wait 1 hour(s) and 5 minute(s)", 65 * MINUTE),
-        ("wait 1 hr. 30 min.", 90 * MINUTE),
         ("blocked for 1d 2h 3m 4s", DAY + 2 * HOUR + 3 * MINUTE + 4),
-        ("blocked an hour", HOUR),
         ("try again in 10-15 minutes", 15 * MINUTE),
-        ("a 15-minute penalty applies: wait 15-minutes", 15 * MINUTE),
         # The word that makes it a wait stands before it, or a little off.
         ("wait at least 5 minutes before trying again", 5 * MINUTE),
-        ("your limit will be lifted in 2 hours", 2 * HOUR),
-        ("no mail is accepted for the next 2 hours", 2 * HOUR),
         ("try again later (wait: 5 minutes)", 5 * MINUTE),
         # The longest, whatever stands first.
         ("at most 100 messages in 24 hours, try again in 2 hours", 2 * HOUR),
         ("wait 5 seconds between messages, you are blocked for 1 hour", HOUR),
-        ("blocked for 1 hour, wait 5 seconds between messages", HOUR),
         # A window.
         ("limited to 100 an hour, try again later", None),
-        ("rate limited: 300 in 10 minutes", None),
-        ("try again later, at most 50 mails/5 min", None),
         ("sender rate overlimit - 102.4 / 1h, retry later", None),
         ("exceeded its 24-hour sending limit, try again later", None),
-        ("try again later, over the last 24 hours you sent too much", None),
         ("retry every 5 minutes", None),
         # A time of day, or what is over.
         ("blocked until 18h30m", None),
-        ("try again after 12:30:00", None),
         ("you were blocked 2 hours ago", None),
         # No whole number, no span, or none that is meant.
         ("try again in 1,5 hours", None),
-        ("try again in 3,600 seconds", None),
         ("try again in half an hour", None),
         ("try again later, closing connection. 5b1f17b1804b1-42b5d", None),
         ("connection timed out after 300 seconds", None),
         ("try again in 120", None),
         ("try again in 500 ms", None),
-        ("retry in 250ms", None),
         # Nobody would believe it.
         ("try again in 0 seconds", None),
         ("try again in 9999 hours", None),
