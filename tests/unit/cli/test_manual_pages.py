@@ -7,18 +7,15 @@ from relay.cli.main import COMMANDS
 from tests.system.demand import demand, missing_program
 from tests.unit.cli import manual_pages
 
-PAGES = manual_pages.pages()
-"""Made before any verb runs: click keeps the names of the help option that it met first."""
-
 
 def test_what_is_installed_is_what_the_code_says() -> None:
-    for path, content in PAGES.items():
+    for path, content in manual_pages.pages().items():
         assert path.read_text() == content, f"make docs, for {path}"
 
 
 def test_mandoc_has_no_warning() -> None:
     demand(missing_program("mandoc"))
-    paths = [str(path) for path in PAGES if path.parent.name == "man"]
+    paths = [str(path) for path in manual_pages.pages() if path.parent.name == "man"]
     lint = ["mandoc", "-T", "lint", "-W", "warning", *paths]
     ran = subprocess.run(lint, capture_output=True, text=True, check=False)
 
