@@ -20,13 +20,3 @@ def test_a_step_is_told_once_whatever_time_passes(by_ns: int, passes_ns: int) ->
 
     assert watch.stepped_ns() == (by_ns if abs(by_ns) >= LEAST_STEP_NS else 0)
     assert watch.stepped_ns() == 0
-
-
-@given(st.lists(st.integers(1 - LEAST_STEP_NS, LEAST_STEP_NS - 1), max_size=20))
-def test_slews_are_no_step_however_many(slews_ns: list[int]) -> None:
-    clock = FakeClock()
-    watch = StepWatch(clock)
-
-    for by_ns in slews_ns:
-        clock.step_wall(by_ns)
-        assert watch.stepped_ns() == 0

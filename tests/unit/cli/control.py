@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,17 @@ import pytest
 import uvloop
 
 from relay.cli.main import main
+from relay.clock import SECOND_NS, SystemClock
 from relay.control.client import SOCKET_NAME, ControlClient
 from relay.control.server import ControlServer
 from relay.mail.envelope import QueueId
+from relay.policy.model import Policy
 from relay.policy.source import parse_policy
+from relay.spool.disk.durable import RealDisk
 from relay.status.snapshot import Condition
+from relay.throttle.admission import Request
+from relay.throttle.file_history import FileHistory
+from relay.throttle.throttle import Throttle
 from tests.fakes.clock import FakeClock
 from tests.unit.sender.in_process_relay import Relay
 
@@ -41,13 +47,41 @@ def write_policy(folder: Path, text: str = POLICY, engine: str = "maildir") -> P
     return path
 
 
+def charged(policy: Policy, recipients: Sequence[int], connections: int = 0) -> Path:
+    """Return the history of `isp` after so many connections and messages, each to so many recipients."""
+    clock, path = SystemClock(), policy.history_path("isp")
+    throttle = Throttle(FileHistory(path, RealDisk(), clock), policy.upstreams["isp"].limits, None, clock)
+    connected = [throttle.reserve_connection(SECOND_NS) for _ in range(connections)]
+    for answer in [*connected, *throttle.reserve([Request(each) for each in recipients])]:
+        throttle.settle(answer, clock.boottime_ns())  # type: ignore[arg-type]  # all have room
+    throttle.flush()
+    throttle.close()
+    return path
+
+
+class LoopThread:
+    """A loop that runs in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+
+    def do(self, asked: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(asked, self._loop).result()
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
 class Up:
     """A relay on a loop of its own, and a client of it."""
 
     def __init__(self, folder: Path, text: str) -> None:
-        self._loop = uvloop.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
+        self._loop = LoopThread()
+        self.do = self._loop.do
         (folder / "spool").mkdir(exist_ok=True)
         self.do(self._begin(folder, text))
         self.client = ControlClient(folder / "spool")
@@ -75,15 +109,10 @@ class Up:
         queue_id: QueueId = self.do(self._accept(sender, recipients))
         return queue_id
 
-    def do(self, asked: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(asked, self._loop).result()
-
     def close(self) -> None:
         try:
             self.do(self._end())
         finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
             self._loop.close()
 
 

@@ -99,7 +99,7 @@ def relay_8() -> str:
         "The other verbs look at it or act on it.",
     ]
     for name, command in _commands("relay", relay):
-        with click.Context(command, info_name=name, terminal_width=78) as context:
+        with click.Context(command, info_name=name, terminal_width=78, **relay.context_settings) as context:
             help_lines = map(_escaped, command.get_help(context).splitlines())
         lines += [f".Ss {name}", ".Bd -literal", *help_lines, ".Ed"]
     return "\n".join([*lines, _FILES])

@@ -1,14 +1,10 @@
 """`relay database` on a real server: the tables, and what is refused, in words."""
 
-from contextlib import closing
 from pathlib import Path
 
-import psycopg
 import pytest
 
-from relay.policy.source import parse_policy
 from relay.spool.postgresql import IN_A_DATABASE
-from relay.status.hosts import Hosts
 from tests.fakes.certificates import make_certificates
 from tests.fakes.postgresql import Server
 from tests.system.demand import demand, missing_program
@@ -52,11 +48,6 @@ def test_who_owns_the_tables_lets_the_role_of_the_policy_use_them_and_nothing_el
         server.execute("SET ROLE relay", "DROP TABLE relay.history", database="mail")
 
 
-def test_a_policy_without_a_database_is_told_so(policy_path: Path, run: Run) -> None:
-    assert policy_path.exists()
-    assert run("database", "check").code == 78
-
-
 @pytest.mark.parametrize(
     ("statement", "words"),
     [
@@ -98,20 +89,6 @@ def test_an_upgrade_leads_to_the_version_of_this_relay(server: Server, url: str,
     assert "permission denied" in run("database", "upgrade").err
     server.execute("UPDATE relay.schema_version SET version = 2", database="mail")
     assert "of version 2, and this relay knows 1" in run("database", "upgrade", "--as", url).err
-
-
-def test_the_hosts_of_a_database_are_seen_on_one_connection(url: str, run: Run, policy_path: Path) -> None:
-    assert run("database", "init", "--as", url).code == 0
-    write(policy_path, url)
-    with (
-        closing(Hosts(parse_policy(policy_path.read_bytes(), policy_path))) as hosts,
-        psycopg.connect(url) as asked,
-    ):
-        found = set()
-        for _ in range(3):
-            assert hosts.look() == ()
-            found |= set(asked.execute("SELECT pid FROM pg_stat_activity WHERE application_name = 'relay'"))
-    assert len(found) == 1
 
 
 def test_tls_is_verified_and_no_password_is_told(

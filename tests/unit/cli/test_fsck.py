@@ -7,17 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from relay.clock import SECOND_NS, SystemClock
 from relay.policy.source import parse_policy
 from relay.spool.disk.durable import RealDisk
-from relay.throttle.admission import Request
-from relay.throttle.file_history import FileHistory
-from relay.throttle.throttle import Throttle
 from tests.engines.spool.engine import CONTENT, accept, claimed
 from tests.engines.spool.log_engine import log_on_the_kernel
 from tests.engines.spool.maildir_engine import MaildirEngine, on_the_kernel
 from tests.unit.cli.conftest import Ran, Run
-from tests.unit.cli.control import POLICY, write_policy
+from tests.unit.cli.control import POLICY, charged, write_policy
 
 
 @pytest.fixture
@@ -69,11 +65,7 @@ def test_a_damaged_message_ends_with_65_however_long_it_is(name: str, policy_pat
 
 def test_a_torn_history_ends_with_1_and_a_damaged_history_with_65(engine: MaildirEngine, run: Run) -> None:
     root = Path(engine.root)
-    history = root.parent / "history" / "mjd@smtp.example.net"
-    clock = SystemClock()
-    account = Throttle(FileHistory(history, RealDisk(), clock), [], None, clock)
-    account.reserve([Request(1)])
-    account.close()
+    history = charged(parse_policy(POLICY.encode(), root.parent / "policy.yaml"), [1])
     history.write_bytes(history.read_bytes().rstrip(b"\0") + b"00000000 [[1")
     ran = run("fsck", "--json")
     torn, _ = told(ran)
@@ -94,15 +86,12 @@ def test_a_torn_history_ends_with_1_and_a_damaged_history_with_65(engine: Maildi
     assert last == f"{root}: 0 messages, 3 findings, 3 of them damage"
 
 
-def test_what_cannot_be_verified_is_not_called_clean(
-    engine: MaildirEngine, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("verb", ["fsck", "status"])
+def test_another_user_than_the_spools_is_refused(
+    engine: MaildirEngine, run: Run, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    Path(engine.root).rename(tmp_path / "elsewhere")
-    code, _, err = run("fsck")
-    assert (code, engine.root in err) == (os.EX_NOINPUT, True)
-    (tmp_path / "elsewhere").rename(engine.root)
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
-    code, _, err = run("fsck")
+    code, _, err = run(verb)
     assert (code, f"{engine.root}: it belongs to user" in err) == (os.EX_NOPERM, True)
 
 
@@ -113,13 +102,7 @@ LIMITED = POLICY.replace("limits: []", "limits: [{messages: 3, per: 1h}, {recipi
 def history(policy_path: Path) -> Path:
     """Return the history of a connection and three messages, each to two."""
     policy = parse_policy(LIMITED.encode(), write_policy(policy_path.parent, LIMITED))
-    clock, path = SystemClock(), policy.history_path("isp")
-    account = Throttle(FileHistory(path, RealDisk(), clock), policy.upstreams["isp"].limits, None, clock)
-    for answer in [account.reserve_connection(SECOND_NS), *account.reserve([Request(2)] * 3)]:
-        account.settle(answer, clock.boottime_ns())  # type: ignore[arg-type]  # all have room
-    account.flush()
-    account.close()
-    return path
+    return charged(policy, [2, 2, 2], connections=1)
 
 
 def test_what_was_never_exceeded_is_proven(history: Path, run: Run) -> None:

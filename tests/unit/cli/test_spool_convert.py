@@ -66,11 +66,10 @@ def test_who_uses_the_spool_is_not_disturbed(engine: MaildirEngine, run: Run) ->
 
 
 @pytest.mark.usefixtures("policy_path")
-def test_no_spool_and_no_such_engine_are_told(run: Run) -> None:
+def test_where_no_spool_is_that_is_told(run: Run) -> None:
     for verb in (CONVERT, ("fsck",)):
         code, _, err = run(*verb)
         assert (code, "no spool is here" in err) == (os.EX_NOINPUT, True)
-    assert run("spool", "convert", "--to", "mbox").code == os.EX_USAGE
 
 
 @pytest.mark.parametrize("arguments", [["queue"], ["fsck"], ["queue", "hold", "0000000000000001"]])

@@ -60,26 +60,25 @@ def test_the_socket_is_its_owners_replaces_that_of_the_dead_and_is_gone_at_last(
     assert not path.exists()
 
 
-@pytest.mark.parametrize("question", [ControlClient.snapshot, ControlClient.queue])
+NO_VALUE = SAID + b'{"end":""}\n'
+
+
 @pytest.mark.parametrize(
-    "answer",
+    ("question", "answer"),
     [
-        *(b"", SAID + b"{", SAID + b'{"value":[]}\n{"end"', SAID + b'{"failed":"a fault"}\n'),
-        # No relay of this version says these.
-        *(b"\xff\r\n\r\n", SAID + b"[]\n", SAID + b"7\n", SAID + b'{"said":7}\n'),
-        *(SAID + b'{"value":{"at_ns":7}}\n', SAID + b"[" * 100_000 + b"\n"),
+        *((question, answer) for question in (ControlClient.snapshot, ControlClient.queue) for answer in (
+            b"", SAID + b"{", SAID + b'{"value":[]}\n{"end"', SAID + b'{"failed":"a fault"}\n',
+            # No relay of this version says these.
+            b"\xff\r\n\r\n", SAID + b"[]\n", SAID + b"7\n", SAID + b'{"said":7}\n',
+            SAID + b'{"value":{"at_ns":7}}\n', SAID + b"[" * 100_000 + b"\n")),
+        (ControlClient.snapshot, NO_VALUE),
     ],
-)
+)  # fmt: skip
 def test_an_answer_without_its_end_is_not_the_whole(
     tmp_path: Path, question: Callable[[ControlClient], object], answer: bytes
 ) -> None:
     with answering(tmp_path, answer), pytest.raises(Unreachable):
         question(ControlClient(tmp_path))
-
-
-def test_no_value_where_one_is_asked_for_is_no_answer(tmp_path: Path) -> None:
-    with answering(tmp_path, SAID + b'{"end":""}\n'), pytest.raises(Unreachable):
-        ControlClient(tmp_path).snapshot()
 
 
 def test_a_fault_of_the_relay_is_told_to_both_sides(tmp_path: Path) -> None:
@@ -95,8 +94,8 @@ def test_a_client_that_hangs_up_in_the_middle_is_no_fault(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with relay_up(tmp_path) as up:
-        for _ in range(2000):
-            up.relay.accept(*[f"{'long' * 15}@x.example"] * 3)
+        for _ in range(500):
+            up.relay.accept(*[f"{'long' * 15}@{'long.' * 30}example"] * 3)
         up.do(up.relay.sender.read())
         next(up.client.rows())  # as `relay queue | head` does
         up.client.snapshot()
@@ -104,29 +103,29 @@ def test_a_client_that_hangs_up_in_the_middle_is_no_fault(
 
 
 ACT = b'"verb": "hold", "queue_ids": ["0000000000000001"]'
-
-
-@pytest.mark.parametrize(
-    ("head", "content", "status"),
-    [
-        (b"POST /call/show", b'{"queue_id": "../../etc/passwd"}', b"400"),
-        (b"POST /call/act", b'{"verb": "hold", "queue_ids": ["0000000000000001\\n"]}', b"400"),
-        (b"POST /call/act", ACT.replace(b"hold", b"close").join((b"{", b"}")), b"400"),
-        (b"POST /call/act", b"[" * 100_000, b"400"),
-        (b"POST /call/act", ACT.join((b"{", b', "states": ["blue"]}')), b"400"),
-        # Of another version: what it does not know may have kept a message from what is asked.
-        (b"POST /call/act", ACT.join((b"{", b', "colour": []}')), b"400"),
-        (b"POST /call/rows", b'{"filters": {"senders": ["@x.example"], "colour": "blue"}}', b"400"),
-        (b"POST /call/close", b"{}", b"404"),
-        (b"POST /call/__init__", b"{}", b"404"),
-        (b"GET /call/snapshot", b"", b"405"),
-        (b"POST /call/show", b"[" + b" " * (1 << 22), b"413"),
-    ],
+NO_QUESTIONS = (
+    (b"POST /call/show", b'{"queue_id": "../../etc/passwd"}', b"400"),
+    (b"POST /call/act", b'{"verb": "hold", "queue_ids": ["0000000000000001\\n"]}', b"400"),
+    (b"POST /call/act", ACT.replace(b"hold", b"close").join((b"{", b"}")), b"400"),
+    (b"POST /call/act", b"[" * 100_000, b"400"),
+    (b"POST /call/act", ACT.join((b"{", b', "states": ["blue"]}')), b"400"),
+    # Of another version: what it does not know may have kept a message from what is asked.
+    (b"POST /call/act", ACT.join((b"{", b', "colour": []}')), b"400"),
+    (b"POST /call/rows", b'{"filters": {"senders": ["@x.example"], "colour": "blue"}}', b"400"),
+    (b"POST /call/close", b"{}", b"404"),
+    (b"POST /call/__init__", b"{}", b"404"),
+    (b"GET /call/snapshot", b"", b"405"),
+    (b"POST /call/show", b"[" + b" " * (1 << 22), b"413"),
 )
-def test_what_is_no_question_reaches_nothing(
-    tmp_path: Path, head: bytes, content: bytes, status: bytes
-) -> None:
-    with relay_up(tmp_path), socket.socket(socket.AF_UNIX) as asking:
-        asking.connect(str(tmp_path / "spool" / SOCKET_NAME))
-        asking.sendall(b"%s HTTP/1.0\r\nContent-Length: %d\r\n\r\n%s" % (head, len(content), content))
-        assert asking.makefile("rb").read().partition(b" ")[2].startswith(status)
+
+
+def test_what_is_no_question_reaches_nothing(tmp_path: Path) -> None:
+    with relay_up(tmp_path):
+        for head, content, status in NO_QUESTIONS:
+            with socket.socket(socket.AF_UNIX) as asking:
+                asking.connect(str(tmp_path / "spool" / SOCKET_NAME))
+                asking.sendall(b"%s HTTP/1.0\r\nContent-Length: %d\r\n\r\n%s" % (head, len(content), content))
+                assert asking.makefile("rb").read().partition(b" ")[2].startswith(status), (
+                    head,
+                    content[:80],
+                )

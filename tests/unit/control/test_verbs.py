@@ -1,11 +1,8 @@
 """The verbs: their table cell by cell, on what filters found, and on many messages."""
 
-import asyncio
 import errno
 from pathlib import Path
 from typing import ClassVar
-
-import pytest
 
 from relay.control.operations import (
     ABSENT,
@@ -18,18 +15,15 @@ from relay.control.operations import (
     TABLE,
     UNCHANGED,
     Deed,
-    NotDone,
     Verb,
 )
-from relay.control.operator import AT_ONCE
 from relay.mail.envelope import QueueId
 from relay.queue.queued import State
 from relay.spool.disk.durable import Disk, RealDisk
-from relay.spool.interface import INLINE_BYTES
 from relay.status.filters import Filters
 from relay.status.snapshot import QueueState
 from tests.fakes.smarthost import Script, Smarthost, turns
-from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of
+from tests.unit.sender.in_process_relay import Relay, policy_of
 
 COLUMNS = (State.WAITING, State.DEFERRED, State.HELD, State.REPORTING)
 CELLS: dict[Verb, tuple[Deed | str, ...]] = {
@@ -89,20 +83,6 @@ async def test_a_listing_shows_only_recipients_that_are_left(tmp_path: Path) -> 
             assert found.queue_id == view.queue_id
 
 
-async def test_long_content_that_is_damaged_is_not_told_as_whole(tmp_path: Path) -> None:
-    relay = Relay(policy_of(tmp_path, 1))
-    queue_id = relay.accept(content=CONTENT + b"x\r\n" * INLINE_BYTES)
-    await relay.sender.read()
-    path = next(relay.policy.spool.glob(f"cur/*/{queue_id}"))
-    stored = bytearray(path.read_bytes())
-    stored[-10] ^= 1
-    path.write_bytes(stored)
-
-    with pytest.raises(NotDone):
-        [chunk async for chunk in relay.operator.content(queue_id)]
-    await relay.sender.stop()
-
-
 class FailingRename(RealDisk):
     """Fails as a disk does, and for one message as a fault of ours would."""
 
@@ -126,22 +106,4 @@ async def test_what_goes_wrong_with_one_leaves_the_results_of_the_others(tmp_pat
     disk.fails[ids[1]] = ZeroDivisionError("odd")
     assert await relay.operator.act("hold", [ids[1]]) == {ids[1]: FAULT}
     assert "fault in control: ZeroDivisionError: odd" in relay.log.getvalue()
-    await relay.sender.stop()
-
-
-async def test_other_work_goes_on_between_the_batches_of_a_verb(tmp_path: Path) -> None:
-    relay, ids = await a_relay(tmp_path, 4 * AT_ONCE)
-    turns = 0
-
-    async def other_work() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    other = asyncio.create_task(other_work())
-    assert await relay.operator.act("delete", ids) == dict.fromkeys(ids, OK)
-    other.cancel()
-
-    assert turns > len(ids) // AT_ONCE
     await relay.sender.stop()

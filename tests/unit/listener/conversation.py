@@ -121,13 +121,11 @@ class Room:
         await client.ask(b"EHLO client.example")
         return client
 
-    async def say(self, *pieces: bytes) -> bytes:
+    async def say(self, octets: bytes) -> bytes:
         """Send octets on a connection of their own, close our side, return all replies."""
         client = await self.connect()
         with contextlib.suppress(ConnectionError):  # the listener may have closed first
-            for piece in pieces:
-                await client.send(piece)
-                await asyncio.sleep(0)
+            await client.send(octets)
         client.half_close()
         replies = await client.rest()
         await client.close()

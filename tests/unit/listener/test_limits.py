@@ -94,16 +94,16 @@ async def test_a_stranger_has_a_minute_to_log_in_and_leaves_the_strangers_share_
 
 
 async def test_recipients_above_the_limit_are_for_the_next_transaction() -> None:
-    """RFC 5321, 4.5.3.1.10; the session must survive it, and 10,000 of them at once."""
+    """RFC 5321, 4.5.3.1.10; the session must survive it, and many of them at once."""
     async with listening({"max_recipients": 100, "max_errors": 5}) as room:
         client = await room.greeted()
-        recipients = b"".join(b"RCPT TO:<user%d@example.org>\r\n" % n for n in range(10_000))
+        recipients = b"".join(b"RCPT TO:<user%d@example.org>\r\n" % n for n in range(2_000))
         sending = asyncio.create_task(
             client.send(b"MAIL FROM:<a@b>\r\n" + recipients + b"DATA\r\n.\r\nQUIT\r\n")
         )
         told = await client.rest()
         await sending
-        assert codes(told) == [250] + [250] * 100 + [452] * 9_900 + [354, 250, 221]
+        assert codes(told) == [250] + [250] * 100 + [452] * 1_900 + [354, 250, 221]
         assert b"452 4.5.3 Too many recipients\r\n" in told
 
         (message,) = room.intake.accepted
@@ -117,7 +117,7 @@ async def test_client_that_reads_no_replies_fills_no_memory(monkeypatch: pytest.
         client = await room.connect()
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # it is one of both directions
         client.writer.transport.set_write_buffer_limits(high=1 << 30)
-        client.writer.write(b"EHLO x\r\n" * 1_000_000)
+        client.writer.write(b"EHLO x\r\n" * 40_000)
         tracemalloc.start()
         await until(lambda: room.observer.closed == ["timeout"])
         _, most_bytes = tracemalloc.get_traced_memory()

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from relay.mail.formats import rfc3339
 from relay.policy.model import Auth
 from relay.policy.secrets import (
     MAX_PASSWORD_BYTES,
-    KeyPair,
     NotLoggedIn,
     SecretError,
     read_password_file,
@@ -190,12 +188,3 @@ def test_users_are_read_by_line_and_one_that_is_none_is_named_and_not_shown(writ
         with pytest.raises(SecretError, match=f"{path}: line 2") as caught:
             read_users(path)
         assert not [secret for secret in ("hunter2", "jIcci2") if secret in str(caught.value)]
-
-
-def test_a_certificate_tells_its_end_and_its_fingerprint() -> None:
-    pair = KeyPair(PEM["cert.pem"].encode(), b"")
-
-    assert pair.ends_at_ns is not None
-    assert rfc3339(pair.ends_at_ns) == "2126-10-28T01:53:54.000Z"
-    assert (pair.fingerprint or "").startswith("CE:DC:4B:CA:10:FE:0A:C1:AA:D4")
-    assert KeyPair(b"", b"").ends_at_ns is None

@@ -84,35 +84,18 @@ def _as_value(policy: Any, place: Steps, password: object) -> str:
     return json.dumps(policy if place else password, ensure_ascii=False)
 
 
-def _as_key(policy: Any, place: Steps, password: str) -> str:
+def _twice_as_key(policy: Any, place: Steps, password: str) -> str:
+    """Put it in place of a key, with the value of that, and once more."""
     parent = _at(policy, place[:-1])
-    if place and isinstance(parent, dict):
-        # A name is public where it is one.
-        assume(place[:-1] not in NAMES or not re.fullmatch("[a-z0-9_-]{1,64}", password))
-        parent[password] = parent.pop(place[-1])
-    return json.dumps(policy, ensure_ascii=False)
-
-
-def _beside(policy: Any, place: Steps, password: str) -> str:
-    found = _at(policy, place)
-    if isinstance(found, dict):
-        assume(place not in NAMES or not re.fullmatch("[a-z0-9_-]{1,64}", password))
-        found[password] = {password: 1}
-    return json.dumps(policy, ensure_ascii=False)
-
-
-def _twice(policy: Any, place: Steps, password: str) -> str:
+    if not place or not isinstance(parent, dict):
+        return _as_value(policy, place, password)
+    # A name is public where it is one.
+    assume(place[:-1] not in NAMES or not re.fullmatch("[a-z0-9_-]{1,64}", password))
+    parent[password] = parent.pop(place[-1])
     quoted = json.dumps(password, ensure_ascii=False)
-    return _beside(policy, place, password).replace(f"{quoted}: {{", f"{quoted}: 0, {quoted}: {{", 1)
+    return json.dumps(policy, ensure_ascii=False).replace(f"{quoted}: ", f"{quoted}: 0, {quoted}: ", 1)
 
 
-def _by_an_alias(policy: Any, place: Steps, password: str) -> str:
-    quoted = json.dumps(password, ensure_ascii=False)
-    return _as_value(policy, place, "HERE").replace('"mjd"', f"&x {quoted}").replace('"HERE"', "*x")
-
-
-Way = Callable[[Any, Steps, str], str]
-WAYS: list[Way] = [_as_value, _as_key, _beside, _twice, _by_an_alias]
 BREAKS = st.sampled_from(["", "\n", *"*&!'\"%{}]\t\0\x07@\\", ": ", "<<: ", "---\n"])
 
 
@@ -123,16 +106,16 @@ def _leaks(password: str, told: str) -> list[str]:
     return sorted(form for form in forms if form in told)
 
 
-@given(st.sampled_from(PLACES), st.sampled_from(WAYS), PASSWORDS, BREAKS, st.floats(0, 1))
+@given(
+    st.sampled_from(PLACES), st.sampled_from([_as_value, _twice_as_key]), PASSWORDS, BREAKS, st.floats(0, 1)
+)
 @example(("upstreams", "isp", "auth", "mechanism"), _as_value, "hunter2-hunter3", "", 0)
 @example(("upstreams", "isp", "host"), _as_value, "mjd:hunter2-hunter3@Vw9z.Qk7p", "", 0)
 @example(("upstreams", "two", "auth", "password_file"), _as_value, "hunter2-hunter3", "", 0)
-@example(("upstreams", "isp", "auth"), _beside, "hunter2-hunter3", "", 0)
-@example(("upstreams", "isp", "auth"), _twice, "hunter2-hunter3", "", 0)
+@example(("upstreams", "isp", "auth", "user"), _twice_as_key, "hunter2-hunter3", "", 0)
 @example(("listen", 0, "users_file"), _as_value, "hunter2-hunter3", "", 0)
-@example(("hostname",), _by_an_alias, "hunter2-hunter3", "", 0)
 def test_no_fault_has_a_password_that_is_misplaced(
-    place: Steps, way: Way, password: str, piece: str, where: float
+    place: Steps, way: Callable[[Any, Steps, str], str], password: str, piece: str, where: float
 ) -> None:
     text = way(copy.deepcopy(WHOLE_POLICY), place, password)
     at = int(where * len(text))

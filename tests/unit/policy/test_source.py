@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from relay.policy.document import MAX_BYTES
-from relay.policy.model import SpoolEngine, Tls
+from relay.policy.model import Tls
 from relay.policy.source import PolicyError, read_policy
 from tests.unit.policy.examples import INTERFACE, SMALL, only_fault, parse, places, with_upstream
 
@@ -17,7 +17,6 @@ def test_the_policy_of_the_interface_loads() -> None:
     policy = parse(INTERFACE)
     (listen,), isp = policy.listen, policy.upstreams["isp"]
     assert (policy.spool, policy.default_upstream) == (Path("/etc/relay/var/spool"), "isp")
-    assert policy.storage.engine is SpoolEngine.MAILDIR
     assert (str(listen.address), str(policy.http)) == ("127.0.0.1:2525", "127.0.0.1:9725")
     assert listen.clients == (ip_network("127.0.0.0/8"), ip_network("::1/128"))
     assert (isp.host, isp.port, isp.tls, isp.connections) == ("smtp.example.net", 587, Tls.STARTTLS, 4)

@@ -3,7 +3,7 @@
 from collections import deque
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
@@ -66,7 +66,6 @@ class Line:
         self.throttle.settle(reservation, ends_ns)
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     LIMITS,
     st.integers(1, 3),

@@ -19,7 +19,7 @@ from tests.fakes.smarthost import Smarthost
 from tests.unit.sender.in_process_relay import Relay, policy_of
 
 LIMIT = 100
-MANY = 3000
+MANY = 1000
 
 
 def name_of(number: int) -> QueueId:

@@ -1,5 +1,6 @@
 """Replies that real servers gave, with their sources, and what each has to mean."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,9 +61,11 @@ def parsed(line: str) -> Reply:
     return reply
 
 
+@functools.cache
 def cases(name: str) -> list[Case]:
     """Return the refusals of one file: `own` or `theirs`."""
-    entries = yaml.safe_load((FOLDER / f"{name}.yaml").read_text("utf-8"))["replies"]
+    # In C: the files are long, and read by each process that runs tests.
+    entries = yaml.load((FOLDER / f"{name}.yaml").read_text("utf-8"), Loader=yaml.CSafeLoader)["replies"]
     found = []
     for index, entry in enumerate(entries):
         reply = parsed(entry.pop("reply"))
