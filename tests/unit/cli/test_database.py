@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from relay.spool.postgresql import IN_A_DATABASE
