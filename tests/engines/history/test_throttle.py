@@ -1,5 +1,6 @@
 """The door of the throttle: what goes when, whatever becomes of its process, the policy and the clocks."""
 
+import contextlib
 import errno
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from relay.clock import SECOND_NS
 from relay.mail.envelope import Envelope
 from relay.throttle.admission import Place, Request, TooLarge, Wait, request_for
 from relay.throttle.file_history import LONGEST_BELIEVED_NS
+from relay.throttle.history import HistoryError
 from relay.throttle.limit import ForEach, PlainLimit
 from relay.throttle.throttle import Reservation, Throttle
 from tests.engines.history.limits import (
@@ -178,6 +180,27 @@ def test_what_is_asked_while_the_disk_is_waited_for_waits_for_nothing(clock: Fak
     granted(account, 1)
 
     assert told == [clock.boottime_ns() + 60 * SECOND_NS, 2]
+
+
+def test_a_file_whose_name_may_not_be_durable_is_written_again_before_a_grant(
+    memory: ModelDisk, clock: FakeClock
+) -> None:
+    account = throttle(PATH, memory, clock, LIMITS, replace_above_bytes=0)
+    settle(account, clock, *granted(account, 1))
+    inode = memory.inode(str(PATH))
+    memory.fail(Fault(1, errno.EIO, kinds=frozenset({"sync_directory"}), forever=True))
+    while memory.inode(str(PATH)) == inode:
+        with contextlib.suppress(HistoryError):
+            ask(account, 1)
+        clock.advance(200 * SECOND_NS)
+    memory.heal()
+    doubtful = memory.inode(str(PATH))
+    assert len(granted(account, 1)) == 1
+    # A second sync of that name would prove nothing.
+    assert memory.inode(str(PATH)) != doubtful
+
+    cut = ModelDisk(memory.platter.after_cut(()))
+    assert len(granted(throttle(PATH, cut, clock, LIMITS), 1, 1, 1)) == 2
 
 
 def test_a_full_disk_that_stops_compaction_stops_no_mail(memory: ModelDisk, clock: FakeClock) -> None:
