@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from relay.clock import SECOND_NS
 from relay.mail.envelope import Envelope
 from relay.throttle.admission import Place, Request, TooLarge, Wait, request_for
-from relay.throttle.file_history import LONGEST_BELIEVED_NS
+from relay.throttle.file_history import LONGEST_BELIEVED_NS, REPLACE_ABOVE_BYTES
 from relay.throttle.history import HistoryError
 from relay.throttle.limit import ForEach, PlainLimit
 from relay.throttle.throttle import Reservation, Throttle
@@ -25,6 +26,7 @@ from tests.engines.history.limits import (
     throttle,
     waiting,
 )
+from tests.engines.history.world import Killed
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
 
@@ -201,6 +203,36 @@ def test_a_file_whose_name_may_not_be_durable_is_written_again_before_a_grant(
 
     cut = ModelDisk(memory.platter.after_cut(()))
     assert len(granted(throttle(PATH, cut, clock, LIMITS), 1, 1, 1)) == 2
+
+
+@pytest.mark.parametrize("call", ["sync_content", "sync_directory"])
+def test_what_the_dead_wrote_is_durable_before_another_adds_to_it(call: str, clock: FakeClock) -> None:
+    """One dies in its commit, or as it replaces the file; another goes on, and the power is cut."""
+    limits, above = [messages(99, seconds=60)], 0 if call == "sync_directory" else REPLACE_ABOVE_BYTES
+    disk = ModelDisk()
+    disk_of_one = disk.another()
+    one = throttle(PATH, disk_of_one, clock, limits, replace_above_bytes=above)
+    other = throttle(PATH, disk, clock, limits)
+    granted(one, 1)
+    other.flush()
+
+    def die(kind: str) -> None:
+        if kind.startswith(call):
+            raise Killed
+
+    disk_of_one.before = die
+    with pytest.raises(Killed):
+        [granted(one, *[1] * 8) for _ in range(9)]  # more than a sector each
+    images: list[ModelDisk] = []
+    disk.after = lambda: images.extend(disk.cuts(random.Random(0), 128))
+    granted(other, 1)
+
+    for image in images:
+        throttle(PATH, image, clock, limits).flush()
+    for image in disk.cuts(random.Random(0), 128):
+        account = throttle(PATH, image, clock, limits)
+        account.flush()
+        assert account.usage()[0].used >= other.usage()[0].used
 
 
 def test_a_full_disk_that_stops_compaction_stops_no_mail(memory: ModelDisk, clock: FakeClock) -> None:
