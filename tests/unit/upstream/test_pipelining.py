@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relay.upstream.protocol import Timeouts
 from relay.upstream.transaction import AHEAD
 from relay.verdicts.outcome import Outcome
 from relay.verdicts.verdict import Verdict
 from tests.fakes.smarthost import CLOSE, DEFAULT, Script, Smarthost, Turn, Until, turns
-from tests.unit.upstream.sessions import account, connected, transaction, verdicts
+from tests.unit.upstream.sessions import SOON_S, account, connected, transaction, verdicts
 
 RELAYED = Verdict.RELAYED
 REFUSALS = ("450 4.2.1 busy", "550 5.1.1 who?", "421 4.3.2 closing")
@@ -64,6 +65,25 @@ async def test_any_number_of_recipients_is_named_in_order_and_once(count: int) -
             assert verdicts(await connection.transact(transaction(*recipients))) == [RELAYED] * count
 
         assert [relayed.recipients for relayed in host.relayed] == [recipients] * 2
+
+
+@pytest.mark.parametrize(
+    ("mail", "rcpt"),
+    [
+        (DEFAULT, [b"", "550 5.1.1 b?", "450 4.2.1 c is busy"]),
+        (DEFAULT, ["450 4.2.1 a is busy", "450 4.2.1 b is busy", b""]),
+        (b"", ["550 5.1.1 a?", "450 4.2.1 b is busy", "450 4.2.1 c is busy"]),
+    ],
+    ids=["first", "last", "mail"],
+)
+async def test_a_reply_that_never_comes_bounces_nobody_else(mail: Turn, rcpt: list[Turn]) -> None:
+    timeouts = Timeouts(mail_s=SOON_S, rcpt_s=SOON_S, data_s=SOON_S)
+    script = Script(mail=mail, rcpt=turns(*rcpt), data="554 5.5.1 no valid recipients")
+    async with Smarthost(script) as host, connected(account(host), timeouts) as connection:
+        outcome = await connection.transact(transaction())
+
+        assert not any(answer.verdict is Verdict.BOUNCE or answer.is_unproven for answer in outcome.answers)
+        assert not connection.is_usable
 
 
 @given(

@@ -11,7 +11,7 @@ from relay.policy.shipped import provider_rules, providers, standard_judge, stan
 from relay.smtp.reply import Phase, Reply
 from relay.verdicts.echo import ClientWords
 from relay.verdicts.outcome import Answer, gravest
-from relay.verdicts.verdict import ABOUT_US, BEFORE_MAIL, WORDS, Judge, Ruling, Scope, Verdict
+from relay.verdicts.verdict import ABOUT_US, BEFORE_MAIL, WORDS, Judge, Layer, Ruling, Scope, Verdict
 from tests.unit.policy.corpus import parsed
 
 TEXTS = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=40) | st.sampled_from(
@@ -52,6 +52,11 @@ def test_every_reply_has_a_verdict_only_5yz_bounces_and_nothing_before_mail(
     assert ruling.words in {*WORDS, "relayed"}
     # The last layer knows every refusal, so that each verdict has a rule and a source.
     assert reply.code < 400 or (ruling.rule is not None and ruling.rule.source)
+
+
+def test_an_enhanced_code_at_the_end_counts_where_none_is_in_front() -> None:
+    assert standard_judge().ruling(Phase.RCPT, parsed("550 bad address (#5.1.1)")).layer is Layer.CODE
+    assert standard_judge().ruling(Phase.RCPT, parsed("550 bad address (#4.1.1)")).layer is Layer.DEFAULT
 
 
 def test_a_refusal_at_mail_that_quotes_the_sender_pauses_it_alone() -> None:

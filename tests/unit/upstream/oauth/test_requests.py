@@ -3,6 +3,7 @@
 Sharing, rotation and refused tokens: tests/unit/sender/oauth.
 """
 
+import asyncio
 import json
 from typing import Any
 from urllib.parse import parse_qs
@@ -95,13 +96,14 @@ async def test_a_secret_follows_no_redirect() -> None:
 
 
 class Owner:
-    """Another process has put a newer refresh token into the file by the time that the old one is refused."""
+    """Where the old refresh token is refused, another process has put a newer one into the file meanwhile."""
 
-    def __init__(self) -> None:
-        self.refresh_token, self.asked = "old", list[str]()
+    def __init__(self, refresh_token: str) -> None:
+        self.refresh_token, self.asked = refresh_token, list[str]()
 
     async def ask(self, request: TokenRequest) -> tuple[int, bytes, str]:
         self.asked += parse_qs(request.form)["refresh_token"]
+        await asyncio.sleep(0)
         if self.asked == ["old"]:
             self.refresh_token = "r"
             return 400, b'{"error": "invalid_grant"}', ""
@@ -123,8 +125,15 @@ class Owner:
         raise AssertionError(error)
 
 
+async def test_connections_that_open_at_once_share_one_request() -> None:
+    owner = Owner("r")
+    tokens = Tokens(_browser(), USER, owner.ask, owner, FakeClock())
+    assert await asyncio.gather(*(tokens.token() for _ in range(5))) == ["a"] * 5
+    assert owner.asked == ["r"]
+
+
 async def test_a_secret_put_there_meanwhile_is_tried() -> None:
-    owner = Owner()
+    owner = Owner("old")
     assert await Tokens(_browser(), USER, owner.ask, owner, FakeClock()).token() == "a"
     assert owner.asked == ["old", "r"]
 
