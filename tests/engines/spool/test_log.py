@@ -398,6 +398,45 @@ def test_a_listener_that_lives_keeps_what_it_has_yet_to_announce() -> None:
     assert [name for name in life.disk.names(f"{ROOT}/log") if not name.startswith(("sender", "check"))] == []
 
 
+@pytest.mark.parametrize("segment_bytes", [1, 100_000])
+def test_an_owner_that_looks_at_any_instant_misses_nothing_and_takes_nothing_early(
+    segment_bytes: int,
+) -> None:
+    """Of a stream that grows only what is announced counts."""
+    looks = 0
+    for nth in itertools.count(1):
+        life = Life(ModelDisk())
+        spool = life.open()
+        spool.claim(1)
+        view, calls = life.disk.another(), itertools.count(1)
+        chance = random.Random(3).randbytes
+        intake = LogIntake(ROOT, view, life.engine.clock, chance, segment_bytes=segment_bytes)
+        accepted: list[QueueId] = []
+        found: list[QueueId] = []
+
+        def look(
+            _step: str,
+            spool: LogSpool = spool,
+            nth: int = nth,
+            calls: Iterator[int] = calls,
+            lists: tuple[list[QueueId], list[QueueId]] = (found, accepted),
+        ) -> None:
+            if next(calls) == nth:
+                lists[0].extend(message.queue_id for message in spool.claim(9))
+                assert lists[0] == lists[1]
+
+        view.before = look
+        for _ in range(3):
+            queue_id = accept(intake, content=CONTENT)
+            accepted.append(queue_id)
+        found += [message.queue_id for message in claimed(spool)]
+        assert found == accepted
+        if next(calls) <= nth:
+            break
+        looks += 1
+    assert looks > 10
+
+
 def test_long_mail_stays_where_the_spool_is_tidied_while_its_listener_announces() -> None:
     life, content = Life(ModelDisk()), b"Subject: minutes\r\n\r\n" + b"All agreed.\r\n" * 30_000
     intake, spool = life.engine.intake(), life.open()
