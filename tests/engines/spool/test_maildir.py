@@ -1,18 +1,20 @@
 """The maildir engine: held to the suite that every engine is held to, and what is its own."""
 
+import errno
 import itertools
 import os
 from pathlib import Path
 
 import pytest
 
+from relay.spool.base import READ_AGAIN_NS
 from relay.spool.identity import report_id
-from relay.spool.interface import Report, Settlement
+from relay.spool.interface import Report, Settlement, SpoolBusy
 from relay.spool.maildir.layout import FORMAT, prepare
 from tests.engines.spool.conformance import EVERY, REPORT, Conformance, FailingConformance, begun, watched
 from tests.engines.spool.engine import BOUNCED, CONTENT, ENVELOPE, accept, claimed, note, read, settle
 from tests.engines.spool.maildir_engine import MaildirEngine, on_the_kernel, on_the_model
-from tests.fakes.disk import ModelDisk
+from tests.fakes.disk import Fault, ModelDisk
 
 
 class TestOnTheModel(FailingConformance):
@@ -61,6 +63,29 @@ def test_several_first_starts_at_once_end_in_one_format(monkeypatch: pytest.Monk
         if next(calls) <= nth:
             break
     assert nth > 100
+
+
+def test_a_full_disk_does_not_keep_the_sender_from_starting() -> None:
+    engine = on_the_model()
+    engine.start().close()
+    view = watched(engine)
+    view.fail(Fault(1, errno.ENOSPC, kinds=frozenset({"write"}), path="/lock", forever=True))
+    assert claimed(engine.start()) == []
+    view.heal()
+    with pytest.raises(SpoolBusy, match="unknown"):
+        engine.start()
+
+
+def test_a_full_disk_that_takes_no_name_holds_up_nobody_else() -> None:
+    engine = on_the_model()
+    view, intake = watched(engine), engine.intake()
+    queue_ids = [accept(intake) for _ in range(3)]
+    spool = engine.start()
+    view.fail(Fault(1, errno.ENOSPC, kinds=frozenset({"rename"}), path=queue_ids[0], forever=True))
+    assert [message.queue_id for message in claimed(spool)] == queue_ids[1:]
+    view.heal()
+    engine.clock.advance(READ_AGAIN_NS)
+    assert [message.queue_id for message in claimed(spool)] == queue_ids[:1]
 
 
 def test_a_report_that_is_given_up_is_owed_no_more_after_a_loss_of_power() -> None:
