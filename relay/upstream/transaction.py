@@ -28,7 +28,7 @@ from relay.smtp.reply import Phase, Reply
 from relay.upstream.protocol import Broken, Garbled, Late, Lost, StrictProtocol, Timeouts
 from relay.verdicts.echo import HEADER_BYTES, ClientWords
 from relay.verdicts.outcome import Answer, Need, Outcome, gravest, is_about_dsn
-from relay.verdicts.verdict import Judge, Scope, Verdict, verdict_of_silence
+from relay.verdicts.verdict import Judge, Scope, Verdict
 
 RCPT_ACCEPTED = frozenset({250, 251, 252})
 """RFC 5321, 4.3.2, and 252: it will try.  Harmless, since only the final dot relays."""
@@ -376,7 +376,9 @@ class Exchange:
             return broken.answer(phase, Verdict.LATER if self._is_reused else Verdict.PAUSE)
         if broken.reply is not None:
             return self._answer(broken.reply)
-        return broken.answer(phase, verdict_of_silence(phase))
+        # Not PAUSE: a message whose content makes the upstream hang up each time must step aside, not stop
+        # all others for ever.
+        return broken.answer(phase, Verdict.DEFER)
 
     # What becomes of the recipients.
 

@@ -225,15 +225,6 @@ class Judge:
         return Ruling(rule.verdict, rule.scope, rule, wait_ns, window_ns, is_too_much(text), named, text)
 
 
-def verdict_of_silence(phase: Phase) -> Verdict:
-    """Return what it means that no proper reply came: lost, late, malformed, unasked.
-
-    Never BOUNCE.  From MAIL on it is DEFER, not PAUSE: a message whose content makes
-    the upstream hang up each time must step aside, not stop all others for ever.
-    """
-    return Verdict.PAUSE if phase in BEFORE_MAIL else Verdict.DEFER
-
-
 def _lines(reply: Reply) -> list[str]:
     """Return the lines of a reply; the code that the first begins with is no part of the others."""
     first, *others = reply.lines or (reply.text,)
