@@ -20,7 +20,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.system.namespaces import enter
 from tests.system.processes import children_of
 from tests.system.relay import PROJECT, RelayProcess
 from tests.system.waiting import HANG_S
@@ -42,13 +41,11 @@ serve(int(sys.argv[1]), main)
 class Warm:
     """An interpreter with the relay in it; what it forked ends with it."""
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self) -> None:
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-c", _PROGRAM, str(theirs.fileno())]
         with theirs:
-            self._process = subprocess.Popen(
-                command, cwd=PROJECT, pass_fds=[theirs.fileno()], env=os.environ | (environment or {})
-            )
+            self._process = subprocess.Popen(command, cwd=PROJECT, pass_fds=[theirs.fileno()])
 
     def fork(
         self,
@@ -57,15 +54,10 @@ class Warm:
         environment: Mapping[str, str],
         *,
         descriptors: tuple[int, int] | None = None,
-        network: str | None = None,
     ) -> "Forked":
-        """Start `relay WORDS` with these three standard files.
-
-        `descriptors`: how many it may have, softly and at most; `network`: the path of its namespace.
-        """
+        """Start `relay WORDS` with these three standard files, and so many descriptors, softly and at most."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        order: dict[str, Any] = {"words": words, "environment": dict(environment)}
-        order |= {"descriptors": descriptors, "network": network}
+        order = {"words": words, "environment": dict(environment), "descriptors": descriptors}
         with theirs:
             socket.send_fds(self._orders, [json.dumps(order).encode()], [*fds, theirs.fileno()])
         return Forked(ours)
@@ -133,19 +125,12 @@ class WarmRelay(RelayProcess):
         super().__init__(folder, upstreams, **policy)
         self.descriptors: tuple[int, int] | None = None
         """How many descriptors it may have, softly and at most."""
-        self.warm: Warm | None = None
-        """What it is forked from, if not from the one of this process."""
-        self.network: str | None = None
-        """The path of its network namespace, if it is in another one."""
-        self.log_fd: int | None = None
-        """Where its log goes, if not into its file."""
 
     def spawn(self, **environment: str) -> None:
         with self._log_path.open("ab") as log, Path(os.devnull).open("r+b") as nothing:
-            fds = nothing.fileno(), nothing.fileno(), self.log_fd or log.fileno()
+            fds = nothing.fileno(), nothing.fileno(), log.fileno()
             words = ["run", "--policy", str(self.policy_path)]
-            limits: dict[str, Any] = {"descriptors": self.descriptors, "network": self.network}
-            self._relay = (self.warm or shared()).fork(words, fds, os.environ | environment, **limits)
+            self._relay = shared().fork(words, fds, os.environ | environment, descriptors=self.descriptors)
 
     def command(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
         return run(*arguments, stdin=stdin, environment={"RELAY_POLICY": str(self.policy_path)})
@@ -205,8 +190,6 @@ def _become(
         os.close(fd)
     if order["descriptors"]:
         resource.setrlimit(resource.RLIMIT_NOFILE, tuple(order["descriptors"]))
-    if order["network"]:
-        enter(order["network"])
     told.send(str(os.getpid()).encode())
     told.close()
     sys.argv = ["relay", *order["words"]]
