@@ -156,7 +156,9 @@ class _Session(asyncio.Protocol):
             return "501 5.5.4 Who are you?"
         self._abandon()
         self._is_greeted = True
-        return "".join(f"250-{line}\r\n" for line in ("strict.invalid", *self._host.offers)) + "250 AUTH PLAIN"
+        return (
+            "".join(f"250-{line}\r\n" for line in ("strict.invalid", *self._host.offers)) + "250 AUTH PLAIN"
+        )
 
     def _authenticate(self, argument: str) -> str:
         self._is_known = argument == f"PLAIN {LOGIN}"

@@ -55,7 +55,7 @@ class Warm:
         *,
         descriptors: tuple[int, int] | None = None,
     ) -> "Forked":
-        """Start `relay WORDS` with these three standard files, and so many descriptors, softly and at most."""
+        """Start `relay WORDS` with these standard files, and so many descriptors, softly and at most."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         order = {"words": words, "environment": dict(environment), "descriptors": descriptors}
         with theirs:
