@@ -17,7 +17,6 @@ DEBIAN_PACKAGES = {
     "mkfs.ext4": "e2fsprogs",
     "mkfs.xfs": "xfsprogs",
     "mandoc": "mandoc",
-    "mmdebstrap": "mmdebstrap",
     "openssl": "openssl",
     "postfix": "postfix",
     "prometheus": "prometheus",

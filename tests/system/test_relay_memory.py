@@ -16,10 +16,10 @@ from tests.system.relay import RelayProcess
 from tests.system.smtp_tools import smtp_sink, smtp_source
 from tests.system.waiting import free_port
 
-pytestmark = pytest.mark.measures
+pytestmark = pytest.mark.full
 
-CLIENTS = 20
-CONTENT_BYTES = 25_000_000
+CLIENTS = 12
+CONTENT_BYTES = 16_000_000
 RELAYED = 6
 """How many of them go out again: more than there are connections."""
 MOST_GROWTH_BYTES = 64 * 1024 * 1024
@@ -76,7 +76,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(tmp_path)
 
 
-def test_twenty_clients_with_25_megabytes_each_need_little_memory(folder: Path) -> None:
+def test_twelve_clients_with_16_megabytes_each_need_little_memory(folder: Path) -> None:
     demand(smtp_tools.why_missing())
     down = {"host": "127.0.0.1", "port": free_port(), "tls": "none"}
     with RelayProcess(folder, {"isp": down}) as relay:
