@@ -58,9 +58,9 @@ class Image:
     config: Mapping[str, Any]
     """As the image has it: `User`, `Entrypoint`, `Healthcheck` and so on."""
 
-    def start(self, volumes: Mapping[str, Path], *command: str, log: IO[bytes]) -> "subprocess.Popen[bytes]":
-        """Run it, or another command in it; `volumes` by where they are in it, `log` for its stderr."""
-        command = command or (*self.config["Entrypoint"], *self.config["Cmd"])
+    def start(self, volumes: Mapping[str, Path], *, log: IO[bytes]) -> "subprocess.Popen[bytes]":
+        """Run it; `volumes` by where they are in it, `log` for its stderr."""
+        command = (*self.config["Entrypoint"], *self.config["Cmd"])
         environment = dict(each.split("=", 1) for each in self.config["Env"])
         environment |= {"USER": self.config["User"], "WORKDIR": self.config["WorkingDir"]}
         environment["PATH"] += ":/usr/sbin:/sbin"
@@ -110,7 +110,7 @@ def _base(folder: Path) -> Path:
     """Return an archive with the files of a few packages of this machine, and of all that they depend on."""
     depended_on = _run(*_DEPENDED_ON.split(), *_PACKAGES).splitlines()
     packages = [name for name in depended_on if not name.startswith((" ", "<"))]
-    listed = [Path(line) for line in _run("dpkg-query", "-L", *packages).splitlines() if line[0] == "/"]
+    listed = [Path(line) for line in _run("dpkg-query", "-L", *packages).splitlines() if line.startswith("/")]
     # By their true names: /bin and others are links here (usrmerge), and go first.
     files = {str(path.parent.resolve() / path.name) for path in listed if path.name}
     links = [path for path in ("/bin", "/sbin", "/lib", "/lib64") if Path(path).is_symlink()]
