@@ -259,10 +259,8 @@ HAND_OVER = {
 def through(given: Mapping[str, Sequence[Message]]) -> Iterator[tuple[str, int, list[str]]]:
     """Hand messages over in each way; return with each how many were refused, and what is wrong."""
     with tempfile.TemporaryDirectory() as name, StrictSmarthost(Path(name), LIMIT, seed=0) as upstream:
-        relay = RelayProcess(Path(name), {"isp": upstream.upstream(limits=[LIMIT])})
-        relay.policy["listen"][0]["max_errors"] = 100_000
-        relay.write_policy()
-        with relay:
+        isp = upstream.upstream(limits=[LIMIT])
+        with RelayProcess(Path(name), {"isp": isp}, listen={"max_errors": 100_000}) as relay:
             refused = {way: HAND_OVER[way](relay, messages) for way, messages in given.items()}
             with contextlib.suppress(TimeoutError):  # then what is amiss is told below
                 relay.wait_until_empty(within_s=PATIENCE_S)

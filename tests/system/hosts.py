@@ -1,6 +1,5 @@
 """Relays as on several hosts: a folder, a port and a spool for each, and one PostgreSQL for their account."""
 
-import smtplib
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,7 @@ def of_one_queue(folder: Path, name: str, isp: dict[str, Any], url: str) -> Warm
 
 
 def send(relay: WarmRelay, number: int = 0) -> None:
-    with smtplib.SMTP("127.0.0.1", relay.port) as session:
-        session.sendmail("mjd@front.test", [f"r{number}.0@list.test"], f"Subject: {number}\r\n\r\nhello\r\n")
+    relay.send(f"r{number}.0@list.test", content=f"Subject: {number}\r\n\r\nhello\r\n")
 
 
 def make_tables(relay: WarmRelay) -> None:

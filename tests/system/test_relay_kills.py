@@ -148,9 +148,8 @@ def _suffer(
         # Of every third message a recipient is refused, on purpose.
         isp = host.upstream(connections=CONNECTIONS, limits=[limit], shield=None)
         spool = {"path": "./spool", "engine": engine}
-        relay = WarmRelay(folder, {"isp": isp}, spool=spool, reports={"per_hour": None})
-        relay.policy["listen"][0]["processes"] = listeners
-        relay.write_policy()
+        listen = {"processes": listeners}
+        relay = WarmRelay(folder, {"isp": isp}, listen=listen, spool=spool, reports={"per_hour": None})
         relay.start()
         with Feeder(relay.port, ahead=0, letter=asked_or_refused) as feeder:
             ordeal = Ordeal(host, relay, feeder, dice, limit)

@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 
+from tests.system.relay import CONTENT, SENDER
 from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import wait_until
 from tests.system.warm import WarmRelay
 
 pytestmark = pytest.mark.full
 
-FROM_TO = ("mjd@front.test", ["r@list.test"])
-CONTENT = "Subject: x\r\n\r\nx\r\n"
 PATIENCE_S = 60
 HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
@@ -30,9 +29,7 @@ def relaying(
 ) -> Iterator[tuple[WarmRelay, StrictSmarthost]]:
     limit = {"messages": 1000, "per": "1s"}
     with StrictSmarthost(folder, limit, seed=1) as host:
-        relay = WarmRelay(folder, {"isp": host.upstream(connections=2, limits=[limit])})
-        relay.policy["listen"][0] |= listen
-        relay.write_policy()
+        relay = WarmRelay(folder, {"isp": host.upstream(connections=2, limits=[limit])}, listen=listen)
         relay.descriptors = descriptors
         relay.start()
         try:
@@ -54,13 +51,10 @@ def silent_clients(port: int, count: int) -> Iterator[None]:
         yield
 
 
-def send_at_last(port: int) -> None:
+def send_at_last(relay: WarmRelay) -> None:
     def is_taken() -> bool:
-        with (
-            contextlib.suppress(smtplib.SMTPException, OSError),
-            smtplib.SMTP("127.0.0.1", port, timeout=PATIENCE_S) as session,
-        ):
-            session.sendmail(*FROM_TO, CONTENT)
+        with contextlib.suppress(smtplib.SMTPException, OSError):
+            relay.send("r@list.test")
             return True
         return False
 
@@ -78,11 +72,11 @@ def test_silent_clients_leave_descriptors_for_the_spool(tmp_path: Path, processe
             silent_clients(relay.port, 400),
         ):
             for _ in range(20):
-                session.sendmail(*FROM_TO, CONTENT)
+                session.sendmail(SENDER, ["r@list.test"], CONTENT)
             host.wait_until(lambda ledger: ledger.relayed == 20)
 
             assert relay.metrics()["process_max_fds"] == 256
-        send_at_last(relay.port)
+        send_at_last(relay)
         host.wait_until(lambda ledger: ledger.relayed == 21)
 
 
@@ -91,7 +85,7 @@ def test_running_out_of_descriptors_altogether_is_survived(tmp_path: Path, proce
     with relaying(tmp_path, processes=processes) as (relay, host):
         session = smtplib.SMTP("127.0.0.1", relay.port, timeout=PATIENCE_S)
         with contextlib.closing(session):
-            session.sendmail(*FROM_TO, CONTENT)
+            session.sendmail(SENDER, ["r@list.test"], CONTENT)
             host.wait_until(lambda ledger: ledger.relayed == 1)
             pids = [relay.pid, *relay.listeners()]
             for pid in pids:
@@ -99,13 +93,13 @@ def test_running_out_of_descriptors_altogether_is_survived(tmp_path: Path, proce
             with silent_clients(relay.port, 50), silent_clients(relay.http_port, 50):
                 for _ in range(2):
                     with pytest.raises(smtplib.SMTPResponseException, match="451"):
-                        session.sendmail(*FROM_TO, CONTENT)
+                        session.sendmail(SENDER, ["r@list.test"], CONTENT)
             for pid in pids[1:]:
                 os.kill(pid, signal.SIGKILL)
                 # Without a descriptor no other one can start.
                 relay.wait_for_log(lambda line: f"listener 127.0.0.1:{relay.port} waits, out of" in line)
             resource.prlimit(relay.pid, resource.RLIMIT_NOFILE, (HARD, HARD))
-            send_at_last(relay.port)
+            send_at_last(relay)
             host.wait_until(lambda ledger: ledger.relayed == 2)
 
         assert len(relay.log()) < 60

@@ -121,10 +121,8 @@ def run(
 class WarmRelay(RelayProcess):
     """A `RelayProcess` that is forked, and whose verbs are."""
 
-    def __init__(self, folder: Path, upstreams: Mapping[str, Any], **policy: Any) -> None:
-        super().__init__(folder, upstreams, **policy)
-        self.descriptors: tuple[int, int] | None = None
-        """How many descriptors it may have, softly and at most."""
+    descriptors: tuple[int, int] | None = None
+    """How many it may have, softly and at most."""
 
     def spawn(self, **environment: str) -> None:
         with self._log_path.open("ab") as log, Path(os.devnull).open("r+b") as nothing:
