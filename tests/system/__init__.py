@@ -4,7 +4,6 @@ Nothing here imports the relay: it is met by SMTP, at its command line, by HTTP 
 
 apart        a layer of its own over this machine, for a package that conflicts with Postfix
 fronts       Exim, OpenSMTPD, sendmail, nullmailer and dma, each in one of its own; msmtp and esmtp
-libraries    Django and nodemailer, in programs that send with them
 snippets     the settings of docs/clients.md, as the tests use them
 postfix      an MTA in front of the relay, or an upstream behind it (SASL, TLS, a mailbox)
 dovecot      what checks the logins of such an upstream: passwords, or access tokens

@@ -21,7 +21,6 @@ DEBIAN_PACKAGES = {
     "postfix": "postfix",
     "prometheus": "prometheus",
     "promtool": "prometheus",
-    "saslpasswd2": "sasl2-bin",
     "nsenter": "util-linux",
     "setpriv": "util-linux",
     "smtp-sink": "postfix",

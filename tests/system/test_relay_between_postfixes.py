@@ -15,7 +15,7 @@ from email.message import EmailMessage
 import pytest
 from flufl.bounce import all_failures
 
-from tests.system import postfix
+from tests.system import dovecot, postfix
 from tests.system.demand import demand
 from tests.system.mailbox import Arrived
 from tests.system.postfix import Postfix
@@ -74,12 +74,15 @@ class Chain:
 
 @pytest.fixture(scope="module")
 def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
-    demand(postfix.why_missing())
+    demand(postfix.why_missing(), dovecot.why_missing())
     folder = tmp_path_factory.mktemp("relay")
     password = folder / "password"
     password.write_text(PASSWORD + "\n")
     password.chmod(0o600)
-    with postfix.upstream(USER, PASSWORD, **UPSTREAM) as upstream:
+    with (
+        dovecot.passwords({USER: PASSWORD}, "cram-md5") as checker,
+        postfix.smarthost(**UPSTREAM, **checker.settings) as upstream,
+    ):
         isp = {
             "host": "localhost",
             "port": upstream.port,
