@@ -223,8 +223,6 @@ class TokenServer:
         self.granted: list[_Token] = []
         self.is_taken = True
         """Whether an upstream takes any token."""
-        self.is_introspecting = True
-        """Whether a program that asks about a token is answered."""
         self.client = _Client(secret)
         self.public_key = public_key
         self.devices: dict[str, Any] = {}
@@ -310,7 +308,5 @@ class TokenServer:
 
         @self._app.post("/introspect")
         def introspect() -> Response:
-            if not self.is_introspecting:
-                return Response(status=503)
             answer: Response = server.create_endpoint_response("introspection")
             return answer

@@ -10,11 +10,10 @@ OF_B = 1_000_000
 """The first number of what is handed to the second host."""
 
 
-def host(folder: Path, name: str, isp: dict[str, Any], url: str, **policy: Any) -> WarmRelay:
+def host(folder: Path, name: str, isp: dict[str, Any], url: str) -> WarmRelay:
     """Return a relay that is not started; its history is in the database."""
     (folder / name).mkdir()
-    policy = {"hostname": f"{name}.test"} | policy
-    return WarmRelay(folder / name, {"isp": {**isp, "history": url}}, **policy)
+    return WarmRelay(folder / name, {"isp": isp | {"history": url}}, hostname=f"{name}.test")
 
 
 def of_one_queue(folder: Path, name: str, isp: dict[str, Any], url: str) -> WarmRelay:

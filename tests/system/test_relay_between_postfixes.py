@@ -188,14 +188,11 @@ def test_values_of_dsn_pass_us_unchanged(chain: Chain) -> None:
     with smtplib.SMTP("127.0.0.1", chain.relay.port, timeout=60) as session:
         session.ehlo()
         assert session.has_extn("dsn")
-        for command, code in (
-            ("MAIL FROM:<mjd@front.test> RET=SOME", 501),
-            ("MAIL FROM:<mjd@front.test> ENVID=a+2", 501),
-            ("MAIL FROM:<mjd@front.test> MT-PRIORITY=3", 555),
-            ("MAIL FROM:<mjd@front.test> ENVID=A+2Bb RET=FULL", 250),
-            (f"RCPT TO:<ann@{LIST}> ORCPT=rfc822;Old+2BAnn@List.Test NOTIFY=SUCCESS", 250),
+        for command in (
+            "MAIL FROM:<mjd@front.test> ENVID=A+2Bb RET=FULL",
+            f"RCPT TO:<ann@{LIST}> ORCPT=rfc822;Old+2BAnn@List.Test NOTIFY=SUCCESS",
         ):
-            assert session.docmd(command)[0] == code, command
+            assert session.docmd(command)[0] == 250, command
         assert session.data(MINUTES.replace(b"\n", b"\r\n"))[0] == 250
     of_message, of_ann = _fields(_report(chain.settled(2)))
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.feeder import Feeder, asked_or_refused
+from tests.system.feeder import Feeder, partly_refused
 from tests.system.kills import Kills, judge, told_relayed_twice
 from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import wait_until
@@ -151,7 +151,7 @@ def _suffer(
         listen = {"processes": listeners}
         relay = WarmRelay(folder, {"isp": isp}, listen=listen, spool=spool, reports={"per_hour": None})
         relay.start()
-        with Feeder(relay.port, ahead=0, letter=asked_or_refused) as feeder:
+        with Feeder(relay.port, ahead=0, letter=partly_refused) as feeder:
             ordeal = Ordeal(host, relay, feeder, dice, limit)
             deck = list(itertools.islice(itertools.cycle(WITH_LISTENERS if listeners else ALONE), times))
             dice.shuffle(deck)
@@ -167,7 +167,7 @@ def _suffer(
             ordeal.kills,
             feeder.acknowledged,
             feeder.attempted,
-            letter=asked_or_refused,
+            letter=partly_refused,
         )
     verdict.assert_good(connections=CONNECTIONS)
     assert told_relayed_twice(relay.log()) == []
@@ -189,7 +189,7 @@ def test_kills_lose_nothing_and_repeat_only_what_was_in_flight(
     tell(f"{engine}: {dict(figures)}")
     assert figures["SIGKILLs"] >= 7
     assert figures["turned_away"] > 0
-    assert figures["reports"] > 50
+    assert figures["reports"] > 30
     assert figures["duplicates"] > 0, "no kill hit a transaction behind its dot"
 
 

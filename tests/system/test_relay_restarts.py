@@ -3,7 +3,6 @@
 import os
 import signal
 import smtplib
-import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -119,34 +118,6 @@ def test_a_listener_process_that_dies_is_replaced(tmp_path: Path, host: StrictSm
         with_survivor.close()
     assert not is_alive(heir)
     assert not is_alive(survivor)
-
-
-def test_a_relay_starts_while_an_orphan_listener_has_the_address(
-    tmp_path: Path, host: StrictSmarthost
-) -> None:
-    relay = WarmRelay(tmp_path, {"isp": host.upstream()}, listen={"processes": 1})
-    relay.start()
-    wait_until(lambda: len(_listeners(relay)) == 1)
-    (orphan,) = _listeners(relay)
-    killed = relay.pid
-    with smtplib.SMTP("127.0.0.1", relay.port, timeout=60) as idle:
-        idle.sendmail(SENDER, [TO], CONTENT)
-        # A kill between the upstream's 250 and the note of it would send this message again.
-        relay.wait_until_empty()
-        with halted(orphan):
-            relay.kill()
-            relay.spawn()
-            relay.wait_for_log(lambda line: " started: " in line and f"relay[{killed}]" not in line)
-            with pytest.raises(subprocess.TimeoutExpired):
-                relay.wait(within_s=1.0)
-        assert idle.getreply()[0] == 421
-        idle.close()
-    wait_until(lambda: not is_alive(orphan))
-    relay.wait_for_log(lambda line: " listening on " in line and f"relay[{relay.pid}]" in line)
-    relay.send(TO)
-    relay.wait_until_empty()
-    assert host.ledger.relayed == 2
-    assert relay.stop() == 0
 
 
 def name_users(path: Path, *names: str) -> None:

@@ -23,11 +23,12 @@ import pytest
 from tests.fakes.token_server import USER, TokenServer
 from tests.system import accounts, dovecot, postfix
 from tests.system.demand import demand
-from tests.system.feeder import SENDER, Feeder, Letter
+from tests.system.feeder import Feeder, Letter
 from tests.system.feeder import letter as plain_letter
 from tests.system.kills import Kills, judge, told_relayed_twice
 from tests.system.ledger import Ledger
 from tests.system.postfix import Postfix
+from tests.system.relay import SENDER
 from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import wait_for_change, wait_until
 from tests.system.warm import WarmRelay

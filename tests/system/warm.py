@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -104,20 +105,6 @@ class Forked:
                 os.kill(self.pid, sig)
 
 
-def run(
-    *words: str, stdin: bytes = b"", environment: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run `relay WORDS` to its end."""
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        given.write(stdin)
-        given.seek(0)
-        fds = given.fileno(), out.fileno(), err.fileno()
-        code = shared().fork(list(words), fds, os.environ | (environment or {})).wait(HANG_S)
-        out.seek(0)
-        err.seek(0)
-        return subprocess.CompletedProcess(words, code, out.read().decode(), err.read().decode())
-
-
 class WarmRelay(RelayProcess):
     """A `RelayProcess` that is forked, and whose verbs are."""
 
@@ -131,7 +118,16 @@ class WarmRelay(RelayProcess):
             self._relay = shared().fork(words, fds, os.environ | environment, descriptors=self.descriptors)
 
     def command(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
-        return run(*arguments, stdin=stdin, environment={"RELAY_POLICY": str(self.policy_path)})
+        with ExitStack() as files:
+            given, out, err = (files.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+            given.write(stdin)
+            given.seek(0)
+            fds = given.fileno(), out.fileno(), err.fileno()
+            surroundings = os.environ | {"RELAY_POLICY": str(self.policy_path)}
+            code = shared().fork(list(arguments), fds, surroundings).wait(HANG_S)
+            out.seek(0)
+            err.seek(0)
+            return subprocess.CompletedProcess(arguments, code, out.read().decode(), err.read().decode())
 
     def kill_all(self) -> None:
         """End it and its listeners, if it has any, at one instant (SIGKILL)."""
