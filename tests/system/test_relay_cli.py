@@ -118,6 +118,7 @@ def test_what_is_done_while_the_relay_is_down_counts_later(operator: Operated) -
     assert (totals["relayed"], totals["bounced"], totals["expired"]) == (5, 0, 0)
 
 
+@pytest.mark.full
 def test_an_operators_pause_lasts_through_kills_until_resume(operator: Operated) -> None:
     relay, told = operator.relay, operator.relay.folder / "told"
     relay.policy["notify"] = [{"command": ["/bin/sh", "-c", f"(cat; echo) >>{told}"]}]

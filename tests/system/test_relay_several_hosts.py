@@ -99,6 +99,7 @@ def test_no_host_knocks_where_another_one_was_refused(tmp_path: Path, url: str) 
 DEAF = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_connected", [True, False])
 def test_a_host_that_did_not_hear_of_a_refusal_sends_nothing_either(
     tmp_path: Path, server: Server, url: str, is_connected: bool
@@ -121,6 +122,7 @@ def test_a_host_that_did_not_hear_of_a_refusal_sends_nothing_either(
         assert (upstream.ledger.relayed, upstream.ledger.refused) == (1, 1)
 
 
+@pytest.mark.full
 def test_a_host_whose_connection_to_its_history_is_lost_goes_on_soon(
     tmp_path: Path, server: Server, url: str, upstream: StrictSmarthost
 ) -> None:

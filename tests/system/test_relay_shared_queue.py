@@ -159,6 +159,7 @@ def test_an_operator_sees_and_ends_on_any_host_what_another_one_has(
     assert {each.recipients for each in upstream.seen()} == {("mjd@front.test",), ("r3.0@list.test",)}
 
 
+@pytest.mark.full
 def test_what_is_in_a_transaction_is_not_ended_from_another_host(
     hosts: tuple[WarmRelay, WarmRelay],
 ) -> None:
