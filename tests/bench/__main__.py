@@ -13,9 +13,9 @@ from rich.table import Table
 
 from relay.policy.model import SpoolEngine
 from relay.spool.engines import ENGINES
-from tests.bench import decisions, disk, hosts, restart
+from tests.bench import cleaning, cost, decisions, disk, hosts, restart
 from tests.bench.contenders import Contender, floor_contender, postfix_contender, relay_contender
-from tests.bench.measure import Load, Round, as_json, run_round, summarise
+from tests.bench.measure import Load, Round, aged, as_json, run_round, summarise
 from tests.system import postfix, smtp_tools
 
 Rows = list[dict[str, Any]]
@@ -32,7 +32,7 @@ def main() -> int:
     with nullcontext() if is_here else disk.stored_on_ext4():
         for mode in modes:
             title, measure = _MODES[mode]
-            if mode == "mail" and (missing := smtp_tools.why_missing()):
+            if mode in _SMTP and (missing := smtp_tools.why_missing()):
                 sys.stderr.write(f"make bench: {missing}\n")
                 return 75
             rows = measure(options, result)
@@ -53,7 +53,7 @@ def _options() -> argparse.Namespace:
         nargs="+",
         choices=[str(name) for name in SpoolEngine],
         default=[str(name) for name in ENGINES],
-        help="of the relay's spool (default: those on a disk; postgresql: by mail)",
+        help="of the relay's spool (default: those on a disk; postgresql: by mail and age)",
     )
     parser.add_argument(
         "--processes",
@@ -83,6 +83,14 @@ def _mail(options: argparse.Namespace, result: dict[str, Any]) -> Rows:
     return summarise(rounds)
 
 
+def _age(options: argparse.Namespace, result: dict[str, Any]) -> Rows:
+    load = Load(options.messages, options.sessions, options.size, keep_connection=True)
+    with _contenders(options, _contenders_of(options)) as contenders:
+        rounds = _run(contenders, [load], options.rounds)
+    result["age"] = as_json(rounds)
+    return aged(rounds)
+
+
 def _contenders_of(options: argparse.Namespace) -> list[Any]:
     beside = [] if postfix.why_missing() else [postfix_contender()]
     many = itertools.product(options.engines, options.processes)
@@ -109,6 +117,11 @@ def _run(contenders: Sequence[Contender], loads: Sequence[Load], count: int) -> 
     return rounds
 
 
+def _cost(options: argparse.Namespace, _result: object) -> Rows:
+    load = Load(options.messages, options.sessions, options.size, keep_connection=True)
+    return cost.rows(load, options.rounds, max(options.processes), options.engines)
+
+
 def _print_table(title: str, rows: Rows) -> None:
     table = Table(title=title)
     for column, value in rows[0].items():
@@ -125,9 +138,17 @@ _MODES: dict[str, tuple[str, Callable[[argparse.Namespace, dict[str, Any]], Rows
     ),
     "mail": ("messages per second, median; ratio to the first", _mail),
     "hosts": ("decisions of hosts on one PostgreSQL", lambda asked, _: hosts.rows(asked.rounds)),
+    "age": ("messages per second through one spool: the first round, the last, and their ratio", _age),
     "restart": ("a start with a long queue", lambda asked, _: restart.rows(asked.messages, asked.engines)),
+    "cleaning": (
+        "settling 20 at once while a tenth is held for ever",
+        lambda asked, _: cleaning.rows(asked.messages, asked.size, asked.engines),
+    ),
+    "cost": ("processor time a message, medians", _cost),
 }
-_STORING = {"mail", "hosts", "restart"}
+_SMTP = {"mail", "age", "cost"}
+"""These need smtp-source and smtp-sink."""
+_STORING = {"mail", "age", "hosts", "restart", "cleaning"}
 """By these the disk counts."""
 
 if __name__ == "__main__":

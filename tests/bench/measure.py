@@ -88,6 +88,26 @@ def summarise(rounds: Sequence[Round]) -> list[dict[str, Any]]:
     return rows
 
 
+def aged(rounds: Sequence[Round]) -> list[dict[str, Any]]:
+    """Return a row for each contender: its last round beside its first."""
+    rows = []
+    for contender in dict.fromkeys(each.contender for each in rounds):
+        own = [each for each in rounds if each.contender == contender]
+        first, last = own[0], own[-1]
+        rows.append(
+            {
+                "contender": contender,
+                "first_accept_rate": round(first.accept_rate, 1),
+                "last_accept_rate": round(last.accept_rate, 1),
+                "accept_ratio": round(last.accept_rate / first.accept_rate, 2),
+                "first_end_to_end_rate": round(first.end_to_end_rate, 1),
+                "last_end_to_end_rate": round(last.end_to_end_rate, 1),
+                "end_to_end_ratio": round(last.end_to_end_rate / first.end_to_end_rate, 2),
+            }
+        )
+    return rows
+
+
 def as_json(rounds: Sequence[Round]) -> list[dict[str, Any]]:
     return [asdict(each) for each in rounds]
 
