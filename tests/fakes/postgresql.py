@@ -27,6 +27,8 @@ class Server:
     bin: Path
     databases: set[str] = field(default_factory=set)
     """Those that `make_database` made."""
+    addresses: str = "127.0.0.1"
+    """Where the next start listens."""
 
     @property
     def url(self) -> str:
@@ -43,7 +45,7 @@ class Server:
         return subprocess.run(command, check=True, capture_output=True, cwd=self.folder).stdout
 
     def start(self) -> None:
-        options = f"-p {self.port} -k {self.folder} -c listen_addresses=127.0.0.1"
+        options = f"-p {self.port} -k {self.folder} -c listen_addresses={self.addresses}"
         self.control("-l", str(self.folder / "log"), "-o", f"{options} -c shared_buffers=16MB", "start")
 
     def stop(self, how: str = "fast") -> None:

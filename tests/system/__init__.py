@@ -2,6 +2,7 @@
 
 Nothing here imports the relay: it is met by SMTP, at its command line, by HTTP and by signals.
 
+namespaces   hosts of this machine with a network and a clock of their own
 apart        a layer of its own over this machine, for a package that conflicts with Postfix
 fronts       Exim, OpenSMTPD, sendmail, nullmailer and dma, each in one of its own; msmtp and esmtp
 snippets     the settings of docs/clients.md, as the tests use them

@@ -12,6 +12,8 @@ DEBIAN_PACKAGES = {
     "dovecot": "dovecot-core",
     "e2fsck": "e2fsprogs",
     "haproxy": "haproxy",
+    "faketime": "faketime",
+    "ip": "iproute2",
     "losetup": "mount",
     "mkfs.btrfs": "btrfs-progs",
     "mkfs.ext4": "e2fsprogs",
@@ -27,6 +29,7 @@ DEBIAN_PACKAGES = {
     "smtp-source": "postfix",
     "swaks": "swaks",
     "systemd-analyze": "systemd",
+    "tc": "iproute2",
     "unshare": "util-linux",
     "xfs_repair": "xfsprogs",
 }

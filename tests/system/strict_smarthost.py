@@ -12,6 +12,7 @@ import asyncio
 import base64
 import random
 import re
+import ssl
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -214,8 +215,10 @@ class StrictSmarthost:
         *,
         seed: int,
         latest_reply_s: float = 0,
+        address: str = "127.0.0.1",
+        context: ssl.SSLContext | None = None,
     ) -> None:
-        """`limit` is as in a policy; its password goes into a file of the folder.
+        """`limit` is as in a policy; its password goes into a file of the folder; `context` is for TLS.
 
         Whoever is called `bad…` it refuses for good, and `stay…` each time for now.
         """
@@ -226,6 +229,7 @@ class StrictSmarthost:
         self._password.chmod(0o600)
         # Not 0: it comes back to the same port after a crash.
         self.port = free_port()
+        self._address, self._context = address, context
         self.ledger = Witness(limit, cut_off_ns=SECOND_NS)
         """What it counted."""
         self.unanswered = 0
@@ -242,7 +246,8 @@ class StrictSmarthost:
     def upstream(self, **more: Any) -> dict[str, Any]:
         """Return it as a section `upstreams.NAME` of a policy, with `more` keys."""
         auth = {"user": USER, "password_file": str(self._password)}
-        return {"host": "127.0.0.1", "port": self.port, "tls": "none", "auth": auth} | more
+        tls = "implicit" if self._context else "none"
+        return {"host": self._address, "port": self.port, "tls": tls, "auth": auth} | more
 
     def seen(self) -> list[Seen]:
         return list(self.ledger.seen)
@@ -328,7 +333,9 @@ class StrictSmarthost:
             self._broken.append(error)
 
     async def _start(self) -> None:
-        self._server = await self._loop.create_server(lambda: _Session(self), "127.0.0.1", self.port)
+        self._server = await self._loop.create_server(
+            lambda: _Session(self), self._address, self.port, ssl=self._context
+        )
 
     async def _stop(self) -> None:
         self._server.close()

@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.system.namespaces import enter
 from tests.system.processes import children_of
 from tests.system.relay import PROJECT, RelayProcess
 from tests.system.waiting import HANG_S
@@ -42,11 +43,13 @@ serve(int(sys.argv[1]), main)
 class Warm:
     """An interpreter with the relay in it; what it forked ends with it."""
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-c", _PROGRAM, str(theirs.fileno())]
         with theirs:
-            self._process = subprocess.Popen(command, cwd=PROJECT, pass_fds=[theirs.fileno()])
+            self._process = subprocess.Popen(
+                command, cwd=PROJECT, pass_fds=[theirs.fileno()], env=os.environ | (environment or {})
+            )
 
     def fork(
         self,
@@ -55,10 +58,15 @@ class Warm:
         environment: Mapping[str, str],
         *,
         descriptors: tuple[int, int] | None = None,
+        network: str | None = None,
     ) -> "Forked":
-        """Start `relay WORDS` with these standard files, and so many descriptors, softly and at most."""
+        """Start `relay WORDS` with these standard files.
+
+        `descriptors`: how many it may have, softly and at most; `network`: the path of its namespace.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        order = {"words": words, "environment": dict(environment), "descriptors": descriptors}
+        order: dict[str, Any] = {"words": words, "environment": dict(environment)}
+        order |= {"descriptors": descriptors, "network": network}
         with theirs:
             socket.send_fds(self._orders, [json.dumps(order).encode()], [*fds, theirs.fileno()])
         return Forked(ours)
@@ -110,12 +118,18 @@ class WarmRelay(RelayProcess):
 
     descriptors: tuple[int, int] | None = None
     """How many it may have, softly and at most."""
+    warm: Warm | None = None
+    """What it is forked from, if not from the one of this process."""
+    network: str | None = None
+    """The path of its network namespace, if it is in another one."""
 
     def spawn(self, **environment: str) -> None:
         with self._log_path.open("ab") as log, Path(os.devnull).open("r+b") as nothing:
             fds = nothing.fileno(), nothing.fileno(), log.fileno()
             words = ["run", "--policy", str(self.policy_path)]
-            self._relay = shared().fork(words, fds, os.environ | environment, descriptors=self.descriptors)
+            self._relay = (self.warm or shared()).fork(
+                words, fds, os.environ | environment, descriptors=self.descriptors, network=self.network
+            )
 
     def command(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
         with ExitStack() as files:
@@ -184,6 +198,8 @@ def _become(
         os.close(fd)
     if order["descriptors"]:
         resource.setrlimit(resource.RLIMIT_NOFILE, tuple(order["descriptors"]))
+    if order["network"]:
+        enter(order["network"])
     told.send(str(os.getpid()).encode())
     told.close()
     sys.argv = ["relay", *order["words"]]

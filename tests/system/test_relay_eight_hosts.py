@@ -1,0 +1,378 @@
+"""Eight relays in eight networks, with clocks wrong by up to a year, one account, one real PostgreSQL.
+
+Relays and the server get SIGKILL, relays are stopped for longer than a transaction may take, and networks are
+cut and slow, each every few seconds and all at once.  The upstream, outside of all that, judges.
+"""
+
+import contextlib
+import itertools
+import random
+import ssl
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.certificates import Certificates
+from tests.fakes.postgresql import Server
+from tests.system import certificate, namespaces
+from tests.system.certificate import Certificate, make_certificate
+from tests.system.demand import demand
+from tests.system.feeder import Feeder
+from tests.system.kills import Kills, judge, told_relayed_twice
+from tests.system.namespaces import Place, clock_wrong_by
+from tests.system.processes import halted
+from tests.system.strict_smarthost import StrictSmarthost, boottime_ns
+from tests.system.waiting import wait_until
+from tests.system.warm import Warm, WarmRelay
+from tests.system.witness import Seen, occupied_share
+
+WRONG_DAYS = (0, 365, -365, 1, -1, 183, -30, 7)
+CONNECTIONS = 5
+OF_ONE = 1_000_000
+"""Letters of each host have numbers of their own."""
+LONGEST_S = 8
+"""That a transaction may take."""
+BACKLOG_WINDOWS = 1.5
+MOST_AT_ONCE = 4
+"""Hosts to which something happens."""
+DECK = ("kill", "cut", "kill", "slow", "kill", "stop", "kill", "cut", "kill", "kill")
+"""What happens to hosts, in an order drawn from the seed."""
+WHOLE_BUDGET_S = 1800.0
+"""Of a crash run that has all transactions, both ways."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    count: int
+    period_s: int
+    transactions: int
+    between_acts: int
+    """How many transactions, on the average; the server is killed a third as often."""
+    seed: int
+    is_queue_shared: bool = False
+    in_peace: int = 0
+    """How many transactions one relay alone has before, to compare with."""
+
+    @property
+    def limit(self) -> dict[str, Any]:
+        return {"messages": self.count, "per": f"{self.period_s}s"}
+
+
+WHOLE = Terms(600, 20, 10_000, 45, seed=0, in_peace=2000)
+SHORT = Terms(100, 4, 600, 40, seed=31)
+
+
+@dataclass
+class World:
+    """What is outside of all hosts."""
+
+    terms: Terms
+    server: Server
+    upstream: StrictSmarthost
+    down_ns: Kills = field(default_factory=Kills)
+    """When there was no server."""
+    is_up: threading.Lock = field(default_factory=threading.Lock)
+    happened: Counter[str] = field(default_factory=Counter)
+    warm: Warm = field(default_factory=lambda: Warm(clock_wrong_by(0)))
+
+    def kill_server(self) -> None:
+        with self.is_up, self.down_ns.one():
+            self.server.kill()
+            self.server.start()
+        self.happened["server killed"] += 1
+
+
+class Host:
+    """One relay, the program's clients on its host, and what happens to both."""
+
+    def __init__(self, world: World, place: Place, relay: WarmRelay, number: int) -> None:
+        self.world, self.place, self.relay = world, place, relay
+        self.clock = clock_wrong_by(WRONG_DAYS[number])
+        self.first = number * OF_ONE
+        self.kills = Kills()
+        self.granted = 0
+        self.dice = random.Random(f"{world.terms.seed} {number}")
+        relay.warm, relay.network = world.warm, place.network
+
+    @contextlib.contextmanager
+    def fed(self, *, ahead: int = 0) -> Iterator[Feeder]:
+        self.start()
+        with self.place.inside():
+            self.feeder = Feeder(self.relay.port, ahead=ahead, first=self.first)
+            # Threads are where they were begun.
+            clients = self.feeder.__enter__()
+        try:
+            yield clients
+        finally:
+            clients.__exit__()
+
+    def start(self) -> None:
+        """Start it; without its database it ends (75, or 74 where it is lost meanwhile): try again."""
+        with contextlib.suppress(ChildProcessError):
+            self.relay.start(**self.clock)
+            return
+        assert self.world.terms.is_queue_shared
+        assert self.relay.wait() in {74, 75}
+        self.start()
+
+    def feed(self, seen: int) -> None:
+        """Have so many more waiting than arrived."""
+        wanted = seen + int(BACKLOG_WINDOWS * self.world.terms.count / len(WRONG_DAYS))
+        self.feeder.allow(max(0, wanted - self.granted))
+        self.granted = max(self.granted, wanted)
+
+    def undergo(self, kind: str) -> None:
+        # It must not have ended by itself.
+        self.relay.live(0)
+        with self.kills.one():
+            getattr(self, kind)()
+        if kind == "kill":
+            self.start()
+        self.world.happened[kind] += 1
+
+    def kill(self) -> None:
+        self.relay.kill_all()
+        self.world.upstream.catch_up()
+
+    def stop(self) -> None:
+        """Stop it for longer than a transaction may take, and than its claims hold."""
+        with halted(self.relay.pid):
+            self.relay.live(LONGEST_S + self.dice.uniform(0.5, 1.5))
+            if self.world.terms.is_queue_shared:
+                identity = (self.relay.folder / "spool" / "owner").read_text().strip()
+                with self.world.is_up:
+                    self.world.server.execute(
+                        f"UPDATE relay.owner SET until = clock_timestamp() WHERE identity = '{identity}'",
+                        database="mail",
+                    )
+                self.relay.live(1)
+
+    def cut(self) -> None:
+        """Lose its network: what is still on its way arrives before the deadline of its transaction."""
+        cut_s = self.dice.uniform(0.2, LONGEST_S / 3)
+        with self.place.cut_off():
+            self.relay.live(cut_s)
+        self.relay.live(cut_s)
+
+    def slow(self) -> None:
+        with self.place.slowed():
+            self.relay.live(self.dice.uniform(1, 3))
+
+    def wait_until_empty(self) -> None:
+        with self.place.inside():
+            self.relay.wait_until_empty()
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What all hosts reach by their networks alone."""
+
+    address: str
+    places: list[Place]
+    server: Server
+    database: dict[str, str]
+    """As a policy names it."""
+    certificate: Certificate
+
+    def upstream(self, folder: Path, terms: Terms) -> StrictSmarthost:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.certificate.certificate, self.certificate.key)
+        return StrictSmarthost(
+            folder, terms.limit, seed=terms.seed, latest_reply_s=0.1, address=self.address, context=context
+        )
+
+    def relay(
+        self, folder: Path, terms: Terms, upstream: StrictSmarthost, *, is_alone: bool = False
+    ) -> WarmRelay:
+        folder.mkdir()
+        isp = upstream.upstream(
+            connections=CONNECTIONS * (len(self.places) if is_alone else 1),
+            limits=[terms.limit],
+            max_transaction=f"{LONGEST_S}s",
+            ca_file=str(self.certificate.certificate),
+        )
+        policy: dict[str, Any] = {"retry": {"min": "1s", "max": "2s", "lifetime": "366d"}}
+        if not is_alone:
+            isp["history"] = self.database
+            if terms.is_queue_shared:
+                policy["spool"] = {"path": "./spool", **self.database}
+        return WarmRelay(folder, {"isp": isp}, **policy)
+
+
+@pytest.fixture(scope="module")
+def outside(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
+    demand(namespaces.why_missing(), certificate.why_missing())
+    folder = tmp_path_factory.mktemp("outside")
+    with namespaces.places(len(WRONG_DAYS)) as (address, places):
+        # Valid by all clocks.
+        made = make_certificate(folder, address, days=1000, environment=clock_wrong_by(-500))
+        server.execute("CREATE ROLE relay LOGIN PASSWORD 'hunter2'")
+        server.make_database("mail")
+        server.ask_for_passwords_over_tls(Certificates(made.certificate, made.certificate, made.key))
+        server.addresses += f",{address}"
+        server.stop()
+        server.start()
+        (folder / "password").write_text("hunter2\n")
+        (folder / "password").chmod(0o600)
+        url = f"postgresql://relay@{address}:{server.port}/mail"
+        files = {"password_file": str(folder / "password"), "ca_file": str(made.certificate)}
+        yield Outside(address, places, server, {"postgresql": url, **files}, made)
+
+
+def share_in_peace(folder: Path, terms: Terms, outside: Outside) -> float:
+    """Return what one relay alone uses, with a history on its own disk and as many connections."""
+    with outside.upstream(folder, terms) as upstream:
+        relay = outside.relay(folder / "peace", terms, upstream, is_alone=True)
+        alone = Host(World(terms, outside.server, upstream), outside.places[0], relay, 0)
+        with contextlib.closing(alone.world.warm), alone.fed(ahead=terms.in_peace + terms.count):
+            upstream.wait_until(lambda ledger: len(ledger.seen) >= terms.in_peace, within_s=600)
+            until_ns = boottime_ns()
+            assert relay.stop() == 0
+        return occupied_share(terms.count, terms.period_s, upstream.seen(), until_ns, [])
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    happened: Counter[str]
+    share: float
+    words: str
+
+
+def undergo(folder: Path, terms: Terms, outside: Outside) -> Found:
+    """Put eight relays through it."""
+    outside.server.make_database("mail")
+    with outside.upstream(folder, terms) as upstream, ExitStack() as closing:
+        world = World(terms, outside.server, upstream)
+        closing.callback(world.warm.close)
+        hosts = [
+            Host(world, place, outside.relay(folder / f"host{number}", terms, upstream), number)
+            for number, place in enumerate(outside.places)
+        ]
+        superuser = f"postgresql://postgres@/mail?host={outside.server.folder}&port={outside.server.port}"
+        made = hosts[0].relay.command("database", "init", "--as", superuser)
+        assert made.returncode == 0, made.stderr
+        with ExitStack() as fed:
+            for each in hosts:
+                fed.enter_context(each.fed())
+            until_ns = live(world, hosts)
+        for each in hosts:
+            each.wait_until_empty()
+        wait_until(lambda: upstream.unanswered == 0)
+        audit = hosts[0].relay.command("audit")
+        for each in hosts:
+            assert each.relay.stop() == 0
+            assert told_relayed_twice(each.relay.log()) == []
+    assert (audit.returncode, audit.stderr) == (0, "")
+    seen, down_ns, most = upstream.seen(), world.down_ns.spans_ns, upstream.ledger.most_in_any_window()
+    duplicates = judged(world, hosts, seen)
+    assert upstream.ledger.refused == 0
+    assert terms.count * 0.9 < most <= terms.count
+    share = occupied_share(terms.count, terms.period_s, seen, until_ns, down_ns)
+    down_s = sum(after_ns - before_ns for before_ns, after_ns in down_ns) / 1e9
+    words = (
+        f"seed {terms.seed}, {'one queue' if terms.is_queue_shared else 'a queue each'}: {len(seen)} "
+        f"transactions of eight hosts, {dict(world.happened)}: at most {most} of {terms.count} in any "
+        f"{terms.period_s} s, 0 refused, {duplicates} recipients twice, share {share:.3f} of the time with a "
+        f"server; none for {down_s:.0f} s"
+    )
+    return Found(world.happened, share, words)
+
+
+def live(world: World, hosts: Sequence[Host]) -> int:
+    """Have everything happen until the upstream saw so many transactions; return when that was."""
+    dice, mean = random.Random(world.terms.seed), world.terms.between_acts
+    deck = itertools.cycle(dice.sample(DECK, len(DECK)))
+    of_hosts: Counter[int] = Counter()
+    counted, next_act, next_kill = 0, mean, 2 * mean
+    under_way: dict[Host | None, Future[None]] = {}
+    with ThreadPoolExecutor(MOST_AT_ONCE + 1) as pool:
+        while counted < world.terms.transactions:
+            new = world.upstream.ledger.seen[counted:]
+            counted += len(new)
+            of_hosts.update(number_of(each) // OF_ONE for each in new if each.recipients)
+            for number, each in enumerate(hosts):
+                each.feed(of_hosts[number])
+            for one in [one for one, act in under_way.items() if act.done()]:
+                under_way.pop(one).result()
+            idle = [each for each in hosts if each not in under_way]
+            if counted >= next_act and len(idle) > len(hosts) - MOST_AT_ONCE:
+                host = dice.choice(idle)
+                under_way[host] = pool.submit(host.undergo, next(deck))
+                next_act = counted + dice.randint(0, 2 * mean)
+            if counted >= next_kill and None not in under_way:
+                under_way[None] = pool.submit(world.kill_server)
+                next_kill = counted + dice.randint(0, 6 * mean)
+            wait_until(
+                lambda: (
+                    len(world.upstream.ledger.seen) > counted  # noqa: B023 - asked now
+                    or any(act.done() for act in under_way.values())
+                )
+            )
+        until_ns = boottime_ns()
+        for act in under_way.values():
+            act.result()
+    return until_ns
+
+
+def judged(world: World, hosts: Sequence[Host], seen: Sequence[Seen]) -> int:
+    """Fail unless each host's letters arrived; return how many arrived twice.
+
+    Only what happened to the host that has a letter is a reason, or to any host where the queue is shared.
+    """
+    groups = [hosts] if world.terms.is_queue_shared else [[each] for each in hosts]
+    duplicates = 0
+    for group in groups:
+        verdict = judge(
+            [
+                each
+                for each in seen
+                if any(own.first <= number_of(each) < own.first + OF_ONE for own in group)
+            ],
+            [],
+            Kills(sorted(span for each in group for span in each.kills.spans_ns)),
+            set[int]().union(*(each.feeder.acknowledged for each in group)),
+            set[int]().union(*(each.feeder.attempted for each in group)),
+        )
+        verdict.assert_good(connections=CONNECTIONS * len(group))
+        duplicates += verdict.duplicates
+    return duplicates
+
+
+def number_of(seen: Seen) -> int:
+    """Return the number of a letter; -1 where nobody was named yet."""
+    return int(seen.recipients[0][1:].partition(".")[0]) if seen.recipients else -1
+
+
+@pytest.mark.full
+def test_eight_hosts_never_exceed_and_lose_nothing(
+    tmp_path: Path, outside: Outside, tell: Callable[[str], None]
+) -> None:
+    """With a queue each; two hosts share one in test_relay_shared_queue, and eight of them in a crash run."""
+    found = undergo(tmp_path, SHORT, outside)
+    tell(found.words)
+    assert found.happened.keys() >= {*DECK, "server killed"}
+
+
+@pytest.fixture
+def drawn(crash_seed: int, crash_budget_s: float) -> Terms:
+    part = int(WHOLE.transactions * min(1.0, crash_budget_s / WHOLE_BUDGET_S))
+    return replace(WHOLE, seed=crash_seed, transactions=part)
+
+
+@pytest.mark.crash(least_s=300)
+@pytest.mark.parametrize("is_queue_shared", [False, True])
+def test_eight_hosts_at_length_beside_one_in_peace(
+    tmp_path: Path, outside: Outside, tell: Callable[[str], None], drawn: Terms, is_queue_shared: bool
+) -> None:
+    """What is used of N is told and not judged: other runs share the processors, and here all hosts do."""
+    terms = replace(drawn, is_queue_shared=is_queue_shared)
+    in_peace = share_in_peace(tmp_path, terms, outside)
+    found = undergo(tmp_path, terms, outside)
+    tell(f"{found.words}; one relay in peace: {in_peace:.3f}")
