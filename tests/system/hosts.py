@@ -1,9 +1,11 @@
 """Relays as on several hosts: a folder, a port and a spool for each, and one PostgreSQL for their account."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.fakes.cut_line import CutLine
+from tests.fakes.postgresql import Server
 from tests.system.warm import WarmRelay
 
 OF_B = 1_000_000
@@ -37,3 +39,32 @@ def through(line: CutLine, url: str) -> str:
     """Return the URL of a database by way of a line that can be cut."""
     head, _, tail = url.rpartition(":")
     return f"{head}:{line.port}/{tail.partition('/')[2]}"
+
+
+FAILURES: dict[str, tuple[Callable[[Server], None], Callable[[Server], None], str]] = {
+    "stopped": (Server.stop, Server.start, "Connection refused"),
+    "stopped at once": (lambda server: server.stop("immediate"), Server.start, "Connection refused"),
+    "killed": (Server.kill, Server.start, "Connection refused"),
+    "read-only": (
+        lambda server: server.execute("ALTER ROLE relay SET default_transaction_read_only = on", DISCONNECT),
+        lambda server: server.execute("ALTER ROLE relay RESET ALL"),
+        "it is read-only, as a standby is",
+    ),
+    "with tables of another version": (
+        lambda server: server.execute(VERSION.format(2), DISCONNECT, database="mail"),
+        lambda server: server.execute(VERSION.format(1), database="mail"),
+        "its tables are of version 2, this relay knows 1",
+    ),
+    "with no connection left": (
+        lambda server: server.execute("ALTER ROLE relay CONNECTION LIMIT 0", DISCONNECT),
+        lambda server: server.execute("ALTER ROLE relay CONNECTION LIMIT -1"),
+        'too many connections for role "relay"',
+    ),
+    "without rights": (
+        lambda server: server.execute("REVOKE UPDATE ON relay.account FROM relay", database="mail"),
+        lambda server: server.execute("GRANT UPDATE ON relay.account TO relay", database="mail"),
+        "permission denied for table account",
+    ),
+}
+VERSION = "UPDATE relay.schema_version SET version = {}"
+DISCONNECT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'relay'"

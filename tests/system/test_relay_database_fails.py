@@ -1,4 +1,4 @@
-"""Relays whose PostgreSQL has no room, or is replaced by its standby: never over, nothing lost."""
+"""Relays whose PostgreSQL has no room, no time, another clock or another server: never over, nothing lost."""
 
 import contextlib
 import shutil
@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.cut_line import CutLine
 from tests.fakes.postgresql import USER, Server
 from tests.system import small_disk
 from tests.system.demand import demand
 from tests.system.feeder import Feeder
-from tests.system.hosts import OF_B, host, make_tables, of_one_queue, send
+from tests.system.hosts import FAILURES, OF_B, host, make_tables, of_one_queue, send, through
 from tests.system.kills import Kills, judge
 from tests.system.small_disk import MEGABYTE, tmpfs
 from tests.system.strict_smarthost import StrictSmarthost
@@ -21,6 +22,7 @@ from tests.system.waiting import free_port, wait_until
 pytestmark = pytest.mark.full
 
 RELOAD = "SELECT pg_reload_conf()"
+HOUR_S = 3600
 
 
 @pytest.fixture
@@ -138,3 +140,92 @@ def test_a_server_without_room_takes_no_mail_and_forgets_no_relayed_recipient(
         assert upstream.ledger.relayed == 2
         server.execute("DROP SCHEMA relay CASCADE", database="mail")
         server.execute("DROP TABLESPACE small")
+
+
+def test_a_server_that_is_slow_by_two_seconds_is_waited_for(
+    tmp_path: Path, server: Server, url: str, upstream: StrictSmarthost
+) -> None:
+    """By a history and by a queue, at a time."""
+    with CutLine(server.port) as line:
+        isp = upstream.upstream(limits=[{"messages": 1, "per": "1h"}])
+        a, b = (
+            each(tmp_path, name, isp, through(line, url)) for name, each in (("a", host), ("b", of_one_queue))
+        )
+        make_tables(a)
+        with a, b:
+            line.delay_s = 2.0
+            for number, relay in enumerate((a, a, b)):
+                send(relay, number)
+            upstream.wait_until(lambda ledger: ledger.relayed == 2)
+            a.wait_for_log(lambda each: "event=waiting" in each)
+            line.delay_s = 0.0
+    assert upstream.ledger.relayed == 2
+    told = [*a.log(), *b.log()]
+    assert not [each for each in told if "event=spool_failed" in each or "event=history_failed" in each]
+
+
+@pytest.mark.parametrize("by_s", [2 * HOUR_S, -2 * HOUR_S])
+def test_a_servers_clock_that_is_set_frees_no_slot_and_loses_nothing(
+    tmp_path: Path, server: Server, url: str, upstream: StrictSmarthost, by_s: int
+) -> None:
+    """By more than the lease and the period of the limit."""
+    limits = [{"messages": 2, "per": "1h"}]
+    isp = upstream.upstream(limits=limits) | {"history": url}
+    a, b = (of_one_queue(tmp_path, name, isp, url) for name in "ab")
+    make_tables(a)
+    server.execute(
+        "CREATE SCHEMA fake",
+        "CREATE TABLE fake.step AS SELECT 0 AS by_s",
+        "CREATE FUNCTION fake.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS"
+        " $$ SELECT pg_catalog.clock_timestamp() + by_s * interval '1 second' FROM fake.step $$",
+        "ALTER DATABASE mail SET search_path = fake, pg_catalog",
+        database="mail",
+    )
+    try:
+        with a:
+            for number in range(3):
+                send(a, number)
+            upstream.wait_until(lambda ledger: ledger.relayed == 2)
+            with b:
+                server.execute(f"UPDATE fake.step SET by_s = {by_s}", database="mail")
+                send(b, 3)
+                send(a, 4)
+                wait_until(lambda: [each["state"] for each in b.queue()] == ["waiting"] * 3)
+                a.live(for_s=5)
+                assert {each["host"] for each in b.queue()} <= {"a.test", "b.test"}
+            wait_until(lambda: [each["state"] for each in a.queue()] == ["waiting"] * 3)
+            server.execute("UPDATE fake.step SET by_s = 0", database="mail")
+            a.live(for_s=5)
+    finally:
+        server.execute("DROP SCHEMA fake CASCADE", "ALTER DATABASE mail RESET ALL", database="mail")
+    assert upstream.ledger.relayed == 2
+
+
+@pytest.mark.parametrize("failure", ["with no connection left", "read-only"])
+def test_mail_that_could_not_be_read_goes_soon_after_the_queue_is_there_again(
+    tmp_path: Path, server: Server, url: str, upstream: StrictSmarthost, failure: str
+) -> None:
+    fail, mend, words = FAILURES[failure]
+    server.execute("DROP ROLE IF EXISTS relay", "CREATE ROLE relay LOGIN")
+    a = of_one_queue(
+        tmp_path, "a", upstream.upstream() | {"port": free_port()}, url.replace("postgres@", "relay@")
+    )
+    assert a.command("database", "init", "--as", url).returncode == 0
+    with a:
+        send(a, 1)
+        wait_until(lambda: len(a.queue()) == 1)
+        fail(server)
+        try:
+            a.policy["upstreams"]["isp"]["port"] = upstream.port
+            a.write_policy()
+            a.reload()
+            a.wait_for_log(lambda line: "event=spool_failed" in line and words in line)
+            with pytest.raises(smtplib.SMTPDataError) as refused:
+                send(a, 2)
+            assert refused.value.smtp_code == 451
+            assert upstream.ledger.relayed == 0
+        finally:
+            mend(server)
+        upstream.wait_until(lambda ledger: ledger.relayed == 1, within_s=30)
+        a.wait_until_empty()
+    server.execute("DROP OWNED BY relay", "DROP ROLE relay", database="mail")

@@ -3,30 +3,14 @@
 Under kills, with one queue too: test_relay_shared_queue.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.postgresql import Server
-from tests.system.hosts import OF_B, host, make_tables, send
+from tests.system.hosts import DISCONNECT, FAILURES, OF_B, host, make_tables, send
 from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import wait_until
-
-DISCONNECT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'relay'"
-FAILURES: dict[str, tuple[Callable[[Server], None], Callable[[Server], None], str]] = {
-    "killed": (Server.kill, Server.start, "Connection refused"),
-    "read-only": (
-        lambda server: server.execute("ALTER ROLE relay SET default_transaction_read_only = on", DISCONNECT),
-        lambda server: server.execute("ALTER ROLE relay RESET ALL"),
-        "it is read-only, as a standby is",
-    ),
-    "with no connection left": (
-        lambda server: server.execute("ALTER ROLE relay CONNECTION LIMIT 0", DISCONNECT),
-        lambda server: server.execute("ALTER ROLE relay CONNECTION LIMIT -1"),
-        'too many connections for role "relay"',
-    ),
-}
 
 
 @pytest.mark.parametrize(
@@ -120,6 +104,36 @@ def test_a_host_that_did_not_hear_of_a_refusal_sends_nothing_either(
             connects = 'relay_upstream_connects_total{result="ready",upstream="isp"}'
             assert other.metrics().get(connects, 0) == is_connected
         assert (upstream.ledger.relayed, upstream.ledger.refused) == (1, 1)
+
+
+def test_a_database_that_lost_commits_is_recognised_and_nothing_is_sent(
+    tmp_path: Path, server: Server, url: str, upstream: StrictSmarthost
+) -> None:
+    """As after a failover to a standby that was behind."""
+    relay = host(tmp_path, "a", upstream.upstream(), url)
+    make_tables(relay)
+    with relay:
+        send(relay, 1)
+        relay.wait_until_empty()
+    server.execute(
+        "UPDATE relay.account SET position = position - 1",
+        "DELETE FROM relay.history WHERE position > (SELECT position FROM relay.account)",
+        database="mail",
+    )
+    with relay:
+        send(relay, 2)
+        told = relay.wait_for_log(lambda line: "it lost 1 commits" in line)
+        assert "remove the .mark of each host" in told
+        assert upstream.ledger.relayed == 1
+    (mark,) = relay.folder.glob("history/*.mark")
+    mark.unlink()
+    with relay:
+        relay.wait_until_empty()
+    server.execute("DELETE FROM relay.history", "DELETE FROM relay.account", database="mail")
+    with relay:
+        send(relay, 3)
+        relay.wait_for_log(lambda line: "it is another one" in line)
+    assert upstream.ledger.relayed == 2
 
 
 @pytest.mark.full
