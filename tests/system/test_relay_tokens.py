@@ -1,4 +1,4 @@
-"""Access tokens that Dovecot checks for a Postfix; by other mechanisms: test_relay_three_accounts."""
+"""Access tokens that Dovecot checks for a Postfix; while all have mail: test_relay_three_accounts."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.full
 SENDER = "me@news.test"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def upstream() -> Iterator[tuple[Postfix, TokenServer]]:
     """Return a smarthost, and the server of its tokens of 5 s."""
     demand(postfix.why_missing(), dovecot.why_missing())
@@ -30,15 +30,16 @@ def upstream() -> Iterator[tuple[Postfix, TokenServer]]:
         yield ends.enter_context(postfix.smarthost(**settings)), server
 
 
+@pytest.mark.parametrize("mechanism", ["xoauth2", "oauthbearer"])
 def test_tokens_that_live_for_seconds_are_replaced_and_one_that_is_refused_stops_until_resumed(
-    tmp_path: Path, upstream: tuple[Postfix, TokenServer]
+    tmp_path: Path, upstream: tuple[Postfix, TokenServer], mechanism: str
 ) -> None:
     def open_connections() -> float:
         metrics = relay.metrics().items()
         return sum(value for name, value in metrics if name.startswith("relay_upstream_connections{"))
 
     host, server = upstream
-    isp = accounts.by_token(host, server, tmp_path, "xoauth2") | {"connections": 2, "idle": "100ms"}
+    isp = accounts.by_token(host, server, tmp_path, mechanism) | {"connections": 2, "idle": "100ms"}
     with WarmRelay(tmp_path, {"isp": isp}) as relay:
         # The first, and then two more, each as if it was long ago, and another time as Dovecot says it.
         for count in (1, 2, 3):
