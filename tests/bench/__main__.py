@@ -29,7 +29,7 @@ def main() -> int:
         sys.stderr.write(f"make bench: no ext4 of its own: {reason}; storing where temporary files go\n")
     is_here = _STORING.isdisjoint(modes) or options.here or reason is not None
     result: dict[str, Any] = {}
-    with nullcontext() if is_here else disk.stored_on_ext4(options.sync_ms / 1000):
+    with nullcontext() if is_here else disk.stored_on_ext4():
         for mode in modes:
             title, measure = _MODES[mode]
             if mode in _SMTP and (missing := smtp_tools.why_missing()):
@@ -62,12 +62,8 @@ def _options() -> argparse.Namespace:
         default=[1, 0],
         help="listener processes of the relay (default: 1 and 0)",
     )
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument(
+    parser.add_argument(
         "--here", action="store_true", help="store in the folder for temporary files, not on a fresh ext4"
-    )
-    where.add_argument(
-        "--sync-ms", type=float, default=0.0, help="a disk whose flush takes so much longer (default: none)"
     )
     parser.add_argument(
         "--only", choices=_MODES, help="one of the comparisons; all but decisions and mail: only then"

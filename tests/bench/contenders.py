@@ -62,12 +62,11 @@ def relay_contender(processes: int, engine: str) -> Iterator[Contender]:
         spool = {"path": "./spool", "engine": engine}
         if engine == SpoolEngine.POSTGRESQL:
             spool = {"path": "./spool", engine: running.enter_context(database())}
-        relay = RelayProcess(folder, {"sink": sink_policy(sink)}, spool=spool)
-        relay.policy["listen"][0] |= {
+        listen = {
             "processes": processes,
             "max_connections": MOST_SESSIONS,
             "max_connections_per_client": MOST_SESSIONS,
         }
-        relay.write_policy()
+        relay = RelayProcess(folder, {"sink": sink_policy(sink)}, listen=listen, spool=spool)
         running.enter_context(relay)
         yield Contender(f"relay, {engine}, {processes} listener processes", relay.port, sink)

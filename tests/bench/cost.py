@@ -53,12 +53,9 @@ def rows(load: Load, rounds: int, processes: int, engines: Sequence[str]) -> lis
 
 def _of_relay(load: Load, processes: int, engine: str) -> Iterator[tuple[str, Spent]]:
     with smtp_sink() as sink, tempfile.TemporaryDirectory(prefix="relay-cost-") as folder:
-        relay = RelayProcess(
-            Path(folder), {"sink": sink_policy(sink)}, spool={"path": "./spool", "engine": engine}
-        )
-        relay.policy["listen"][0]["processes"] = processes
-        relay.write_policy()
-        with relay:
+        spool = {"path": "./spool", "engine": engine}
+        listen = {"processes": processes}
+        with RelayProcess(Path(folder), {"sink": sink_policy(sink)}, listen=listen, spool=spool) as relay:
             send_through(relay.port, sink, replace(load, messages=WARM_UP))
             time.sleep(_SETTLED_S)
             pids = [relay.pid, *children_of(relay.pid)]

@@ -10,13 +10,12 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from tests.engines.lab import kernel
 from tests.engines.lab.filesystems import FILE_SYSTEMS
-from tests.engines.lab.recorded_disk import recorded_disk
 
 _APPENDED_BYTES = 4096
 _AT_ONCE = 20
@@ -31,8 +30,8 @@ def why_missing() -> str | None:
 
 
 @contextmanager
-def stored_on_ext4(flush_s: float = 0.0) -> Iterator[None]:
-    """Have temporary folders on a fresh ext4, with its log; each flush of its disk takes `flush_s` longer.
+def stored_on_ext4() -> Iterator[None]:
+    """Have temporary folders on a fresh ext4, with its log.
 
     For a process that has no threads yet: the mount is in a namespace of its own, so that
     nothing stays of it however the process ends.  Raises OSError, CalledProcessError.
@@ -46,7 +45,7 @@ def stored_on_ext4(flush_s: float = 0.0) -> Iterator[None]:
         Path(name).chmod(0o755)
         ext4.make_on(image)
         with (
-            _loop(image, Path(name), flush_s) as loop,
+            closing(kernel.Loop(image)) as loop,
             kernel.mounted(loop.device, mount, ext4.name, ext4.options),
         ):
             mount.chmod(0o1777)
@@ -55,19 +54,6 @@ def stored_on_ext4(flush_s: float = 0.0) -> Iterator[None]:
                 yield
             finally:
                 tempfile.tempdir = before
-
-
-@contextmanager
-def _loop(image: Path, folder: Path, flush_s: float) -> Iterator[kernel.Loop]:
-    if flush_s:
-        with recorded_disk(image, folder / "fuse", Path(os.devnull), flush_s=flush_s) as loop:
-            yield loop
-        return
-    loop = kernel.Loop(image)
-    try:
-        yield loop
-    finally:
-        loop.close()
 
 
 def appends_per_second() -> float:

@@ -6,22 +6,20 @@ Python and its imports take.  The upstream lets a few messages through, then the
 The spool's files are in the page cache, as after a restart of the process alone.
 """
 
-import asyncio
 import contextlib
-import smtplib
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from relay.mail.envelope import Envelope
 from tests.bench.filling import accept, opened_spool, temporary_folder
-from tests.fakes.smarthost import Smarthost
-from tests.system.waiting import free_port
+from tests.system.processes import most_resident_bytes
+from tests.system.relay import RelayProcess
+from tests.system.smtp_tools import smtp_sink
+from tests.system.waiting import wait_until
 
 CONTENT = (
     b"Received: by us\r\nMessage-ID: <1@here.example>\r\nSubject: minutes\r\n\r\n" + b"x" * 1024 + b"\r\n"
@@ -29,17 +27,7 @@ CONTENT = (
 SENDERS = 50
 IN_A_GROUP = 500
 LET_THROUGH = 5
-PATIENCE_SECONDS = 3600.0
-POLL_SECONDS = 0.005
-
-
-@dataclass(frozen=True, slots=True)
-class Restart:
-    first_250_seconds: float
-    first_relayed_seconds: float
-    all_known_seconds: float
-    rss_bytes: int
-    peak_bytes: int
+PATIENCE_S = 3600.0
 
 
 def rows(count: int, engines: Sequence[str]) -> list[dict[str, Any]]:
@@ -49,17 +37,11 @@ def rows(count: int, engines: Sequence[str]) -> list[dict[str, Any]]:
         empty_bytes = 0
         for queued in (0, count):
             with temporary_folder() as folder:
-                of = asyncio.run(measure(folder, queued, engine))
-            empty_bytes = empty_bytes or of.rss_bytes
-            row = {
-                "engine": engine,
-                "queued": queued,
-                "first_250_s": round(of.first_250_seconds, 2),
-                "first_relayed_s": round(of.first_relayed_seconds, 2),
-                "all_known_s": round(of.all_known_seconds, 2),
-                "bytes_a_message": round((of.rss_bytes - empty_bytes) / max(1, queued)),
-                "at_most": round((of.peak_bytes - empty_bytes) / queued) if queued else 0,
-            }
+                fill(folder / "spool", queued, engine)
+                times_s, resident_bytes = measure(folder, engine)
+            empty_bytes = empty_bytes or resident_bytes
+            row = {"engine": engine, "queued": queued} | times_s
+            row["bytes_a_message"] = round((resident_bytes - empty_bytes) / max(1, queued))
             sys.stderr.write(f"{row}\n")
             found.append(row)
     return found
@@ -78,60 +60,34 @@ def _envelope(number: int) -> Envelope:
     return Envelope(f"{number % SENDERS}@here.example", to, time.time_ns(), "", "", "")
 
 
-async def measure(folder: Path, count: int, engine: str) -> Restart:
-    await asyncio.to_thread(fill, folder / "spool", count, engine)
-    port = free_port()
-    async with Smarthost() as host:
-        (folder / "policy.yaml").write_text(yaml.safe_dump(_policy(port, host.port, engine)))
-        command = (sys.executable, "-m", "relay", "run", "--log", "json", "--policy", f"{folder}/policy.yaml")
-        began = time.monotonic()
-        log = folder / "log"
-        with log.open("wb") as stderr:
-            relay = await asyncio.create_subprocess_exec(*command, stderr=stderr)
-        try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                first, relayed, known = await asyncio.gather(
-                    _first_250(port),
-                    _when(lambda: bool(host.transactions)),
-                    _when(lambda: b'"recovered"' in log.read_bytes()),
-                )
-            rss_bytes, peak_bytes = _memory(relay.pid, "VmRSS"), _memory(relay.pid, "VmHWM")
-        finally:
-            relay.terminate()
-            await relay.wait()
-    return Restart(first - began, relayed - began, known - began, rss_bytes, peak_bytes)
+def measure(folder: Path, engine: str) -> tuple[dict[str, float], int]:
+    """Return after how many seconds each came, and the most that was resident."""
+    with smtp_sink() as sink:
+        isp = {"host": "127.0.0.1", "port": sink.port, "tls": "none"}
+        limits = [{"messages": LET_THROUGH, "per": "1h"}]
+        relay = RelayProcess(
+            folder, {"isp": isp | {"limits": limits}}, spool={"path": "./spool", "engine": engine}
+        )
+        began_s = time.monotonic()
 
+        def after(condition: Callable[[], object]) -> float:
+            wait_until(condition, within_s=PATIENCE_S)
+            return round(time.monotonic() - began_s, 2)
 
-def _policy(port: int, upstream_port: int, engine: str) -> dict[str, object]:
-    isp = {
-        "host": "127.0.0.1",
-        "port": upstream_port,
-        "tls": "none",
-        "limits": [{"messages": LET_THROUGH, "per": "1h"}],
-    }
-    listen = [{"address": f"127.0.0.1:{port}", "clients": ["127.0.0.0/8"], "processes": 0}]
-    spool = {"path": "./spool", "engine": engine}
-    return {"spool": spool, "hostname": "relay.test", "listen": listen, "upstreams": {"isp": isp}}
+        def is_taken() -> bool:
+            with contextlib.suppress(OSError):
+                relay.send("b@there.example", content=CONTENT)
+                return True
+            return False
 
-
-async def _first_250(port: int) -> float:
-    def offer() -> None:
-        with smtplib.SMTP("127.0.0.1", port, timeout=PATIENCE_SECONDS) as client:
-            client.sendmail("new@here.example", ["b@there.example"], CONTENT)
-
-    while True:
-        with contextlib.suppress(ConnectionError):
-            await asyncio.to_thread(offer)
-            return time.monotonic()
-        await asyncio.sleep(POLL_SECONDS)
-
-
-async def _when(is_so: Callable[[], bool]) -> float:
-    while not is_so():  # noqa: ASYNC110 - no event tells of another process
-        await asyncio.sleep(POLL_SECONDS)
-    return time.monotonic()
-
-
-def _memory(pid: int, field: str) -> int:
-    (line,) = [x for x in Path(f"/proc/{pid}/status").read_text().splitlines() if x.startswith(field)]
-    return int(line.split()[1]) * 1024
+        conditions: dict[str, Callable[[], object]] = {
+            "first_250_s": is_taken,
+            "first_relayed_s": lambda: sink.count,
+            "all_known_s": lambda: any("event=recovered" in line for line in relay.log()),
+        }
+        relay.spawn()
+        with ThreadPoolExecutor(len(conditions)) as pool:
+            times_s = dict(zip(conditions, pool.map(after, conditions.values()), strict=True))
+        resident_bytes = most_resident_bytes(relay.pid)
+        relay.stop()
+    return times_s, resident_bytes

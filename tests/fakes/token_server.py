@@ -152,8 +152,6 @@ class TokenServer:
         self.granted: list[_Token] = []
         self.is_taken = True
         """Whether an upstream takes any token."""
-        self.is_introspecting = True
-        """Whether a program that asks about a token is answered."""
         self.client = _Client(secret)
         self.public_key = public_key
         self.devices: dict[str, Any] = {}

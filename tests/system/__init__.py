@@ -5,7 +5,6 @@ Nothing here imports the relay: it is met by SMTP, at its command line, by HTTP 
 namespaces   hosts of this machine with a network and a clock of their own
 apart        a layer of its own over this machine, for a package that conflicts with Postfix
 fronts       Exim, OpenSMTPD, sendmail, nullmailer and dma, each in one of its own; msmtp and esmtp
-libraries    Django and nodemailer, in programs that send with them
 snippets     the settings of docs/clients.md, as the tests use them
 postfix      an MTA in front of the relay, or an upstream behind it (SASL, TLS, a mailbox)
 dovecot      what checks the logins of such an upstream: passwords, or access tokens
@@ -19,7 +18,7 @@ witness      what it saw, counted by plain arithmetic
 feeder       clients that keep handing mail over, whatever happens to the relay
 warm         relays and verbs, forked from an interpreter that has imported them already
 processes    other people's processes: halted, counted, measured
-container    the image, built from a Debian of our own, and run as its configuration says
+container    the image, built from the Debian that is installed, and run as its configuration says
 certificate  a certificate for loopback, made by openssl
 
 Each peer has `why_missing()`; `demand` skips a test for that reason, or fails it where

@@ -21,10 +21,10 @@ def owned(login: str, domain: str) -> dict[str, str]:
     }
 
 
-def by_password(upstream: Postfix, folder: Path, **auth: str) -> dict[str, Any]:
+def by_password(upstream: Postfix, folder: Path) -> dict[str, Any]:
     """Return the section of an upstream; the password's file stands in the folder."""
     _write(folder / "password", PASSWORD)
-    return _section(upstream) | {"auth": {"user": NAME, "password_file": "password", **auth}}
+    return _section(upstream) | {"auth": {"user": NAME, "password_file": "password"}}
 
 
 def by_token(upstream: Postfix, server: TokenServer, folder: Path, mechanism: str = "auto") -> dict[str, Any]:

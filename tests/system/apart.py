@@ -89,13 +89,7 @@ class Apart:
 
     def run(self, *command: str, stdin: bytes = b"") -> bytes:
         """Run a program there as root and return what it printed.  Raises AssertionError."""
-        ran = self.attempt(*command, stdin=stdin)
-        assert ran.returncode == 0, f"{command}: {ran.returncode}\n{ran.stdout.decode()}{ran.stderr.decode()}"
-        return ran.stdout
-
-    def attempt(self, *command: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-        """Run a program there as root, whatever its exit status."""
-        return subprocess.run(
+        ran = subprocess.run(
             [*self._enter, *command],
             input=stdin,
             capture_output=True,
@@ -103,16 +97,12 @@ class Apart:
             timeout=HANG_S,
             check=False,
         )
+        assert ran.returncode == 0, f"{command}: {ran.returncode}\n{ran.stdout.decode()}{ran.stderr.decode()}"
+        return ran.stdout
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
         """Start a program there; it ends with the machine, or earlier."""
         return subprocess.Popen([*self._enter, *command], env=SURROUNDINGS, stdin=subprocess.DEVNULL)
-
-    def talk_to(self, *command: str) -> subprocess.Popen[bytes]:
-        """Start a program there that is spoken to; it ends with the machine, or earlier."""
-        return subprocess.Popen(
-            [*self._enter, *command], env=SURROUNDINGS, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
 
 
 @contextmanager

@@ -1,13 +1,13 @@
-"""The container image as buildah builds it, from a Debian of our own: no registry of images is asked.
+"""The container image as buildah builds it, from the Debian that is installed here: no registry is asked.
 
 The image's tree is run as its configuration says, in namespaces of its own: as process 1, without a right,
 on a root that is read-only.  Where containers nest, podman would do no more than that.
 """
 
-import hashlib
 import json
 import os
 import subprocess
+import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,8 +19,12 @@ from tests.system.demand import missing_program
 from tests.system.relay import PROJECT
 
 CONTAINERFILE = PROJECT / "deploy" / "container" / "Containerfile"
-_KEPT = Path("/var/cache/relay-peers/base.tar")
-"""Made once: it is Debian's, and has nothing of the relay."""
+_PACKAGES = ("base-files", "coreutils", "dash", "libc-bin", "util-linux", "python3", "python3-pip")
+_DEPENDED_ON = (
+    "apt-cache depends --recurse --installed --no-recommends --no-suggests --no-conflicts --no-breaks"
+    " --no-replaces --no-enhances"
+)
+_UNREAD = ("/usr/share/doc", "/usr/share/man", "/usr/share/locale", "/usr/share/info")
 _LONGEST_S = 600
 
 _IN_NAMESPACES = """
@@ -44,7 +48,7 @@ def why_missing() -> str | None:
     """Return why no image can be built and run, or None."""
     if os.geteuid() != 0:
         return "an image's tree is run by the superuser"
-    return missing_program("buildah", "mmdebstrap", "setpriv", "unshare")
+    return missing_program("buildah", "setpriv", "unshare")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +58,9 @@ class Image:
     config: Mapping[str, Any]
     """As the image has it: `User`, `Entrypoint`, `Healthcheck` and so on."""
 
-    def start(self, volumes: Mapping[str, Path], *command: str, log: IO[bytes]) -> "subprocess.Popen[bytes]":
-        """Run it, or another command in it; `volumes` by where they are in it, `log` for its stderr."""
-        command = command or (*self.config["Entrypoint"], *self.config["Cmd"])
+    def start(self, volumes: Mapping[str, Path], *, log: IO[bytes]) -> "subprocess.Popen[bytes]":
+        """Run it; `volumes` by where they are in it, `log` for its stderr."""
+        command = (*self.config["Entrypoint"], *self.config["Cmd"])
         environment = dict(each.split("=", 1) for each in self.config["Env"])
         environment |= {"USER": self.config["User"], "WORKDIR": self.config["WorkingDir"]}
         environment["PATH"] += ":/usr/sbin:/sbin"
@@ -75,7 +79,7 @@ def process_1(started: "subprocess.Popen[bytes]") -> int:
 def built() -> Iterator[Image]:
     with tempfile.TemporaryDirectory(prefix="relay-image-") as folder:
         store = [f"--root={folder}/store", f"--runroot={folder}/run"]
-        base, wheels = _base(Path(folder)), _wheels()
+        base, wheels = _base(Path(folder)), _wheels(Path(folder))
         empty = _run("buildah", *store, "from", "scratch").strip()
         _run("buildah", *store, "add", "-q", empty, str(base), "/")
         _run("buildah", *store, "commit", "-q", "--rm", empty, "localhost/base")
@@ -94,39 +98,28 @@ def built() -> Iterator[Image]:
             _run("buildah", *store, "umount", container)
 
 
-def _wheels() -> Path:
-    """Return a folder with what the relay runs on, fetched once; pip compares hashes when it installs."""
-    lock = PROJECT / "requirements.lock"
-    wheels = _KEPT.with_name(f"wheels-{hashlib.sha256(lock.read_bytes()).hexdigest()[:16]}")
-    if not wheels.exists():
-        wheels.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=wheels.parent) as partial:
-            pip = ["-m", "pip", "--disable-pip-version-check", "download", "-q", "--require-hashes"]
-            _run("/usr/bin/python3", *pip, "-r", str(lock), "-d", f"{partial}/wheels")
-            Path(partial, "wheels").rename(wheels)
-    return wheels
+def _wheels(folder: Path) -> Path:
+    """Return a folder with what the relay runs on; pip compares hashes when it installs."""
+    pip = ["-m", "pip", "--disable-pip-version-check", "download", "-q", "--require-hashes"]
+    lock = str(PROJECT / "requirements.lock")
+    _run("/usr/bin/python3", *pip, "--no-deps", "-r", lock, "-d", str(folder / "wheels"))
+    return folder / "wheels"
 
 
 def _base(folder: Path) -> Path:
-    if _KEPT.exists():
-        return _KEPT
+    """Return an archive with the files of a few packages of this machine, and of all that they depend on."""
+    depended_on = _run(*_DEPENDED_ON.split(), *_PACKAGES).splitlines()
+    packages = [name for name in depended_on if not name.startswith((" ", "<"))]
+    listed = [Path(line) for line in _run("dpkg-query", "-L", *packages).splitlines() if line.startswith("/")]
+    # By their true names: /bin and others are links here (usrmerge), and go first.
+    files = {str(path.parent.resolve() / path.name) for path in listed if path.name}
+    links = [path for path in ("/bin", "/sbin", "/lib", "/lib64") if Path(path).is_symlink()]
     made = folder / "base.tar"
-    unread = ("doc", "man", "locale", "info")
-    options = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in unread]
-    _run(
-        "mmdebstrap",
-        "--quiet",
-        "--variant=minbase",
-        "--include=python3,python3-pip",
-        *options,
-        "bookworm",
-        str(made),
-    )
-    _KEPT.parent.mkdir(parents=True, exist_ok=True)
-    partial = _KEPT.with_suffix(".partial")
-    partial.write_bytes(made.read_bytes())
-    partial.replace(_KEPT)
-    return _KEPT
+    with tarfile.open(made, "w") as archive:
+        for path in [*links, "/etc/passwd", "/etc/group", "/etc/ld.so.cache", *sorted(files)]:
+            if os.path.lexists(path) and not path.startswith(_UNREAD):
+                archive.add(path, recursive=False)
+    return made
 
 
 def _run(*command: str) -> str:

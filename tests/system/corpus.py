@@ -1,18 +1,16 @@
-"""Sends a folder of raw messages through a relay, in every way, and compares the bytes that arrive.
+"""Sends a folder of raw messages through a relay in every way, and compares the bytes that arrive.
 
-    python -m tests.system.corpus [--programs N] [--seed N] [DIR]
+    python -m tests.system.corpus [DIR]
 
 Without DIR: the mail that Python's own test suite ships.  A few messages of this file come along, so that
-each rule below has one.  Each way in (SMTP, `relay sendmail`, `relay drain`) meets each of three upstreams,
-where the relay logs in: one offers all, one no SMTPUTF8, one no 8BITMIME either.  `relay sendmail`
-takes only N drawn messages (default 8), and once those of this file: each is the start of a program.
+each rule below has one.  `relay sendmail` takes only these and a few drawn ones: each is the start of a
+program.  What an upstream cannot carry waits: tests/unit/sender.
 
 What is right.  A client ends its lines in CRLF.  Exactly one Received: field comes on top, and then:
 - the content as the client sent it; but a first line `From ` or `>From ` becomes the field `X-Mailbox-Line:`,
   and an empty line comes before a first line that begins with a blank;
 - by `relay sendmail` and `relay drain` also what docs/commands.md says of each;
-- a CR alone is refused over SMTP (the programs make it CRLF); NUL in the header, and 50 Received:, may be;
-- what the upstream cannot carry (RFC 6152, RFC 6531) waits unchanged, and arrives once the upstream can.
+- a CR alone is refused over SMTP (the programs make it CRLF); NUL in the header, and 50 Received:, may be.
 Each message arrives once, or is refused and does not arrive.  Exit 1 on any difference, 2 without messages.
 """
 
@@ -25,25 +23,21 @@ import socket
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.system.relay import RelayProcess
-from tests.system.strict_smarthost import OFFERS, StrictSmarthost
-from tests.system.waiting import HANG_S, wait_until
+from tests.system.strict_smarthost import StrictSmarthost
+from tests.system.waiting import HANG_S
 from tests.system.witness import Fate
 
 PATIENCE_S = 60.0
 SENDER = "corpus@example.org"
 LIMIT = {"messages": 1_000_000, "per": "1m"}
-RETRY = {"min": "1h", "max": "1h", "lifetime": "5d"}
-UPSTREAMS = {
-    "offers all": OFFERS,
-    "no SMTPUTF8": tuple(each for each in OFFERS if each != "SMTPUTF8"),
-    "no 8BITMIME": tuple(each for each in OFFERS if each not in {"SMTPUTF8", "8BITMIME"}),
-}
+PROGRAMS = 8
+"""How many messages of the folder `relay sendmail` takes."""
 OWN = {
     "8-bit": b"Subject: x\nContent-Type: text/plain; charset=utf-8\n\ngr\xc3\xbc\xc3\x9fe\n",
     "8-bit, of no charset": b"Subject: x\n\n\x80\xff\xfe\n",
@@ -89,21 +83,6 @@ class Message:
 
     def recipient(self, way: str) -> str:
         return f"{'ü' if self.needs_smtputf8 else 'u'}.{way.lower()}.{self.number}@corpus.test"
-
-    def fits(self, offers: Sequence[str]) -> bool:
-        if self.needs_smtputf8 and "SMTPUTF8" not in offers:
-            return False
-        return self.octets.isascii() or "8BITMIME" in offers
-
-
-@dataclass
-class Tally:
-    """Of one way in to one upstream."""
-
-    refused: dict[Message, str] = field(default_factory=dict)
-    taken: list[Message] = field(default_factory=list)
-    waited: int = 0
-    different: list[str] = field(default_factory=list)
 
 
 def _ended(content: bytes) -> bytes:
@@ -277,41 +256,22 @@ HAND_OVER = {
 # The whole.
 
 
-def through(
-    offers: Sequence[str], messages: Sequence[Message], for_sendmail: Sequence[Message]
-) -> Mapping[str, Tally]:
-    tallies = {way: Tally() for way in WAYS}
-    with (
-        tempfile.TemporaryDirectory() as name,
-        StrictSmarthost(Path(name), LIMIT, seed=0, offers=offers) as upstream,
-    ):
-        relay = RelayProcess(Path(name), {"isp": upstream.upstream(limits=[LIMIT])}, retry=RETRY)
-        relay.policy["listen"][0]["max_errors"] = 100_000
-        relay.write_policy()
-        with relay:
-            for way, tally in tallies.items():
-                given = for_sendmail if way == "sendmail" else messages
-                tally.refused = HAND_OVER[way](relay, given)
-                tally.taken = [each for each in given if each not in tally.refused]
-            wait_for_all(lambda: _has_arrived(upstream, tallies, offers))
-            wait_for_all(lambda: all(each["state"] == "deferred" for each in relay.queue()))
-            why = {each["recipients"][0]: str(each["reason"]) for each in relay.queue()}
-            for way, tally in tallies.items():
-                tally.different += _what_is_amiss_while_some_wait(way, tally, upstream, why)
-            upstream.offers = OFFERS
-            upstream.cut_off()
-            waiting = "".join(f"{each['queue_id']}\n" for each in relay.queue())
-            relay.command("queue", "retry", "-", stdin=waiting.encode())
-            wait_for_all(lambda: _has_arrived(upstream, tallies, OFFERS))
-    for way, tally in tallies.items():
-        tally.different += _what_is_amiss_in_the_end(way, tally, arrived_at(upstream))
-    return tallies
-
-
-def wait_for_all(condition: Callable[[], bool]) -> None:
-    """Wait until something is true; where that takes too long, what is amiss is told in the end."""
-    with contextlib.suppress(TimeoutError):
-        wait_until(condition, within_s=PATIENCE_S)
+def through(given: Mapping[str, Sequence[Message]]) -> Iterator[tuple[str, int, list[str]]]:
+    """Hand messages over in each way; return with each how many were refused, and what is wrong."""
+    with tempfile.TemporaryDirectory() as name, StrictSmarthost(Path(name), LIMIT, seed=0) as upstream:
+        isp = upstream.upstream(limits=[LIMIT])
+        with RelayProcess(Path(name), {"isp": isp}, listen={"max_errors": 100_000}) as relay:
+            refused = {way: HAND_OVER[way](relay, messages) for way, messages in given.items()}
+            with contextlib.suppress(TimeoutError):  # then what is amiss is told below
+                relay.wait_until_empty(within_s=PATIENCE_S)
+    arrived = arrived_at(upstream)
+    for way, messages in given.items():
+        amiss = [
+            f"{each.name}: {what}"
+            for each in messages
+            if (what := what_is_amiss(way, each, refused[way].get(each, ""), arrived))
+        ]
+        yield way, len(refused[way]), amiss
 
 
 def arrived_at(upstream: StrictSmarthost) -> dict[str, list[bytes]]:
@@ -323,47 +283,18 @@ def arrived_at(upstream: StrictSmarthost) -> dict[str, list[bytes]]:
     return arrived
 
 
-def _has_arrived(upstream: StrictSmarthost, tallies: Mapping[str, Tally], offers: Sequence[str]) -> bool:
-    wanted = (each.recipient(way) for way, its in tallies.items() for each in its.taken if each.fits(offers))
-    return arrived_at(upstream).keys() >= set(wanted)
-
-
-def _what_is_amiss_while_some_wait(
-    way: str, tally: Tally, upstream: StrictSmarthost, why: Mapping[str, str]
-) -> Iterable[str]:
-    arrived = arrived_at(upstream)
-    for each in tally.taken:
-        recipient = each.recipient(way)
-        if each.fits(upstream.offers):
-            if recipient not in arrived:
-                yield f"{each.name}: did not arrive at once: {why.get(recipient)}"
-        elif recipient in arrived:
-            yield f"{each.name}: arrived at an upstream that cannot carry it"
-        elif "the message needs " not in why.get(recipient, ""):
-            yield f"{each.name}: should wait for an upstream that can carry it: {why.get(recipient)}"
-        else:
-            tally.waited += 1
-
-
-def _what_is_amiss_in_the_end(
-    way: str, tally: Tally, all_that_arrived: Mapping[str, Sequence[bytes]]
-) -> Iterable[str]:
-    for message, reply in tally.refused.items():
-        if message.recipient(way) in all_that_arrived:
-            yield f"{message.name}: was refused, and arrived"
-        if amiss := wrongly_answered(way, message, reply):
-            yield f"{message.name}: {amiss}"
-    for message in tally.taken:
-        if amiss := wrongly_answered(way, message, ""):
-            yield f"{message.name}: {amiss}"
-        arrived = all_that_arrived.get(message.recipient(way), [])
-        if len(arrived) != 1:
-            yield f"{message.name}: arrived {len(arrived)} times"
-            continue
-        content = below_received(arrived[0])
-        amiss = "has no Received: of ours on top" if content is None else WAYS[way](message, content)
-        if amiss:
-            yield f"{message.name}: {amiss}"
+def what_is_amiss(
+    way: str, message: Message, refusal: str, all_that_arrived: Mapping[str, Sequence[bytes]]
+) -> str:
+    arrived = all_that_arrived.get(message.recipient(way), [])
+    if amiss := wrongly_answered(way, message, refusal):
+        return amiss
+    if refusal:
+        return "was refused, and arrived" if arrived else ""
+    if len(arrived) != 1:
+        return f"arrived {len(arrived)} times"
+    content = below_received(arrived[0])
+    return "has no Received: of ours on top" if content is None else WAYS[way](message, content)
 
 
 def shipped_with_python() -> Path | None:
@@ -375,35 +306,25 @@ def shipped_with_python() -> Path | None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Send raw messages through a relay in every way.")
     parser.add_argument("folder", metavar="DIR", nargs="?", type=Path, default=shipped_with_python())
-    parser.add_argument("--programs", metavar="N", type=int, default=8, help="messages for relay sendmail")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    files = sorted(filter(Path.is_file, options.folder.rglob("*"))) if options.folder else []
+    folder: Path | None = parser.parse_args().folder
+    files = sorted(filter(Path.is_file, folder.rglob("*"))) if folder else []
     if not files:
-        why = f"no file in {options.folder}" if options.folder else "this Python came without its test suite"
+        why = f"no file in {folder}" if folder else "this Python came without its test suite"
         sys.stderr.write(f"{why}: nothing to send\n")
         return 2
-    read = {str(path.relative_to(options.folder)): path.read_bytes() for path in files} | OWN
-    messages = [Message(number, name, octets) for number, (name, octets) in enumerate(read.items())]
-    own = messages[len(files) :]
-    draws = random.Random(options.seed)
-    print(f"{len(files)} messages of {options.folder}, and {len(own)} of this program")  # noqa: T201 - its output
+    octets_of = [*((str(path), path.read_bytes()) for path in files), *OWN.items()]
+    messages = [Message(number, name, octets) for number, (name, octets) in enumerate(octets_of)]
+    theirs, own = messages[: len(files)], messages[len(files) :]
+    sys.stdout.write(f"{len(theirs)} messages of {folder}, and {len(own)} of this program\n")
+    given = dict.fromkeys(WAYS, messages)
+    given["sendmail"] = own + random.Random(0).sample(theirs, min(PROGRAMS, len(theirs)))
     differences = 0
-    for upstream, offers in UPSTREAMS.items():
-        by_program = draws.sample(messages, min(options.programs, len(messages)))
-        if offers is OFFERS:
-            by_program = [*own, *(each for each in by_program if each not in own)]
-        for way, tally in through(offers, messages, by_program).items():
-            sent = len(tally.taken) + len(tally.refused)
-            same = sent - len(tally.refused) - len(tally.different)
-            print(  # noqa: T201 - its output
-                f"{way:9} {upstream:13} {sent:5} sent {same:5} same ({tally.waited} waited) "
-                f"{len(tally.refused):4} refused {len(tally.different):4} different",
-                *tally.different,
-                sep="\n    ",
-                flush=True,
-            )
-            differences += len(tally.different)
+    for way, refused, different in through(given):
+        sys.stdout.write(
+            f"{way:9} {len(given[way]):5} sent {refused:5} refused {len(different):5} different\n"
+        )
+        sys.stdout.writelines(f"    {each}\n" for each in different)
+        differences += len(different)
     return 1 if differences else 0
 
 

@@ -80,16 +80,16 @@ class Dovecot:
 
 
 @contextmanager
-def passwords(users: Mapping[str, str]) -> Iterator[Dovecot]:
+def passwords(users: Mapping[str, str], mechanisms: str = PASSWORD_MECHANISMS) -> Iterator[Dovecot]:
     lines = "".join(f"{user}:{{PLAIN}}{password}\n" for user, password in users.items())
-    with _running(lines, PASSWORD_MECHANISMS, "passwd-file") as dovecot:
+    with _running(lines, mechanisms, "passwd-file") as dovecot:
         yield dovecot
 
 
 @contextmanager
-def tokens(introspection_url: str, mechanisms: str = TOKEN_MECHANISMS) -> Iterator[Dovecot]:
+def tokens(introspection_url: str) -> Iterator[Dovecot]:
     """Run one that asks about each token there; who asks stands in the URL, as `NAME:SECRET@`."""
-    with _running(TOKENS.format(url=introspection_url), mechanisms, "oauth2") as dovecot:
+    with _running(TOKENS.format(url=introspection_url), TOKEN_MECHANISMS, "oauth2") as dovecot:
         yield dovecot
 
 

@@ -1,6 +1,5 @@
 """Relays as on several hosts: a folder, a port and a spool for each, and one PostgreSQL for their account."""
 
-import smtplib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,10 @@ OF_B = 1_000_000
 """The first number of what is handed to the second host."""
 
 
-def host(folder: Path, name: str, isp: dict[str, Any], url: str, **policy: Any) -> WarmRelay:
+def host(folder: Path, name: str, isp: dict[str, Any], url: str) -> WarmRelay:
     """Return a relay that is not started; its history is in the database."""
     (folder / name).mkdir()
-    policy = {"hostname": f"{name}.test"} | policy
-    return WarmRelay(folder / name, {"isp": {**isp, "history": url}}, **policy)
+    return WarmRelay(folder / name, {"isp": isp | {"history": url}}, hostname=f"{name}.test")
 
 
 def of_one_queue(folder: Path, name: str, isp: dict[str, Any], url: str) -> WarmRelay:
@@ -29,8 +27,7 @@ def of_one_queue(folder: Path, name: str, isp: dict[str, Any], url: str) -> Warm
 
 
 def send(relay: WarmRelay, number: int = 0) -> None:
-    with smtplib.SMTP("127.0.0.1", relay.port) as session:
-        session.sendmail("mjd@front.test", [f"r{number}.0@list.test"], f"Subject: {number}\r\n\r\nhello\r\n")
+    relay.send(f"r{number}.0@list.test", content=f"Subject: {number}\r\n\r\nhello\r\n")
 
 
 def make_tables(relay: WarmRelay) -> None:

@@ -1,7 +1,6 @@
 """The maildir of an upstream: each message that arrived, byte for byte, with its envelope."""
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,12 +22,6 @@ class Arrived:
     content: bytes
     """What the upstream was sent, with CRLF as on the wire."""
 
-    def without_received(self) -> bytes:
-        """Return the content less the Received: header on top, which the last relay put there."""
-        header = re.match(rb"Received: .*\r\n(?:[ \t].*\r\n)*", self.content)
-        assert header is not None, f"no Received: header on top of {self.content[:200]!r}"
-        return self.content[header.end() :]
-
 
 class Mailbox:
     """A folder `new/` that Postfix's virtual(8) delivers to, one file per recipient and message."""
@@ -41,9 +34,10 @@ class Mailbox:
 
     def wait_for(self, count: int, *, within_s: float = HANG_S) -> list[Arrived]:
         """Return what arrived once there are at least so many.  Raises TimeoutError."""
-        enough: Callable[[], bool | None] = lambda: len(self._paths()) >= count or None  # noqa: E731 - one line
         try:
-            wait_for_change(enough, self.folder / "new", within_s=within_s)
+            wait_for_change(
+                lambda: len(self._paths()) >= count or None, self.folder / "new", within_s=within_s
+            )
         except TimeoutError:
             raise TimeoutError(
                 f"{len(self._paths())} of {count} messages arrived in {within_s:g} s"

@@ -1,9 +1,8 @@
 """A private Postfix: an instance of its own, on loopback, in a folder that goes away with it.
 
 `front()` is the MTA that a site already has: it takes mail by SMTP or by its sendmail and
-hands all of it to a smarthost.  `upstream()` is the smarthost: it demands STARTTLS and
-SASL (Cyrus, a private sasldb) and delivers everything to one maildir.  `smarthost()` is the
-same with logins that its settings have checked elsewhere (`dovecot`).
+hands all of it to a smarthost.  `smarthost()` is one: it demands STARTTLS and a login, and
+delivers everything to one maildir.
 
 Nothing of the machine's own Postfix is read or touched: configuration, queue, data, log
 and password are all below `home`, which lies in the system's own folder for temporary
@@ -92,11 +91,11 @@ def why_missing() -> str | None:
     """Return why no private Postfix can run here, or None."""
     if os.geteuid() != 0:
         return "Postfix needs root to start"
-    return missing_program("postfix", "saslpasswd2") or certificate.why_missing()
+    return missing_program("postfix") or certificate.why_missing()
 
 
 class Postfix:
-    """One running instance.  Made by `front` and `upstream`."""
+    """One running instance.  Made by `front` and `smarthost`."""
 
     def __init__(self, home: Path, port: int, settings: Mapping[str, str]) -> None:
         self.home = home
@@ -181,21 +180,11 @@ def front(smarthost_port: int, **settings: str) -> AbstractContextManager[Postfi
     return _running(ours | settings, lambda _home: {})
 
 
-def upstream(user: str, password: str, **settings: str) -> AbstractContextManager[Postfix]:
+def smarthost(**settings: str) -> AbstractContextManager[Postfix]:
     """Run a smarthost that demands STARTTLS and AUTH and delivers everything to `mailbox`.
 
-    `settings` are parameters of main.cf that go over ours.
+    `settings` are parameters of main.cf that go over ours, and say who checks logins (`dovecot`).
     """
-
-    def prepare(home: Path) -> Mapping[str, str]:
-        _make_account(home, user, password)
-        return _smarthost(home) | {"cyrus_sasl_config_path": str(home / "sasl")}
-
-    return _running(settings, prepare)
-
-
-def smarthost(**settings: str) -> AbstractContextManager[Postfix]:
-    """Run an `upstream` that knows no user itself: `settings` say who checks logins."""
     return _running(settings, _smarthost)
 
 
@@ -213,7 +202,6 @@ UPSTREAM = {
     "smtpd_tls_security_level": "encrypt",
     "smtpd_tls_auth_only": "yes",
     "smtpd_sasl_auth_enable": "yes",
-    "smtpd_sasl_local_domain": "upstream.test",
     "smtpd_relay_restrictions": "permit_sasl_authenticated, reject",
     # Whatever the domain, into one maildir.
     "virtual_mailbox_domains": "static:all",
@@ -226,19 +214,6 @@ UPSTREAM = {
     "local_header_rewrite_clients": "",
     "message_drop_headers": "",
 }
-
-
-def _make_account(home: Path, user: str, password: str) -> None:
-    (home / "sasl").mkdir()
-    database = home / "sasldb2"
-    (home / "sasl" / "smtpd.conf").write_text(
-        "pwcheck_method: auxprop\nauxprop_plugin: sasldb\n"
-        f"sasldb_path: {database}\nmech_list: PLAIN LOGIN CRAM-MD5\n"
-    )
-    command = [str(find("saslpasswd2")), "-p", "-c", "-f", str(database), "-u", "upstream.test", user]
-    subprocess.run(command, input=password.encode(), check=True, capture_output=True)
-    shutil.chown(database, "postfix")
-    database.chmod(0o600)
 
 
 def _make_maildir(home: Path) -> None:

@@ -73,8 +73,8 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus(target_port: int, *rules: Path, port: int | None = None) -> Iterator[Prometheus]:
-    port = port or free_port()
+def prometheus(target_port: int, *rules: Path) -> Iterator[Prometheus]:
+    port = free_port()
     with tempfile.TemporaryDirectory(prefix="relay-prometheus-") as folder:
         configuration = Path(folder, "prometheus.yml")
         rule_files = json.dumps([str(path.absolute()) for path in rules])

@@ -10,6 +10,7 @@ import json
 import os
 import select
 import signal
+import smtplib
 import socket
 import subprocess
 import sys
@@ -23,6 +24,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.system.waiting import HANG_S, free_port, wait_for_change, wait_until
 
 PROJECT = Path(__file__).parents[2]
+LISTENER = {"clients": ["127.0.0.0/8"], "processes": 0}
+"""One process, on a machine of many processors too: tests kill it and count its children."""
+SENDER = "mjd@front.test"
+CONTENT = "Subject: x\r\n\r\nx\r\n"
 
 
 class Started(Protocol):
@@ -44,10 +49,17 @@ class Started(Protocol):
 class RelayProcess:
     """One relay in a folder of its own.  A context manager: in it the relay runs and is ready."""
 
-    def __init__(self, folder: Path, upstreams: Mapping[str, Any], **policy: Any) -> None:
-        """Write the policy: `upstreams` as in YAML, and any other section over the defaults here.
+    def __init__(
+        self,
+        folder: Path,
+        upstreams: Mapping[str, Any],
+        *,
+        listen: Mapping[str, Any] | None = None,
+        **policy: Any,
+    ) -> None:
+        """Write the policy: `upstreams` as in YAML, `listen` of its one listener, and any other section.
 
-        An upstream that names no limits has none.
+        They go over the defaults here.  An upstream that names no limits has none.
         """
         for each in upstreams.values():
             each.setdefault("limits", [])
@@ -56,8 +68,7 @@ class RelayProcess:
         self.http_port = free_port()
         self.policy: dict[str, Any] = {
             "spool": "./spool",
-            # One process, on a machine of many processors too: tests kill it and count its children.
-            "listen": [{"address": f"127.0.0.1:{self.port}", "clients": ["127.0.0.0/8"], "processes": 0}],
+            "listen": [LISTENER | {"address": f"127.0.0.1:{self.port}"} | dict(listen or {})],
             "http": f"127.0.0.1:{self.http_port}",
             "hostname": "relay.test",
             "upstreams": dict(upstreams),
@@ -122,6 +133,12 @@ class RelayProcess:
     def reload(self) -> None:
         """Tell it to read its policy again (SIGHUP)."""
         self._started().send_signal(signal.SIGHUP)
+
+    def send(self, *recipients: str, sender: str = SENDER, content: str | bytes = CONTENT) -> None:
+        """Hand over a message for each of them, on one connection."""
+        with smtplib.SMTP("127.0.0.1", self.port, timeout=HANG_S) as session:
+            for recipient in recipients:
+                session.sendmail(sender, [recipient], content)
 
     def log(self) -> list[str]:
         return self._log_path.read_text(errors="replace").splitlines()

@@ -15,7 +15,7 @@ from email.message import EmailMessage
 import pytest
 from flufl.bounce import all_failures
 
-from tests.system import postfix
+from tests.system import dovecot, postfix
 from tests.system.demand import demand
 from tests.system.mailbox import Arrived
 from tests.system.postfix import Postfix
@@ -74,12 +74,15 @@ class Chain:
 
 @pytest.fixture(scope="module")
 def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
-    demand(postfix.why_missing())
+    demand(postfix.why_missing(), dovecot.why_missing())
     folder = tmp_path_factory.mktemp("relay")
     password = folder / "password"
     password.write_text(PASSWORD + "\n")
     password.chmod(0o600)
-    with postfix.upstream(USER, PASSWORD, **UPSTREAM) as upstream:
+    with (
+        dovecot.passwords({USER: PASSWORD}, "cram-md5") as checker,
+        postfix.smarthost(**UPSTREAM, **checker.settings) as upstream,
+    ):
         isp = {
             "host": "localhost",
             "port": upstream.port,
@@ -185,14 +188,11 @@ def test_values_of_dsn_pass_us_unchanged(chain: Chain) -> None:
     with smtplib.SMTP("127.0.0.1", chain.relay.port, timeout=60) as session:
         session.ehlo()
         assert session.has_extn("dsn")
-        for command, code in (
-            ("MAIL FROM:<mjd@front.test> RET=SOME", 501),
-            ("MAIL FROM:<mjd@front.test> ENVID=a+2", 501),
-            ("MAIL FROM:<mjd@front.test> MT-PRIORITY=3", 555),
-            ("MAIL FROM:<mjd@front.test> ENVID=A+2Bb RET=FULL", 250),
-            (f"RCPT TO:<ann@{LIST}> ORCPT=rfc822;Old+2BAnn@List.Test NOTIFY=SUCCESS", 250),
+        for command in (
+            "MAIL FROM:<mjd@front.test> ENVID=A+2Bb RET=FULL",
+            f"RCPT TO:<ann@{LIST}> ORCPT=rfc822;Old+2BAnn@List.Test NOTIFY=SUCCESS",
         ):
-            assert session.docmd(command)[0] == code, command
+            assert session.docmd(command)[0] == 250, command
         assert session.data(MINUTES.replace(b"\n", b"\r\n"))[0] == 250
     of_message, of_ann = _fields(_report(chain.settled(2)))
 

@@ -118,6 +118,7 @@ def test_what_is_done_while_the_relay_is_down_counts_later(operator: Operated) -
     assert (totals["relayed"], totals["bounced"], totals["expired"]) == (5, 0, 0)
 
 
+@pytest.mark.full
 def test_an_operators_pause_lasts_through_kills_until_resume(operator: Operated) -> None:
     relay, told = operator.relay, operator.relay.folder / "told"
     relay.policy["notify"] = [{"command": ["/bin/sh", "-c", f"(cat; echo) >>{told}"]}]
@@ -171,3 +172,12 @@ def test_no_verb_acts_on_a_relay_on_another_spool(operator: Operated, tmp_path: 
     operator.run("status", "--spool", spool, code=os.EX_UNAVAILABLE)
     elsewhere = operator.run("status", "--spool", str(tmp_path), code=os.EX_UNAVAILABLE)
     assert "is about another spool" in elsewhere
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("to", [b"[" * 1_000_000, b"a@b.test" + b"\n x" * 300_000, b'"[\\' * 300_000])
+def test_a_list_of_addresses_that_is_made_to_be_slow_is_refused(operator: Operated, to: bytes) -> None:
+    """None is an address: a megabyte of each is read through once, or this takes for ever."""
+    refused = operator.relay.command("sendmail", "-t", stdin=b"To: " + to + b"\n\nhi\n")
+    assert refused.returncode == os.EX_DATAERR
+    assert len(refused.stderr) < 10_000

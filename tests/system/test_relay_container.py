@@ -6,7 +6,6 @@ import re
 import signal
 import smtplib
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,19 +17,13 @@ from tests.system.relay import messages_in
 from tests.system.smtp_tools import smtp_sink
 from tests.system.waiting import HANG_S, free_port, wait_for_answer, wait_until
 
+pytestmark = pytest.mark.full
+
 UID = 10001
 
 
-@pytest.fixture(scope="module")
-def image() -> Iterator[Image]:
-    """Return the image; built once, for it takes a minute."""
-    demand(container.why_missing(), smtp_tools.why_missing())
-    with container.built() as image:
-        yield image
-
-
 class Pod:
-    """Its volumes, as Kubernetes mounts them: a ConfigMap by symbolic links, a Secret for the group."""
+    """One container, and its volumes: a secret is for the group, as Kubernetes mounts it."""
 
     def __init__(self, image: Image, folder: Path, upstream_port: int) -> None:
         self.image = image
@@ -39,15 +32,13 @@ class Pod:
         for each in (self.spool, self.etc, self.secrets):
             each.mkdir()
         os.chown(self.spool, UID, UID)
-        self.secrets.joinpath("isp").write_text("open sesame\n")
+        (self.secrets / "isp").write_text("open sesame\n")
         os.chown(self.secrets / "isp", 0, UID)
-        self.secrets.joinpath("isp").chmod(0o440)
-        self.versions = 0
+        (self.secrets / "isp").chmod(0o440)
         self.log = folder / "log"
         self.put(messages=3)
 
     def put(self, *, messages: int) -> None:
-        """Write the policy as the kubelet does: a folder beside, and one link that is replaced."""
         sink = {"host": "127.0.0.1", "port": self.upstream_port, "tls": "none"}
         policy = {
             "spool": "/var/lib/relay/spool",
@@ -59,14 +50,8 @@ class Pod:
                 "account": sink | {"limits": [], "auth": {"user": "mjd", "password_credential": "isp"}},
             },
         }
-        self.versions += 1
-        version = self.etc / f"..{self.versions}"
-        version.mkdir()
-        (version / "policy.yaml").write_text(json.dumps(policy) + "\n")
-        (self.etc / "..new").symlink_to(version.name)
-        (self.etc / "..new").replace(self.etc / "..data")
-        if self.versions == 1:
-            (self.etc / "policy.yaml").symlink_to("..data/policy.yaml")
+        (self.etc / "new").write_text(json.dumps(policy) + "\n")
+        (self.etc / "new").replace(self.etc / "policy.yaml")
 
     def start(self) -> None:
         volumes = {"/var/lib/relay": self.spool, "/etc/relay": self.etc, "/run/secrets": self.secrets}
@@ -74,9 +59,10 @@ class Pod:
             self.started = self.image.start(volumes, log=log)
         wait_for_answer(lambda: self.get("/readyz"), self.started)
 
-    def signal(self, number: int) -> None:
-        """As a runtime does it: from outside, to process 1."""
+    def signal(self, number: int) -> int:
+        """Send a signal as a runtime does it, from outside to process 1; return how the container ended."""
         os.kill(process_1(self.started), number)
+        return self.started.wait(HANG_S)
 
     def hand_over(self, messages: int) -> None:
         with smtplib.SMTP("127.0.0.1", self.smtp, timeout=HANG_S) as client:
@@ -94,10 +80,11 @@ class Pod:
         return count
 
 
-@pytest.mark.full
-def test_a_pod_relays_takes_edits_and_stops_without_loss(image: Image, tmp_path: Path) -> None:
+def test_a_pod_relays_takes_edits_and_stops_without_loss(tmp_path: Path) -> None:
+    demand(container.why_missing(), smtp_tools.why_missing())
     tmp_path.chmod(0o755)
-    with smtp_sink() as sink:
+    with container.built() as image, smtp_sink() as sink:
+        _is_of_the_relay_alone(image)
         pod = Pod(image, tmp_path, sink.port)
         pod.start()
         pid = process_1(pod.started)
@@ -109,15 +96,13 @@ def test_a_pod_relays_takes_edits_and_stops_without_loss(image: Image, tmp_path:
             pod.put(messages=2)
             wait_until(lambda: pod.limit() == 2)
             pod.hand_over(1)
-            pod.signal(signal.SIGTERM)
-            code = pod.started.wait(HANG_S)
+            code = pod.signal(signal.SIGTERM)
             pod.start()
             # It is ready before it knows its queue.
             wait_until(lambda: json.loads(pod.get("/status.json"))["recovering"] == 0)
             left, taken = messages_in(json.loads(pod.get("/status.json"))), sink.count
         finally:
             pod.signal(signal.SIGKILL)
-            pod.started.wait(HANG_S)
 
     assert f"Uid:\t{UID}\t{UID}\t{UID}\t{UID}" in status
     assert "CapEff:\t0000000000000000" in status
@@ -126,10 +111,9 @@ def test_a_pod_relays_takes_edits_and_stops_without_loss(image: Image, tmp_path:
     assert (left, taken) == (1, 2)
 
 
-@pytest.mark.full
-def test_the_image_holds_the_relay_and_nothing_of_the_checkout(image: Image) -> None:
+def _is_of_the_relay_alone(image: Image) -> None:
+    """Nothing of the checkout is in it."""
     config = image.config
-
     assert (config["User"], config["StopSignal"]) == (f"{UID}:{UID}", "SIGTERM")
     assert config["Entrypoint"] == ["relay"]
     assert config["Healthcheck"]["Test"][:2] == ["CMD", "python3"]

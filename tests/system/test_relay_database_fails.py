@@ -56,8 +56,6 @@ def test_a_failover_to_a_synchronous_standby_loses_nothing_and_exceeds_nothing(
         relays = [of_one_queue(tmp_path, name, isp | {"history": url}, url) for name in "ab"]
         make_tables(relays[0])
         for relay in relays:
-            relay.policy["hostname"] = "relay.test"
-            relay.write_policy()
             relay.start()
         with Feeder(relays[0].port, ahead=0) as one, Feeder(relays[1].port, ahead=0, first=OF_B) as other:
             for feeder in (one, other):
@@ -71,6 +69,8 @@ def test_a_failover_to_a_synchronous_standby_loses_nothing_and_exceeds_nothing(
         for relay in relays:
             relay.wait_until_empty()
         wait_until(lambda: upstream.unanswered == 0)
+        age = 'relay_host_history_age_seconds{host="b.test",upstream="isp"}'
+        wait_until(lambda: relays[0].metrics().get(age) is not None)
         for relay in relays:
             assert relay.stop() == 0
     acknowledged, attempted = one.acknowledged | other.acknowledged, one.attempted | other.attempted

@@ -36,21 +36,21 @@ def haproxy(folder: Path, backend_port: int) -> Iterator[int]:
         balancer.wait()
 
 
-def test_who_may_relay_is_the_client_behind_the_balancer(tmp_path: Path) -> None:
+def test_who_may_relay_is_the_client_behind_the_balancer(tmp_path: Path, upstream: StrictSmarthost) -> None:
     demand(missing_program("haproxy"))
-    with StrictSmarthost(tmp_path, {"messages": 100, "per": "1s"}, seed=1) as host:
-        relay = WarmRelay(tmp_path, {"isp": host.upstream()})
-        relay.policy["listen"][0] |= {"clients": ["127.0.0.2"], "proxies": ["127.0.0.1"]}
-        relay.write_policy()
-        with relay, haproxy(tmp_path, relay.port) as port:
-            for source, code in (("127.0.0.2", 250), ("127.0.0.3", 550)):
-                with smtplib.SMTP("127.0.0.1", port, timeout=60, source_address=(source, 0)) as client:
-                    client.ehlo()
-                    client.mail("a@front.test")
-                    assert client.rcpt("r@list.test")[0] == code
-                    if code == 250:
-                        assert client.data("Subject: x\r\n\r\nx\r\n")[0] == 250
-                relay.wait_for_log(re.compile(rf"unknown\[{source}\]").search)
-            host.wait_until(lambda ledger: ledger.relayed == 1)
-            # Its health checks are no refusals.
-            assert not [line for line in relay.log() if "load balancer" in line]
+    listen = {"clients": ["127.0.0.2"], "proxies": ["127.0.0.1"]}
+    with (
+        WarmRelay(tmp_path, {"isp": upstream.upstream()}, listen=listen) as relay,
+        haproxy(tmp_path, relay.port) as port,
+    ):
+        for source, code in (("127.0.0.2", 250), ("127.0.0.3", 550)):
+            with smtplib.SMTP("127.0.0.1", port, timeout=60, source_address=(source, 0)) as client:
+                client.ehlo()
+                client.mail("a@front.test")
+                assert client.rcpt("r@list.test")[0] == code
+                if code == 250:
+                    assert client.data("Subject: x\r\n\r\nx\r\n")[0] == 250
+            relay.wait_for_log(re.compile(rf"unknown\[{source}\]").search)
+        upstream.wait_until(lambda ledger: ledger.relayed == 1)
+        # Its health checks are no refusals.
+        assert not [line for line in relay.log() if "load balancer" in line]

@@ -1,10 +1,8 @@
-"""Ends, starts and edits of a relay at work and of its listener processes.  See also kills."""
+"""Ends, starts, stops and edits of a relay at work and of its listener processes.  See also kills."""
 
-import contextlib
 import os
 import signal
 import smtplib
-import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,36 +10,25 @@ import pytest
 from argon2 import PasswordHasher
 
 from tests.system.processes import command_of, halted, is_alive
+from tests.system.relay import CONTENT, SENDER
 from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import wait_until
 from tests.system.warm import WarmRelay
 
 pytestmark = pytest.mark.full
 
-FROM_TO = ("mjd@front.test", ["r@list.test"])
-CONTENT = "Subject: x\r\n\r\nx\r\n"
+TO = "r@list.test"
 LIMIT = {"messages": 1000, "per": "1s"}
 NOBODY = {"host": "127.0.0.1", "port": 9, "tls": "none", "limits": []}
 QUOTA = 40
+LONGEST_S = 1.5
+"""That a transaction may take where its reply is late."""
 
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[StrictSmarthost]:
     with StrictSmarthost(tmp_path, LIMIT, seed=5, latest_reply_s=1) as host:
         yield host
-
-
-def send(relay: WarmRelay, count: int = 1) -> None:
-    with smtplib.SMTP("127.0.0.1", relay.port, timeout=60) as session:
-        for _ in range(count):
-            session.sendmail(*FROM_TO, CONTENT)
-
-
-def with_listeners(folder: Path, host: StrictSmarthost, processes: int) -> WarmRelay:
-    relay = WarmRelay(folder, {"isp": host.upstream(connections=20)})
-    relay.policy["listen"][0]["processes"] = processes
-    relay.write_policy()
-    return relay
 
 
 def _listeners(relay: WarmRelay) -> list[int]:
@@ -60,7 +47,7 @@ def test_sigterm_finishes_what_is_in_flight_and_leaves_the_rest(
 ) -> None:
     relay = WarmRelay(tmp_path, {"isp": host.upstream(connections=3)})
     relay.start()
-    send(relay, 8)
+    relay.send(*[TO] * 8)
     # All connections are busy, so nothing else is about to begin.
     wait_until(lambda: host.unanswered == 3)
     assert relay.stop() == 0
@@ -74,27 +61,42 @@ def test_sigterm_finishes_what_is_in_flight_and_leaves_the_rest(
     assert (host.ledger.relayed, host.ledger.abandoned) == (8, 0)
 
 
+def test_a_250_that_came_while_the_relay_was_stopped_is_read_before_its_deadline_counts(
+    tmp_path: Path, host: StrictSmarthost
+) -> None:
+    isp = host.upstream(connections=1, max_transaction=f"{1000 * LONGEST_S:g}ms")
+    with WarmRelay(tmp_path, {"isp": isp}) as relay:
+        relay.send(TO, TO)
+        for _ in range(2):
+            wait_until(lambda: host.unanswered)
+            with halted(relay.pid):
+                wait_until(lambda: not host.unanswered)
+                relay.live(LONGEST_S)
+        relay.wait_until_empty()
+    assert host.ledger.relayed == 2
+
+
 def test_a_second_relay_on_a_spool_gives_way_and_says_to_whom(tmp_path: Path, host: StrictSmarthost) -> None:
     with WarmRelay(tmp_path, {"isp": host.upstream()}) as relay:
         second = relay.command("run")
 
         assert second.returncode == os.EX_TEMPFAIL
         assert f"held by process {relay.pid}" in second.stderr
-        send(relay)
+        relay.send(TO)
         relay.wait_until_empty()
     assert host.ledger.relayed == 1
 
 
 def test_a_listener_process_that_dies_is_replaced(tmp_path: Path, host: StrictSmarthost) -> None:
-    with with_listeners(tmp_path, host, 2) as relay:
+    with WarmRelay(tmp_path, {"isp": host.upstream()}, listen={"processes": 2}) as relay:
         wait_until(lambda: len(_listeners(relay)) == 2)
         listeners = victim, survivor = _listeners(relay)
         with_victim = _session_with(relay, victim, listeners)
         with_survivor = _session_with(relay, survivor, listeners)
         for session in (with_victim, with_survivor):
             session.ehlo()
-            session.mail(FROM_TO[0])
-            session.rcpt(FROM_TO[1][0])
+            session.mail(SENDER)
+            session.rcpt(TO)
 
         os.kill(victim, signal.SIGKILL)
 
@@ -106,7 +108,7 @@ def test_a_listener_process_that_dies_is_replaced(tmp_path: Path, host: StrictSm
         relay.wait_for_log(lambda line: f"listener {address} restarted: pid " in line)
         (heir,) = set(_listeners(relay)) - {survivor}
         with _session_with(relay, heir, [heir, survivor]) as with_heir:
-            with_heir.sendmail(*FROM_TO, CONTENT)
+            with_heir.sendmail(SENDER, [TO], CONTENT)
         relay.wait_until_empty()
         assert host.ledger.relayed == 2
         # A stop reaches them all, and their clients.
@@ -116,34 +118,6 @@ def test_a_listener_process_that_dies_is_replaced(tmp_path: Path, host: StrictSm
         with_survivor.close()
     assert not is_alive(heir)
     assert not is_alive(survivor)
-
-
-def test_a_relay_starts_while_an_orphan_listener_has_the_address(
-    tmp_path: Path, host: StrictSmarthost
-) -> None:
-    relay = with_listeners(tmp_path, host, 1)
-    relay.start()
-    wait_until(lambda: len(_listeners(relay)) == 1)
-    (orphan,) = _listeners(relay)
-    killed = relay.pid
-    with smtplib.SMTP("127.0.0.1", relay.port, timeout=60) as idle:
-        idle.sendmail(*FROM_TO, CONTENT)
-        # A kill between the upstream's 250 and the note of it would send this message again.
-        relay.wait_until_empty()
-        with halted(orphan):
-            relay.kill()
-            relay.spawn()
-            relay.wait_for_log(lambda line: " started: " in line and f"relay[{killed}]" not in line)
-            with pytest.raises(subprocess.TimeoutExpired):
-                relay.wait(within_s=1.0)
-        assert idle.getreply()[0] == 421
-        idle.close()
-    wait_until(lambda: not is_alive(orphan))
-    relay.wait_for_log(lambda line: " listening on " in line and f"relay[{relay.pid}]" in line)
-    send(relay)
-    relay.wait_until_empty()
-    assert host.ledger.relayed == 2
-    assert relay.stop() == 0
 
 
 def name_users(path: Path, *names: str) -> None:
@@ -170,47 +144,23 @@ def test_an_edit_that_needs_a_restart_says_so_and_the_rest_counts(
 
         with smtplib.SMTP("127.0.0.1", relay.port, timeout=60) as session:
             assert session.ehlo()[1].startswith(b"relay.test\n")
-        send(relay)
+        relay.send(TO)
         other.wait_until(lambda ledger: ledger.relayed == 1)
         assert not (relay.folder / "other").exists()
         relay.policy["spool"] = "./spool"
 
 
-def test_a_user_that_was_removed_is_let_in_no_more_by_any_listener_process(tmp_path: Path) -> None:
-    users, processes = tmp_path / "users", 2
-    name_users(users, "mjd", "zed")
-    relay = WarmRelay(tmp_path, {"isp": NOBODY})
-    relay.policy["listen"][0] |= {"clients": [], "processes": processes, "users_file": str(users)}
-    relay.write_policy()
-    with relay, contextlib.closing(smtplib.SMTP("127.0.0.1", relay.port)) as open_session:
-        assert open_session.login("mjd", "mjd")[0] == 235
-        assert open_session.mail("a@x.example")[0] == 250
-
-        name_users(users, "zed")
-        # Once at the start, and once each now.
-        relay.wait_for_log(
-            lambda _: sum("event=listener_files_loaded" in line for line in relay.log()) == 1 + processes
-        )
-        with smtplib.SMTP("127.0.0.1", relay.port) as client:
-            with pytest.raises(smtplib.SMTPAuthenticationError, match="535"):
-                client.login("mjd", "mjd")
-            assert client.login("zed", "zed")[0] == 235
-        # What it began it may finish, and that is all.
-        assert open_session.rset()[0] == 250
-        assert open_session.mail("a@x.example")[0] == 421
-
-
-def test_a_runaway_fills_its_quota_and_others_go_on(tmp_path: Path) -> None:
+def test_a_runaway_fills_its_quota_others_go_on_and_once_removed_it_is_let_in_no_more(tmp_path: Path) -> None:
+    """By each of two listener processes."""
     name_users(tmp_path / "users", "app", "boss")
     # All of it stays queued.
-    relay = WarmRelay(tmp_path, {"isp": NOBODY})
-    relay.policy["listen"][0] |= {
+    listen = {
         "users_file": "users",
         "users": {"app": {"senders": "@app.example", "max_queued": QUOTA}, "boss": {}},
         "max_queued_per_client": QUOTA,
         "processes": 2,
     }
-    relay.write_policy()
+    relay = WarmRelay(tmp_path, {"isp": NOBODY}, listen=listen)
 
     def offer(session: smtplib.SMTP, sender: str) -> int:
         """Hand over one message; return the code of the reply that decided."""
@@ -237,3 +187,15 @@ def test_a_runaway_fills_its_quota_and_others_go_on(tmp_path: Path) -> None:
         refused = [line for line in relay.log() if "452 4.3.1 Too much mail of yours is queued" in line]
         assert refused
         assert all("app" in line for line in refused)
+
+        name_users(tmp_path / "users", "boss")
+        # Once at the start, and once each now.
+        relay.wait_for_log(
+            lambda _: sum("event=listener_files_loaded" in line for line in relay.log()) == 1 + 2
+        )
+        with (
+            smtplib.SMTP("127.0.0.1", relay.port) as again,
+            pytest.raises(smtplib.SMTPAuthenticationError, match="535"),
+        ):
+            again.login("app", "app")
+        assert app.docmd("MAIL FROM:<news@app.example>")[0] == 421

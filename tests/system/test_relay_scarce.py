@@ -1,7 +1,6 @@
-"""A relay that lacks descriptors, or anybody who reads its log: mail goes on, and no process ends."""
+"""A relay that lacks descriptors: mail goes on, and no process ends."""
 
 import contextlib
-import fcntl
 import os
 import resource
 import signal
@@ -13,29 +12,25 @@ from typing import Any
 
 import pytest
 
+from tests.system.relay import CONTENT, SENDER
 from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import wait_until
 from tests.system.warm import WarmRelay
 
 pytestmark = pytest.mark.full
 
-FROM_TO = ("mjd@front.test", ["r@list.test"])
-CONTENT = "Subject: x\r\n\r\nx\r\n"
 PATIENCE_S = 60
 HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-SMALL_PIPE_BYTES = 4096
 
 
 @contextlib.contextmanager
 def relaying(
-    folder: Path, *, descriptors: tuple[int, int] | None = None, log_fd: int | None = None, **listen: Any
+    folder: Path, *, descriptors: tuple[int, int] | None = None, **listen: Any
 ) -> Iterator[tuple[WarmRelay, StrictSmarthost]]:
     limit = {"messages": 1000, "per": "1s"}
     with StrictSmarthost(folder, limit, seed=1) as host:
-        relay = WarmRelay(folder, {"isp": host.upstream(connections=2, limits=[limit])})
-        relay.policy["listen"][0] |= listen
-        relay.write_policy()
-        relay.descriptors, relay.log_fd = descriptors, log_fd
+        relay = WarmRelay(folder, {"isp": host.upstream(connections=2, limits=[limit])}, listen=listen)
+        relay.descriptors = descriptors
         relay.start()
         try:
             yield relay, host
@@ -56,16 +51,10 @@ def silent_clients(port: int, count: int) -> Iterator[None]:
         yield
 
 
-def send(port: int, count: int = 1) -> None:
-    with smtplib.SMTP("127.0.0.1", port, timeout=PATIENCE_S) as session:
-        for _ in range(count):
-            session.sendmail(*FROM_TO, CONTENT)
-
-
-def send_at_last(port: int) -> None:
+def send_at_last(relay: WarmRelay) -> None:
     def is_taken() -> bool:
         with contextlib.suppress(smtplib.SMTPException, OSError):
-            send(port)
+            relay.send("r@list.test")
             return True
         return False
 
@@ -83,11 +72,11 @@ def test_silent_clients_leave_descriptors_for_the_spool(tmp_path: Path, processe
             silent_clients(relay.port, 400),
         ):
             for _ in range(20):
-                session.sendmail(*FROM_TO, CONTENT)
+                session.sendmail(SENDER, ["r@list.test"], CONTENT)
             host.wait_until(lambda ledger: ledger.relayed == 20)
 
             assert relay.metrics()["process_max_fds"] == 256
-        send_at_last(relay.port)
+        send_at_last(relay)
         host.wait_until(lambda ledger: ledger.relayed == 21)
 
 
@@ -96,7 +85,7 @@ def test_running_out_of_descriptors_altogether_is_survived(tmp_path: Path, proce
     with relaying(tmp_path, processes=processes) as (relay, host):
         session = smtplib.SMTP("127.0.0.1", relay.port, timeout=PATIENCE_S)
         with contextlib.closing(session):
-            session.sendmail(*FROM_TO, CONTENT)
+            session.sendmail(SENDER, ["r@list.test"], CONTENT)
             host.wait_until(lambda ledger: ledger.relayed == 1)
             pids = [relay.pid, *relay.listeners()]
             for pid in pids:
@@ -104,54 +93,14 @@ def test_running_out_of_descriptors_altogether_is_survived(tmp_path: Path, proce
             with silent_clients(relay.port, 50), silent_clients(relay.http_port, 50):
                 for _ in range(2):
                     with pytest.raises(smtplib.SMTPResponseException, match="451"):
-                        session.sendmail(*FROM_TO, CONTENT)
+                        session.sendmail(SENDER, ["r@list.test"], CONTENT)
             for pid in pids[1:]:
                 os.kill(pid, signal.SIGKILL)
                 # Without a descriptor no other one can start.
                 relay.wait_for_log(lambda line: f"listener 127.0.0.1:{relay.port} waits, out of" in line)
             resource.prlimit(relay.pid, resource.RLIMIT_NOFILE, (HARD, HARD))
-            send_at_last(relay.port)
+            send_at_last(relay)
             host.wait_until(lambda ledger: ledger.relayed == 2)
 
         assert len(relay.log()) < 60
         assert not [line for line in relay.log() if "paused" in line or "stopped:" in line]
-
-
-class Pipe:
-    """A log's reader who reads nothing: a pipe, as small as pipes can be."""
-
-    def __init__(self) -> None:
-        self.reading, self.writing = os.pipe()
-        fcntl.fcntl(self.writing, fcntl.F_SETPIPE_SZ, SMALL_PIPE_BYTES)
-
-    def fill(self) -> None:
-        os.set_blocking(self.writing, False)
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                os.write(self.writing, b"\n" * SMALL_PIPE_BYTES)
-        os.set_blocking(self.writing, True)
-
-    def close(self) -> None:
-        for fd in (self.reading, self.writing):
-            with contextlib.suppress(OSError):
-                os.close(fd)
-
-
-@pytest.fixture
-def pipe() -> Iterator[Pipe]:
-    pipe = Pipe()
-    yield pipe
-    pipe.close()
-
-
-def test_what_was_dropped_is_counted_and_the_last_words_come_through(tmp_path: Path, pipe: Pipe) -> None:
-    with relaying(tmp_path, log_fd=pipe.writing) as (relay, _):
-        pipe.fill()
-        while relay.metrics()["relay_log_lost_lines_total"] == 0:
-            send(relay.port, 500)
-        os.kill(relay.pid, signal.SIGTERM)
-        os.close(pipe.writing)
-        with open(pipe.reading, encoding="utf-8", closefd=False) as log:
-            lines = log.read().split("\n")
-
-    assert lines[-2].partition(": ")[2].startswith("stopped")

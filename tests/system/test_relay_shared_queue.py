@@ -5,7 +5,8 @@ import os
 import random
 import signal
 import smtplib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -81,33 +82,38 @@ def test_a_host_that_was_stopped_and_wakes_up_sends_nothing_that_another_took_ov
     assert sorted(each.recipients for each in upstream.seen()) == [(f"r{n}.0@list.test",) for n in range(4)]
 
 
-def test_without_its_database_no_mail_is_taken(
+def test_without_its_database_no_mail_is_taken_and_soon_after_all_goes(
     server: Server, hosts: tuple[WarmRelay, WarmRelay], upstream: StrictSmarthost
 ) -> None:
-    _, b = hosts
-    with b:
-        send(b, 1)
-        upstream.wait_until(lambda ledger: ledger.relayed == 1)
+    a, _ = hosts
+    with a:
+        send(a, 1)
+        wait_until(lambda: len(a.queue()) == 1)
         server.stop("immediate")
         try:
+            a.policy["upstreams"]["isp"]["port"] = upstream.port
+            a.write_policy()
+            a.reload()
             with pytest.raises(smtplib.SMTPDataError) as refused:
-                send(b, 2)
-            b.wait_for_log(lambda line: "event=spool_failed" in line and "the database: " in line)
+                send(a, 2)
+            a.wait_for_log(lambda line: "event=spool_failed" in line and "the database: " in line)
         finally:
             server.start()
         assert refused.value.smtp_code == 451
-        send(b, 3)
-        b.wait_until_empty()
-        assert b.stop() == 0
+        upstream.wait_until(lambda ledger: ledger.relayed == 1, within_s=30)
+        send(a, 3)
+        a.wait_until_empty()
+        assert a.stop() == 0
         server.stop()
         try:
             with pytest.raises(ChildProcessError, match="exited 75"):
-                b.start()
+                a.start()
         finally:
             server.start()
     assert upstream.ledger.relayed == 2
 
 
+@pytest.mark.full
 def test_an_operator_sees_and_ends_on_any_host_what_another_one_has(
     server: Server, hosts: tuple[WarmRelay, WarmRelay], upstream: StrictSmarthost, tmp_path: Path
 ) -> None:
@@ -153,12 +159,13 @@ def test_an_operator_sees_and_ends_on_any_host_what_another_one_has(
     assert {each.recipients for each in upstream.seen()} == {("mjd@front.test",), ("r3.0@list.test",)}
 
 
+@pytest.mark.full
 def test_what_is_in_a_transaction_is_not_ended_from_another_host(
     hosts: tuple[WarmRelay, WarmRelay],
 ) -> None:
     demand(missing_program("smtp-sink"))
     a, b = hosts
-    with smtp_sink("-w", "4") as sink, b:
+    with smtp_sink("-w", "2") as sink, b:
         a.policy["upstreams"]["isp"] = {"host": "127.0.0.1", "port": sink.port, "tls": "none", "limits": []}
         a.write_policy()
         with a:
@@ -170,99 +177,107 @@ def test_what_is_in_a_transaction_is_not_ended_from_another_host(
             a.wait_for_log(lambda line: "status=sent" in line)
 
 
-class Mishaps:
-    """What happens to two hosts with one queue, the one after the other."""
-
-    def __init__(
-        self, server: Server, line: CutLine, upstream: StrictSmarthost, relays: list[WarmRelay]
-    ) -> None:
-        self.kills, self.unreadable = Kills(), Kills()
-        self._server, self._line, self._upstream, self._relays = server, line, upstream, relays
-        self._dice = random.Random(7)
-
-    def happen(self, number: int) -> None:
-        if number % 4 == 0:
-            relay = self._dice.choice(self._relays)
-            with self.kills.one():
-                relay.kill_all()
-                self._upstream.catch_up()
-            relay.start()
-            return
-        acts = self._cut_a_commit, self._kill_server, self._line.cut_all
-        with self.unreadable.one():
-            acts[number % 4 - 1]()
-            self._upstream.catch_up()
-
-    def _kill_server(self) -> None:
-        self._server.kill()
-        self._server.start()
-
-    def _cut_a_commit(self) -> None:
-        cuts = self._line.cuts
-        self._line.cut(b"COMMIT")
-        wait_until(lambda: self._line.cuts > cuts)
-
-
-@pytest.mark.full
-def test_nothing_is_lost_and_nothing_twice_whatever_is_killed(
-    tmp_path: Path, server: Server, url: str, tell: Callable[[str], None]
-) -> None:
-    """Both hosts have one queue and one history; a relay, the server or a line dies, also behind a COMMIT."""
-    limit = {"messages": 60, "per": "1s"}
+def fed(
+    relays: Sequence[WarmRelay], upstream: StrictSmarthost, mishaps: int, happen: Callable[[int], None]
+) -> tuple[set[int], set[int]]:
+    """Hand mail over to both meanwhile; return which letters were acknowledged, and which were attempted."""
     with (
-        StrictSmarthost(tmp_path, limit, seed=7, latest_reply_s=0.02) as upstream,
+        Feeder(relays[0].port, ahead=0, letter=partly_refused) as one,
+        Feeder(relays[1].port, ahead=0, first=OF_B, letter=partly_refused) as other,
+    ):
+        for number in range(mishaps):
+            seen = len(upstream.ledger.seen)
+            for feeder in (one, other):
+                feeder.allow(12)
+            upstream.wait_until(lambda ledger, seen=seen: len(ledger.seen) >= seen + 12)  # type: ignore[misc]  # bound now
+            happen(number)
+    return one.acknowledged | other.acknowledged, one.attempted | other.attempted
+
+
+def undergo(folder: Path, server: Server, url: str, *, seed: int, mishaps: int) -> str:
+    """Let a relay, the server or a line die so often, also behind a COMMIT; return what came of it."""
+    dice, limit, kills, unreadable = random.Random(seed), {"messages": 60, "per": "1s"}, Kills(), Kills()
+    with (
+        StrictSmarthost(folder, limit, seed=seed, latest_reply_s=0.02) as upstream,
         CutLine(server.port) as line,
     ):
         isp = upstream.upstream(
             connections=CONNECTIONS, limits=[limit], max_transaction="1500ms", shield=None
         )
-        by_line = through(line, url)
         relays = [
-            of_one_queue(tmp_path, "a", isp | {"history": by_line}, by_line),
-            of_one_queue(tmp_path, "b", isp | {"history": url}, url),
+            of_one_queue(folder, name, isp | {"history": by}, by)
+            for name, by in (("a", through(line, url)), ("b", url))
         ]
-        for relay in relays:
-            relay.policy["hostname"] = "relay.test"
-            relay.write_policy()
         make_tables(relays[1])
         for relay in relays:
             relay.start()
 
-        mishaps = Mishaps(server, line, upstream, relays)
-        with (
-            Feeder(relays[0].port, ahead=0, letter=partly_refused) as one,
-            Feeder(relays[1].port, ahead=0, first=OF_B, letter=partly_refused) as other,
-        ):
-            for number in range(12):
-                seen = len(upstream.ledger.seen)
-                for feeder in (one, other):
-                    feeder.allow(12)
-                upstream.wait_until(lambda ledger, seen=seen: len(ledger.seen) >= seen + 12)  # type: ignore[misc]  # bound now
-                mishaps.happen(number)
+        def kill_server() -> None:
+            server.kill()
+            server.start()
+
+        def cut_a_commit() -> None:
+            cuts = line.cuts
+            line.cut(b"COMMIT")
+            wait_until(lambda: line.cuts > cuts)
+
+        def happen(number: int) -> None:
+            if number % 4 == 0:
+                relay = dice.choice(relays)
+                with kills.one():
+                    relay.kill_all()
+                    upstream.catch_up()
+                relay.start()
+                return
+            with unreadable.one():
+                (cut_a_commit, kill_server, line.cut_all)[number % 4 - 1]()
+                upstream.catch_up()
+
+        acknowledged, attempted = fed(relays, upstream, mishaps, happen)
         for relay in relays:
             relay.wait_until_empty()
         wait_until(lambda: upstream.unanswered == 0)
+        audits = [relay.command("audit") for relay in relays]
         for relay in relays:
             assert relay.stop() == 0
             assert told_relayed_twice(relay.log()) == []
         left = relays[0].command("database", "check").stdout
+    assert [(each.returncode, each.stderr) for each in audits] == [(0, ""), (0, "")]
     assert "no host yet: 0 messages; set aside: 0" in left
-    # Both hosts have one name here.
-    assert left.count(": 0 messages") == 2
+    assert left.count(": 0 messages") == 3
     verdict = judge(
         upstream.seen(),
         upstream.tried,
-        mishaps.kills,
-        one.acknowledged | other.acknowledged,
-        one.attempted | other.attempted,
+        kills,
+        acknowledged,
+        attempted,
         letter=partly_refused,
-        unreadable=mishaps.unreadable,
-    )
-    tell(
-        f"{len(upstream.seen())} transactions from one queue, {verdict.duplicates} twice, {line.cuts} cuts, "
-        f"{one.turned_away + other.turned_away} turned away"
+        unreadable=unreadable,
     )
     verdict.assert_good(connections=2 * CONNECTIONS)
-    assert upstream.ledger.refused == 0
-    assert upstream.ledger.most_in_any_window() <= 60
-    assert line.cuts > 0
+    most = upstream.ledger.most_in_any_window()
+    assert (upstream.ledger.refused, most <= 60, line.cuts > 0) == (0, True, True), most
+    return (
+        f"seed {seed}: {len(upstream.seen())} transactions from one queue: at most {most} of 60 in any 1 s, "
+        f"{verdict.duplicates} twice, {line.cuts} cuts"
+    )
+
+
+@pytest.fixture
+def ordeal(tmp_path: Path, server: Server, url: str) -> Callable[..., str]:
+    return partial(undergo, tmp_path, server, url)
+
+
+@pytest.mark.full
+def test_nothing_is_lost_twice_or_over_whatever_is_killed(
+    ordeal: Callable[..., str], tell: Callable[[str], None]
+) -> None:
+    """Both hosts have one queue and one history."""
+    tell(ordeal(seed=7, mishaps=12))
+
+
+@pytest.mark.crash(least_s=100)
+def test_nothing_is_lost_twice_or_over_at_length(
+    ordeal: Callable[..., str], tell: Callable[[str], None], crash_seed: int, crash_budget_s: float
+) -> None:
+    tell(ordeal(seed=crash_seed, mishaps=int(crash_budget_s / 3)))

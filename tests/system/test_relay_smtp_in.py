@@ -4,6 +4,7 @@ import base64
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,26 +26,13 @@ FROM_TO = ("--from", "mjd@front.test", "--to", "r@list.test")
 PLAIN, STARTTLS = "plain", "starttls"
 
 
+@dataclass(frozen=True, slots=True)
 class House:
     """A relay with two doors: for this host, and for users."""
 
-    def __init__(self, folder: Path, upstream: StrictSmarthost) -> None:
-        made = make_certificate(folder)
-        (folder / "users").write_text(f"{USER}:{CHEAP.hash(PASSWORD)}\n")
-        (folder / "users").chmod(0o600)
-        self.certificate = made.certificate
-        self.relay = WarmRelay(folder, {"isp": upstream.upstream()})
-        self.upstream = upstream
-        self.ports = {door: free_port() for door in (PLAIN, STARTTLS)}
-        files = {"users_file": folder / "users", "certificate": made.certificate, "key": made.key}
-        doors: dict[str, dict[str, Any]] = {
-            PLAIN: {"clients": ["127.0.0.0/8"], "max_size": 1024 * 1024},
-            STARTTLS: {"clients": []} | {name: str(path) for name, path in files.items()},
-        }
-        self.relay.policy["listen"] = [
-            {"address": f"127.0.0.1:{self.ports[door]}"} | spec for door, spec in doors.items()
-        ]
-        self.relay.write_policy()
+    relay: WarmRelay
+    ports: dict[str, int]
+    certificate: Path
 
     def event(self, name: str, **fields: Any) -> dict[str, Any]:
         wanted = {"event": name} | fields
@@ -55,14 +43,21 @@ class House:
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    demand(certificate.why_missing())
+    demand(certificate.why_missing(), smtp_tools.why_swaks_missing())
     folder = tmp_path_factory.mktemp("relay")
+    made, users, port = make_certificate(folder), folder / "users", free_port()
+    users.write_text(f"{USER}:{CHEAP.hash(PASSWORD)}\n")
+    users.chmod(0o600)
     with StrictSmarthost(folder, {"messages": 1000, "per": "1s"}, seed=0) as upstream:
-        made = House(folder, upstream)
-        made.relay.start(RELAY_LOG="json")
-        yield made
-        made.relay.stop()
-        log = "\n".join(made.relay.log())
+        relay = WarmRelay(folder, {"isp": upstream.upstream()}, listen={"max_size": 1024 * 1024})
+        files = {"users_file": users, "certificate": made.certificate, "key": made.key}
+        door = {"address": f"127.0.0.1:{port}", "clients": [], "processes": 0}
+        relay.policy["listen"].append(door | {name: str(path) for name, path in files.items()})
+        relay.write_policy()
+        relay.start(RELAY_LOG="json")
+        yield House(relay, {PLAIN: relay.port, STARTTLS: port}, made.certificate)
+        relay.stop()
+        log = "\n".join(relay.log())
     assert PASSWORD not in log
     assert base64.b64encode(f"\0{USER}\0{PASSWORD}".encode()).decode() not in log
 
@@ -80,7 +75,6 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 def test_swaks_hands_a_message_over(
     house: House, door: str, options: tuple[str, ...], protocol: str, said: str
 ) -> None:
-    demand(smtp_tools.why_swaks_missing())
     trust = ("--tls", "--tls-ca-path", str(house.certificate)) if "--tls-verify" in options else ()
     ran = swaks(house.ports[door], *FROM_TO, *trust, *options)
 

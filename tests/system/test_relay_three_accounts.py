@@ -5,15 +5,16 @@ each takes only the senders of its login; the third account takes any.  Each cou
 in a `Ledger`, the strict upstream as ever.  Mail waits for all three, each third of it prefers another one,
 and some goes in parts.
 
-*Calm*: each second the policy is edited (routes, connections, limits that are never reached), and nothing
-else.  Then the share of the budgets that was used is judged (of N / (T + guard + mean transaction)).
-*Wild*: each second one of these is drawn: an edit, which may tighten a limit or loosen it again, a pause of
-an account or its end, a stop and a start, SIGKILL, or the end of all tokens given so far.  There the
-share is told, of all that the accounts allow, and not judged.
+*Wild*: about each second one of these is drawn: an edit, which may tighten a limit or loosen it again, a
+pause of an account or its end, a stop and a start, SIGKILL, or the end of all tokens given so far.
+*Calm*: the policy is edited (routes, connections, limits that are never reached), and nothing else; tokens
+end by themselves.  Then the share of the budgets that was used is judged (of N / (T + guard + mean
+transaction)).
 """
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,14 +23,15 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.token_server import CLIENT, USER, TokenServer
+from tests.fakes.token_server import USER, TokenServer
 from tests.system import accounts, dovecot, postfix
 from tests.system.demand import demand
-from tests.system.feeder import SENDER, Feeder, Letter
+from tests.system.feeder import Feeder, Letter
 from tests.system.feeder import letter as plain_letter
-from tests.system.kills import Kills, Verdict, judge, told_relayed_twice
+from tests.system.kills import Kills, judge, told_relayed_twice
 from tests.system.ledger import Ledger
 from tests.system.postfix import Postfix
+from tests.system.relay import SENDER
 from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import wait_for_change, wait_until
 from tests.system.warm import WarmRelay
@@ -39,17 +41,39 @@ NAMES = ("password", "token", "practice")
 STRANGER = "news@lists.test"
 """A sender that neither Postfix takes."""
 CONNECTIONS = 6
-MAX_TRANSACTION_S = 10.0
-LONGEST_PAUSE_DEEDS = 3
-BACKLOG_WINDOWS = 1.5
+WAITING_WINDOWS = 1.5
+"""Of each account, for which mail waits."""
 TRANSACTIONS_A_LETTER = 1.2
 """One in ten goes in three parts."""
-REVOKED_APART_S = 6.0
-LOOK_S = 0.1
 BEFORE_A_STOP = 60
 """Messages that the clients have in hand then."""
 DEEDS = ("edit", "edit", "pause", "pause", "resume", "stop", "kill", "kill", "revoke")
+LONGEST_PAUSE_DEEDS = 3
+REVOKED_APART_S = 6.0
 LOWERED = (0.6, 0.8, 1.0, 1.0)
+"""What an edit makes of a limit, as a share of what the account allows."""
+SMALLEST_SHARE = 0.95
+"""Of all budgets, where nothing is paused or stopped.  0.98 is wanted, and told: see test_relay_strictly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What each account allows, and what happens to the relay."""
+
+    count: int
+    period_s: int
+    deeds: int = 20
+    each_s: float = 1.0
+    is_calm: bool = False
+    seed: int = 0
+
+    def limit(self, share: float = 1.0) -> dict[str, Any]:
+        return {"messages": int(self.count * share), "per": f"{self.period_s}s"}
+
+
+CALM = Terms(60, 5, is_calm=True)
+WILD = Terms(40, 2)
+SMALL = Terms(20, 2, deeds=8, each_s=0.7, seed=4)
 
 
 def letter(number: int) -> Letter:
@@ -64,51 +88,6 @@ def letter(number: int) -> Letter:
     return Letter(number, recipients, plain.content, STRANGER if is_strange else SENDER)
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What each account allows, and what happens to the relay."""
-
-    count: int
-    period_s: float
-    deeds: int
-    seed: int
-    is_wild: bool
-    happens_each_s: float = 1.0
-
-    def limit(self, share: float = 1.0) -> dict[str, Any]:
-        return {"messages": int(self.count * share), "per": f"{round(self.period_s * 1000)}ms"}
-
-
-@dataclass(slots=True)
-class Found:
-    """What came of it."""
-
-    terms: Terms
-    verdict: Verdict
-    most: dict[str, int]
-    """In any window of each account, by its own ledger."""
-    refused: int
-    """Messages that were one too many."""
-    senders: dict[str, set[str]]
-    logins: dict[str, set[tuple[str, str]]]
-    told_twice: list[str]
-    counts: dict[str, int]
-    taken: dict[str, int]
-    share: float
-    """Of what an account allows, the mean of all, whatever happened to the relay."""
-    unexpected: list[str]
-    """Upstreams that stopped, as the log tells it."""
-
-    def __str__(self) -> str:
-        deeds = ", ".join(f"{count} {deed}" for deed, count in sorted(self.counts.items()))
-        return (
-            f"seed {self.terms.seed}: {deeds}; taken: {self.taken}; "
-            f"at most {max(self.most.values())} of {self.terms.count} in any "
-            f"{self.terms.period_s:g} s, {self.refused} refused; {self.verdict.duplicates} recipients twice; "
-            f"{self.share:.3f} of all budgets"
-        )
-
-
 @dataclass
 class House:
     """The three accounts."""
@@ -118,13 +97,11 @@ class House:
     practice: StrictSmarthost
     server: TokenServer
 
-    def taken(self) -> int:
-        return sum(len(witness.seen) for witness in self.witnesses().values())
+    def witnesses(self) -> list[Witness]:
+        return [*(each.witness for each in self.ledgers.values()), self.practice.ledger]
 
-    def witnesses(self) -> dict[str, Witness]:
-        return {name: each.witness for name, each in self.ledgers.items()} | {
-            "practice": self.practice.ledger
-        }
+    def taken(self) -> int:
+        return sum(len(witness.seen) for witness in self.witnesses())
 
     def seen(self) -> dict[str, list[Seen]]:
         """Return what each saw, once all of it has arrived."""
@@ -136,9 +113,9 @@ class House:
     def sections(self, terms: Terms, folder: Path) -> dict[str, Any]:
         """Return `upstreams` of a policy."""
         by_token = accounts.by_token(self.postfixes["token"], self.server, folder)
-        if terms.is_wild:
+        if not terms.is_calm:
             # Kills lose refresh tokens that rotate, as docs/policy.md says; those have proofs of their own.
-            oauth2 = by_token["auth"]["oauth2"] | {"grant": "client_credentials", "client_id": CLIENT}
+            oauth2 = by_token["auth"]["oauth2"] | {"grant": "client_credentials"}
             del oauth2["refresh_token_file"]
             by_token["auth"]["oauth2"] = oauth2
         made = {
@@ -146,13 +123,9 @@ class House:
             "token": by_token,
             "practice": self.practice.upstream(),
         }
-        more = {
-            "connections": CONNECTIONS,
-            "limits": [terms.limit()],
-            "max_transaction": f"{round(MAX_TRANSACTION_S * 1000)}ms",
-            # Often enough for tokens to end between two logins.
-            "max_age": "3s",
-        }
+        # Connections end often enough for tokens to end between two logins.
+        more = {"connections": CONNECTIONS, "max_transaction": "10s", "max_age": "3s"}
+        more |= {"limits": [terms.limit()]}
         return {name: section | more | {"history": f"./{name}.history"} for name, section in made.items()}
 
 
@@ -165,15 +138,12 @@ def house(terms: Terms, folder: Path) -> Iterator[House]:
             ends.enter_context(dovecot.passwords({accounts.NAME: accounts.PASSWORD})),
             ends.enter_context(dovecot.tokens(server.introspection_url)),
         )
-        logins = accounts.NAME, USER
-        postfixes = {
-            name: ends.enter_context(
-                postfix.smarthost(
-                    **(accounts.owned(login, "front.test") | ledgers[name].settings), **checker.settings
-                )
-            )
-            for name, checker, login in zip(NAMES, checkers, logins, strict=False)
-        }
+        postfixes = {}
+        for (name, ledger), checker, login in zip(
+            ledgers.items(), checkers, (accounts.NAME, USER), strict=True
+        ):
+            settings = accounts.owned(login, "front.test") | ledger.settings | checker.settings
+            postfixes[name] = ends.enter_context(postfix.smarthost(**settings))
         (folder / "practice").mkdir()
         practice = StrictSmarthost(folder / "practice", terms.limit(), seed=terms.seed, latest_reply_s=0.02)
         yield House(ledgers, postfixes, ends.enter_context(practice), server)
@@ -187,102 +157,85 @@ class Ordeal:
     feeder: Feeder
     dice: random.Random
     kills: Kills = field(default_factory=Kills)
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
     paused: dict[str, int] = field(default_factory=dict)
     """Of each account that is paused, the number of that deed."""
     revoked_at_s: float = 0.0
-    _granted: int = 0
-
-    def prepare(self) -> None:
-        for name in NAMES:
-            self._ask("pause", name)
-        self.feed()
-        wait_until(lambda: len(self.feeder.acknowledged) >= self._granted)
-
-    def begin(self) -> None:
-        for name in NAMES:
-            self._ask("resume", name)
+    granted: int = 0
 
     def run(self) -> None:
-        acts: dict[str, Callable[[], None]] = {
-            "edit": self._edit,
-            "pause": self._pause,
-            "resume": self._resume,
-            "stop": self._stop,
-            "kill": self._kill,
-            "revoke": self._revoke,
-        }
+        for name in NAMES:
+            self.ask("pause", name)
+        self.feed()
+        wait_until(lambda: len(self.feeder.acknowledged) >= self.granted)
+        for name in NAMES:
+            self.ask("resume", name)
         for _ in range(self.terms.deeds):
-            self._live(self.dice.uniform(0, 2 * self.terms.happens_each_s))
-            deed = self.dice.choice(DEEDS) if self.terms.is_wild else "edit"
-            acts[deed]()
-            self.counts[deed] = self.counts.get(deed, 0) + 1
-            self._end_long_pauses()
-        self._live(self.terms.happens_each_s)
+            self.live(self.dice.uniform(0, 2 * self.terms.each_s))
+            deed = "edit" if self.terms.is_calm else self.dice.choice(DEEDS)
+            getattr(self, deed)()
+            self.counts[deed] += 1
+            for name, number in list(self.paused.items()):
+                if self.counts.total() - number > LONGEST_PAUSE_DEEDS:
+                    self.resume(name)
+        self.live(self.terms.each_s)
 
-    def end(self) -> None:
+    def end_pauses(self) -> None:
         for name in list(self.paused):
-            self._resumed(name)
+            self.resume(name)
 
     def feed(self) -> None:
-        backlog = int(BACKLOG_WINDOWS * self.terms.count * len(NAMES))
-        wanted = int(self.house.taken() / TRANSACTIONS_A_LETTER) + backlog
-        self.feeder.allow(max(0, wanted - self._granted))
-        self._granted = max(self._granted, wanted)
+        waiting = int(WAITING_WINDOWS * self.terms.count * len(NAMES))
+        wanted = int(self.house.taken() / TRANSACTIONS_A_LETTER) + waiting
+        self.feeder.allow(max(0, wanted - self.granted))
+        self.granted = max(self.granted, wanted)
 
-    def _live(self, seconds: float) -> None:
+    def live(self, seconds: float) -> None:
         until_s = time.monotonic() + seconds
         while (left_s := until_s - time.monotonic()) > 0:
             self.feed()
-            self.relay.live(min(left_s, LOOK_S))
+            self.relay.live(min(left_s, 0.1))
 
-    def _ask(self, *words: str) -> None:
+    def ask(self, *words: str) -> None:
         ran = self.relay.command(*words)
         assert ran.returncode == 0, ran
 
-    def _edit(self) -> None:
+    def edit(self) -> None:
         for section in self.relay.policy["upstreams"].values():
             section["connections"] = self.dice.randint(CONNECTIONS - 1, CONNECTIONS)
-            share = self.dice.choice(LOWERED) if self.terms.is_wild else 1.0
+            share = 1.0 if self.terms.is_calm else self.dice.choice(LOWERED)
             never = self.dice.choice([[], [{"recipients": 1_000_000, "per": "1h"}]])
             section["limits"] = [self.terms.limit(share), *never]
         self.relay.policy["routes"] = routes(self.dice)
         self.relay.write_policy()
         self.relay.reload()
 
-    def _pause(self) -> None:
+    def pause(self) -> None:
         name = self.dice.choice(NAMES)
-        self._ask("pause", name)
-        self.paused.setdefault(name, sum(self.counts.values()))
+        self.ask("pause", name)
+        self.paused.setdefault(name, self.counts.total())
 
-    def _resume(self) -> None:
-        for name in list(self.paused)[:1]:
-            self._resumed(name)
+    def resume(self, name: str = "") -> None:
+        """End the pause of this account, or of the one that is paused for longest."""
+        for each in [name] if name else list(self.paused)[:1]:
+            self.ask("resume", each)
+            del self.paused[each]
 
-    def _end_long_pauses(self) -> None:
-        for name, deed in list(self.paused.items()):
-            if sum(self.counts.values()) - deed > LONGEST_PAUSE_DEEDS:
-                self._resumed(name)
-
-    def _resumed(self, name: str) -> None:
-        self._ask("resume", name)
-        del self.paused[name]
-
-    def _revoke(self) -> None:
+    def revoke(self) -> None:
         """End all tokens, but not the one in their place before it is used: that stops an account."""
         now_s = time.monotonic()
         if now_s - self.revoked_at_s > REVOKED_APART_S:
             self.revoked_at_s = now_s
             self.house.server.revoke_access()
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
         # A client that waits for us reads no 421, and is waited for.
         self.feeder.allow(BEFORE_A_STOP)
-        self._granted += BEFORE_A_STOP
+        self.granted += BEFORE_A_STOP
         assert self.relay.stop() == 0
         self.relay.start()
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
         with self.kills.one():
             self.relay.kill_all()
         self.relay.start()
@@ -299,94 +252,86 @@ def routes(dice: random.Random) -> list[dict[str, Any]]:
     return [route | {"failover_after": "1s"} for route in found] + [{"upstreams": [dice.choice(NAMES)]}]
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What came of it, where all went well."""
+
+    duplicates: int
+    tokens: int
+    """How many were given, each for 5 s."""
+    share: float
+    """Of what the accounts allow, the mean of all, whatever happened to the relay."""
+    words: str
+
+
 def undergo(folder: Path, terms: Terms) -> Found:
+    """Put a relay through it; fail where mail is lost, a limit exceeded or a login wrong."""
+    demand(postfix.why_missing(), dovecot.why_missing())
     dice = random.Random(terms.seed)
     with house(terms, folder) as three:
         relay = WarmRelay(folder, three.sections(terms, folder), routes=routes(dice))
         relay.start()
         with Feeder(relay.port, ahead=0, letter=letter) as feeder:
             ordeal = Ordeal(terms, three, relay, feeder, dice)
-            ordeal.prepare()
-            ordeal.begin()
             ordeal.run()
             ended_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        ordeal.end()
+        ordeal.end_pauses()
         relay.wait_until_empty()
         wait_until(lambda: three.practice.unanswered == 0)
         assert relay.stop() == 0
         seen = three.seen()
-        every = [each for its in seen.values() for each in its]
-        verdict = judge(
-            every, three.practice.tried, ordeal.kills, feeder.acknowledged, feeder.attempted, letter=letter
-        )
+    every = [each for its in seen.values() for each in its]
+    verdict = judge(
+        every, three.practice.tried, ordeal.kills, feeder.acknowledged, feeder.attempted, letter=letter
+    )
+    verdict.assert_good(connections=CONNECTIONS * len(NAMES))
+    assert verdict.reports == 0, "nobody was refused"
+    assert told_relayed_twice(relay.log()) == []
+    assert [line for line in relay.log() if " stopped: " in line] == []
+    assert [each.refused + each.cut_offs for each in three.witnesses()] == [0, 0, 0]
+    most = max(each.most_in_any_window() for each in three.witnesses())
+    assert most <= terms.count
+    senders = {name: {each.reverse_path for each in its} for name, its in seen.items()}
+    assert (senders["password"], senders["token"]) == ({SENDER}, {SENDER})
+    assert STRANGER in senders["practice"]
+    logins = [ledger.logins for ledger in three.ledgers.values()]
+    assert logins == [{("PLAIN", accounts.NAME)}, {("OAUTHBEARER", USER)}]
+    taken = {name: len(its) for name, its in seen.items()}
     shares = [
         share_of(terms.count, terms.period_s, [each for each in its if each.mail_at_ns < ended_ns])
         for its in seen.values()
     ]
-    return Found(
-        terms=terms,
-        verdict=verdict,
-        most={name: each.most_in_any_window() for name, each in three.witnesses().items()},
-        refused=sum(each.refused + each.cut_offs for each in three.witnesses().values()),
-        senders={name: {s.reverse_path for s in its} for name, its in seen.items()},
-        logins={name: ledger.logins for name, ledger in three.ledgers.items()},
-        told_twice=told_relayed_twice(relay.log()),
-        counts=ordeal.counts,
-        taken={name: len(its) for name, its in seen.items()},
-        share=sum(shares) / len(shares),
-        unexpected=[line for line in relay.log() if " stopped: " in line],
+    share = sum(shares) / len(shares)
+    words = (
+        f"seed {terms.seed}: {dict(ordeal.counts)}; taken: {taken}, at most {most} of {terms.count} in any "
+        f"{terms.period_s} s, 0 refused; {verdict.duplicates} recipients twice; {share:.3f} of all budgets"
     )
-
-
-SMALLEST_SHARE = 0.95
-"""Of N / (T + guard + mean transaction), the mean of all three, where none is paused or stopped."""
-CALM = Terms(count=60, period_s=5.0, deeds=20, seed=0, is_wild=False)
-WILD = Terms(count=40, period_s=2.0, deeds=30, seed=0, is_wild=True)
-SMALL = replace(WILD, count=20, deeds=8, seed=4, happens_each_s=0.7)
-
-
-def assert_all_went_well(found: Found) -> None:
-    found.verdict.assert_good(connections=CONNECTIONS * len(NAMES))
-    assert found.verdict.reports == 0, "nobody was refused"
-    assert found.told_twice == []
-    assert found.unexpected == []
-    assert found.refused == 0
-    assert max(found.most.values()) <= found.terms.count, found.most
-    assert (found.senders["password"], found.senders["token"]) == ({SENDER}, {SENDER})
-    assert STRANGER in found.senders["practice"]
-    assert found.logins["password"] == {("PLAIN", accounts.NAME)}
-    assert found.logins["token"] == {("OAUTHBEARER", USER)}
+    tokens = sum("access_token" in each.fields for each in three.server.granted)
+    return Found(verdict.duplicates, tokens, share, words)
 
 
 @pytest.mark.full
 def test_three_accounts_under_all_of_it_lose_and_exceed_nothing(
     tmp_path: Path, tell: Callable[[str], None]
 ) -> None:
-    demand(postfix.why_missing(), dovecot.why_missing())
-    found = undergo(tmp_path, SMALL)
-    tell(str(found))
-    assert_all_went_well(found)
+    tell(undergo(tmp_path, SMALL).words)
 
 
 @pytest.mark.crash(least_s=60)
 def test_three_accounts_are_used_to_the_full_while_all_have_mail(
     tmp_path: Path, tell: Callable[[str], None], crash_seed: int, crash_budget_s: float
 ) -> None:
-    demand(postfix.why_missing(), dovecot.why_missing())
     deeds = max(20, int(crash_budget_s / 3))
     found = undergo(tmp_path, replace(CALM, seed=crash_seed, deeds=deeds))
-    tell(str(found))
-    assert_all_went_well(found)
-    assert found.verdict.duplicates == 0
-    assert found.share >= SMALLEST_SHARE, str(found)
+    tell(found.words)
+    assert found.duplicates == 0
+    assert found.tokens > deeds / (2 * accounts.LIFE_SECONDS), "they end while all have mail"
+    assert found.share >= SMALLEST_SHARE, found.words
 
 
 @pytest.mark.crash(least_s=60)
 def test_three_accounts_at_length_lose_and_exceed_nothing(
     tmp_path: Path, tell: Callable[[str], None], crash_seed: int, crash_budget_s: float
 ) -> None:
-    demand(postfix.why_missing(), dovecot.why_missing())
     deeds = max(20, int(crash_budget_s / 2))
-    found = undergo(tmp_path, replace(WILD, seed=crash_seed, deeds=deeds))
-    tell(str(found))
-    assert_all_went_well(found)
+    tell(undergo(tmp_path, replace(WILD, seed=crash_seed, deeds=deeds)).words)

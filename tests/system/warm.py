@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ class Warm:
         descriptors: tuple[int, int] | None = None,
         network: str | None = None,
     ) -> "Forked":
-        """Start `relay WORDS` with these three standard files.
+        """Start `relay WORDS` with these standard files.
 
         `descriptors`: how many it may have, softly and at most; `network`: the path of its namespace.
         """
@@ -112,43 +113,35 @@ class Forked:
                 os.kill(self.pid, sig)
 
 
-def run(
-    *words: str, stdin: bytes = b"", environment: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run `relay WORDS` to its end."""
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        given.write(stdin)
-        given.seek(0)
-        fds = given.fileno(), out.fileno(), err.fileno()
-        code = shared().fork(list(words), fds, os.environ | (environment or {})).wait(HANG_S)
-        out.seek(0)
-        err.seek(0)
-        return subprocess.CompletedProcess(words, code, out.read().decode(), err.read().decode())
-
-
 class WarmRelay(RelayProcess):
     """A `RelayProcess` that is forked, and whose verbs are."""
 
-    def __init__(self, folder: Path, upstreams: Mapping[str, Any], **policy: Any) -> None:
-        super().__init__(folder, upstreams, **policy)
-        self.descriptors: tuple[int, int] | None = None
-        """How many descriptors it may have, softly and at most."""
-        self.warm: Warm | None = None
-        """What it is forked from, if not from the one of this process."""
-        self.network: str | None = None
-        """The path of its network namespace, if it is in another one."""
-        self.log_fd: int | None = None
-        """Where its log goes, if not into its file."""
+    descriptors: tuple[int, int] | None = None
+    """How many it may have, softly and at most."""
+    warm: Warm | None = None
+    """What it is forked from, if not from the one of this process."""
+    network: str | None = None
+    """The path of its network namespace, if it is in another one."""
 
     def spawn(self, **environment: str) -> None:
         with self._log_path.open("ab") as log, Path(os.devnull).open("r+b") as nothing:
-            fds = nothing.fileno(), nothing.fileno(), self.log_fd or log.fileno()
+            fds = nothing.fileno(), nothing.fileno(), log.fileno()
             words = ["run", "--policy", str(self.policy_path)]
-            limits: dict[str, Any] = {"descriptors": self.descriptors, "network": self.network}
-            self._relay = (self.warm or shared()).fork(words, fds, os.environ | environment, **limits)
+            self._relay = (self.warm or shared()).fork(
+                words, fds, os.environ | environment, descriptors=self.descriptors, network=self.network
+            )
 
     def command(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
-        return run(*arguments, stdin=stdin, environment={"RELAY_POLICY": str(self.policy_path)})
+        with ExitStack() as files:
+            given, out, err = (files.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+            given.write(stdin)
+            given.seek(0)
+            fds = given.fileno(), out.fileno(), err.fileno()
+            surroundings = os.environ | {"RELAY_POLICY": str(self.policy_path)}
+            code = shared().fork(list(arguments), fds, surroundings).wait(HANG_S)
+            out.seek(0)
+            err.seek(0)
+            return subprocess.CompletedProcess(arguments, code, out.read().decode(), err.read().decode())
 
     def kill_all(self) -> None:
         """End it and its listeners, if it has any, at one instant (SIGKILL)."""
