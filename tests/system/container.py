@@ -24,6 +24,7 @@ _DEPENDED_ON = (
     "apt-cache depends --recurse --installed --no-recommends --no-suggests --no-conflicts --no-breaks"
     " --no-replaces --no-enhances"
 )
+_LISTS = Path("/var/lib/dpkg/info")
 _UNREAD = ("/usr/share/doc", "/usr/share/man", "/usr/share/locale", "/usr/share/info")
 _LONGEST_S = 600
 
@@ -110,9 +111,11 @@ def _base(folder: Path) -> Path:
     """Return an archive with the files of a few packages of this machine, and of all that they depend on."""
     depended_on = _run(*_DEPENDED_ON.split(), *_PACKAGES).splitlines()
     packages = [name for name in depended_on if not name.startswith((" ", "<"))]
-    listed = [Path(line) for line in _run("dpkg-query", "-L", *packages).splitlines() if line.startswith("/")]
+    # dpkg(1): what is not installed has no list.
+    lists = [path for name in packages for kind in ("", ":*") for path in _LISTS.glob(f"{name}{kind}.list")]
+    paths = [Path(line) for its in lists for line in its.read_text().splitlines()]
     # By their true names: /bin and others are links here (usrmerge), and go first.
-    files = {str(path.parent.resolve() / path.name) for path in listed if path.name}
+    files = {str(path.parent.resolve() / path.name) for path in paths if path.name}
     links = [path for path in ("/bin", "/sbin", "/lib", "/lib64") if Path(path).is_symlink()]
     made = folder / "base.tar"
     with tarfile.open(made, "w") as archive:
