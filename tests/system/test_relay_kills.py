@@ -180,7 +180,8 @@ def _suffer(
 
 
 @pytest.mark.parametrize(
-    ("engine", "limit", "messages"), [("maildir", TIGHT, 120), ("log", NEVER_REACHED, 160)]
+    ("engine", "limit", "messages"),
+    [("maildir", TIGHT, 120), pytest.param("log", NEVER_REACHED, 160, marks=pytest.mark.full)],
 )
 def test_kills_lose_nothing_and_repeat_only_what_was_in_flight(
     tmp_path: Path, tell: Callable[[str], None], engine: str, limit: Limit, messages: int
