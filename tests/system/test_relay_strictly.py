@@ -21,7 +21,7 @@ from tests.system.witness import share_of
 CONNECTIONS = 40
 COUNT, PERIOD_S = 200, 4
 LIMIT = {"messages": COUNT, "per": f"{PERIOD_S}s"}
-TRANSACTIONS = 600
+TRANSACTIONS = 800
 WAITING = 300
 """How much mail always waits."""
 MEAN_S = 1.0
