@@ -236,7 +236,7 @@ class TokenServer:
         @self._app.post("/introspect")
         def introspect() -> Response:
             asks = request.authorization
-            if not self.is_introspecting or asks is None:
+            if asks is None:
                 return Response(status=503)
             found = self._found(request.form["token"])
             if (asks.username, asks.password) != (UPSTREAM, UPSTREAM_SECRET) or found is None:
