@@ -10,14 +10,20 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.budget import BUDGET_S, SEED, Of
 from tests.fakes.postgresql import Server, missing, started
 from tests.figures import FIGURES
 from tests.system.demand import demand
+
+SEED = int(os.environ.get("RELAY_CRASH_SEED", "0"))
+BUDGET_S = float(os.environ.get("RELAY_CRASH_BUDGET", "1"))
+"""What a crash run was given: its seed, and about how many seconds it may take."""
+
+Of = TypeVar("Of")
 
 # A shell starts what it runs in the background with SIGINT ignored, and programs inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -105,5 +105,7 @@ async def _heard(pieces: list[bytes], pauses: list[int]) -> Heard:
 SEEDS = [
     b"\0\x04EHLO x\r\nMAIL FROM:<a@b>\r\nRCPT TO:<c@d>\r\nDATA\r\nSubject: x\r\n\r\n..\r\n.\r\nQUIT\r\n",
     b"\0\x40\0" + LONG + b"\r\nNOOP\r\n",
+    # Once a control character ahead of too long a line was judged by the cut.
+    b"\0\x10\0" + b"x" * 3000 + b"\r\nNOOP\r\n",
     b"\1\6\17\27\40\42\22\23\0\0\0\3\5\40\100\1\0\1",
 ]

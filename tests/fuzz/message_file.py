@@ -15,41 +15,32 @@ from tests.fuzz.work import bounded, must_be_shown
 QUEUE_ID = QueueId("0123456789abcdef")
 PATH = "/spool/message"
 ENVELOPE = Envelope("s@example.org", ("a@example.com", "T@example.com"), 7, "h[192.0.2.1]", "h", "ESMTP")
-TOKENS = [
-    *(b"\n", b"T", b"D", b"F\n", b"X", b"W", b"-", b"relay-message 1 ", b"{", b"}", b'"', b"\0" * 512, b"0")
-]
+TOKENS = [b"\n", b"T", b"D", b"F\n", b"X", b"W", b"-", b"relay-message 1 ", b"{", b'"', b"\0" * 512, b"0"]
 
 
-def sealed(content: bytes, tail: bytes, recipients: int) -> bytes:
+def sealed(content: bytes, envelope: Envelope) -> bytes:
+    tail, recipients = message_file.encode_envelope(QUEUE_ID, envelope), len(envelope.recipients)
     shape = Shape(len(content), eight_bit=not content.isascii(), smtputf8=False)
-    return (
-        message_file.encode_header(len(content), tail, recipients, shape, zlib.crc32(content))
-        + content
-        + tail
-    )
+    header = message_file.encode_header(len(content), tail, recipients, shape, zlib.crc32(content))
+    return header + content + tail
 
 
 def nearly_valid(choices: Choices) -> bytes:
     recipients = [choices.pick(("a@example.com", "", "T", "\u00e9@b")) for _ in range(3)]
     envelope = replace(ENVELOPE, recipients=tuple(recipients[: choices.number(3) + 1]), helo=choices.text())
-    count = len(envelope.recipients)
-    raw = bytearray(sealed(choices.octets(), message_file.encode_envelope(QUEUE_ID, envelope), count))
+    raw = bytearray(sealed(choices.octets(), envelope))
     for offset, _ in message_file.lines_of(envelope, len(raw)):
         raw[offset] = choices.pick(b"TTTDFEXSfest?")
     return choices.spoiled(bytes(raw), TOKENS)
 
 
-def planted(content: bytes) -> ModelDisk:
+def read(content: bytes) -> Message:
     disk = ModelDisk()
     disk.make_directory("/spool")
     disk.plant(PATH, content)
-    return disk
-
-
-def read(disk: ModelDisk) -> Message:
     with opened(disk, disk.open_read(PATH)) as fd:
         at = Stretch(fd, disk.size(fd))
-        with bounded(2_000 + 20 * disk.peek(PATH).count(b"\n")):
+        with bounded(2_000 + 20 * content.count(b"\n")):
             message = reading.read(disk, at, QUEUE_ID)
         assert b"".join(reading.stream(disk, at)) == message.content
     return message
@@ -59,7 +50,7 @@ def target(raw: bytes) -> None:
     choices = Choices(raw)
     content = nearly_valid(choices) if choices.yes() else choices.rest()
     try:
-        message = read(planted(content))
+        message = read(content)
     except Corrupt as fault:
         must_be_shown(fault)
         return
@@ -74,9 +65,9 @@ def target(raw: bytes) -> None:
     assert accepted.endswith(message_file.encode_envelope(QUEUE_ID, envelope))
 
 
-def _valid() -> bytes:
-    return sealed(b"Subject: T\r\n\r\nx\r\n", message_file.encode_envelope(QUEUE_ID, ENVELOPE), 2)
-
-
 # The first octet says: take the rest as it is.
-SEEDS = [b"\0" + _valid(), b"\1\0\0\3\0\1\2\5hello\0\1\1", b"\1" + bytes(range(40))]
+SEEDS = [
+    b"\0" + sealed(b"Subject: T\r\n\r\nx\r\n", ENVELOPE),
+    b"\1\0\0\3\0\1\2\5hello\0\1\1",
+    b"\1" + bytes(range(40)),
+]

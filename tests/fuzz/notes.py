@@ -25,21 +25,30 @@ KEYS = ("index", "status", "reason", "diagnostic", "remote", "at_ns", "attempts"
 TOKENS = [b"\n", b"{", b"}", b'"', b":", b"\0" * 512, b"null", b"[" * 40, b'"index":1']
 
 
+def line(**changed: object) -> bytes:
+    known = {
+        "index": 0,
+        "status": "5.1.1",
+        "reason": "bounced",
+        "diagnostic": "550 no",
+        "remote": "h",
+        "at_ns": 7,
+    }
+    return json.dumps(known | changed).encode() + b"\n"
+
+
 def nearly_valid(choices: Choices) -> bytes:
     lines = []
     for _ in range(choices.number(6)):
-        facts: dict[str, object] = {
+        changed: dict[str, object] = {
             "index": choices.number(3),
-            "status": "5.1.1",
             "reason": choices.pick(("bounced", "expired", "operator", "deferred")),
             "diagnostic": choices.text(),
-            "remote": "smtp.example.net",
-            "at_ns": 1_760_000_000_000_000_000,
         }
         if choices.yes():
-            facts[choices.pick(KEYS)] = choices.pick(VALUES)
-        lines.append(json.dumps(facts).encode())
-    return choices.spoiled(b"\n".join(lines), TOKENS)
+            changed[choices.pick(KEYS)] = choices.pick(VALUES)
+        lines.append(line(**changed))
+    return choices.spoiled(b"".join(lines), TOKENS)
 
 
 def target(raw: bytes) -> None:
@@ -64,7 +73,12 @@ def target(raw: bytes) -> None:
 
 
 SEEDS = [
-    b'\0{"index":0,"status":"5.1.1","reason":"bounced","diagnostic":"550 no","remote":"h","at_ns":7}\n',
-    b"\0" + b"[" * 5000,
+    b"\0" + line(),
     b"\1\5" + bytes(range(60)),
+    # Each of these was once an error, or in the way of a report.
+    b"\0" + b"[" * 100_000,
+    b"\0" + line(index=[]),
+    b"\0" + line(index="1") + line(),
+    b"\0" + line(reason="moved"),
+    b"\0" + line(diagnostic=550),
 ]

@@ -54,6 +54,7 @@ def _read(pieces: list[bytes]) -> tuple[list[Reply], bool]:
 SEEDS = [
     b"\0\0" + b"250-a\r\n250 b\r\n354 go\r\n",
     b"\0\x06" + b"220 hi\r\n" * 20,
-    b"\0\x7f" + b"250 ok\r\n" * 500,
+    # Once the sum of whole replies was taken for one that is too long.
+    b"\0\x7f" + b"250 ok, and some more of it\r\n" * 2000,
     b"\1\3\0\1\2\0\0\7\0\1",
 ]

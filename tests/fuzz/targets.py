@@ -14,7 +14,7 @@ class Target(Protocol):
 
 
 _NAMES = (
-    "addresses checkpoint content history listener_session log_segment marks message_file notes policy "
-    "proxy_header replies rewriting token_answers upstream_session"
+    "addresses content listener_session log_segment message_file notes policy replies rewriting "
+    "token_answers upstream_session"
 )
 TARGETS = {name: cast("Target", import_module(f"tests.fuzz.{name}")) for name in _NAMES.split()}

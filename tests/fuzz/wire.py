@@ -52,12 +52,6 @@ class MemoryTransport(asyncio.Transport):
     def abort(self) -> None:
         self.close()
 
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        del protocol
-
-    def get_protocol(self) -> asyncio.BaseProtocol:
-        return self._protocol
-
 
 async def turns(count: int) -> None:
     for _ in range(count):

@@ -4,7 +4,6 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from types import FrameType
-from typing import SupportsIndex
 
 
 class TooMuchWork(BaseException):
@@ -37,16 +36,3 @@ def must_be_shown(error: Exception) -> None:
     assert text
     assert text.isascii()
     assert text.isprintable()
-
-
-class CountedBytes(bytes):
-    """Bytes that know how many of them were copied out in slices."""
-
-    copied: int = 0
-
-    def __getitem__(self, key: SupportsIndex | slice) -> bytes:  # type: ignore[override]  # slices only
-        part = super().__getitem__(key)
-        if not isinstance(part, bytes):
-            return bytes([part])
-        self.copied += len(part)
-        return part
