@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
 
-from tests.system.relay import SENDER
 from tests.system.waiting import HANG_S
 
 PACE_S = 0.05
 """How soon a client comes back that was turned away."""
+SENDER = "mjd@front.test"
 LONG_EVERY = 100
 """Every so many letters one is longer than what is kept in memory while it arrives."""
 
@@ -30,6 +30,16 @@ class Letter:
     def refused(self) -> tuple[str, ...]:
         """Return the recipients whom the strict upstream refuses for good: they get a report instead."""
         return tuple(each for each in self.recipients if each.startswith("bad"))
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """Return the recipients of whose success the sender wants to be told (RFC 3461)."""
+        return tuple(each for each in self.recipients if each.startswith("told"))
+
+    @property
+    def silent(self) -> tuple[str, ...]:
+        """Return the recipients of whose failure the sender does not want to be told."""
+        return tuple(each for each in self.recipients if each.startswith("badsilent"))
 
 
 def letter(number: int) -> Letter:
@@ -49,6 +59,20 @@ def partly_refused(number: int) -> Letter:
     if number % 3:
         return plain
     return replace(plain, recipients=(*plain.recipients, f"bad{number}@list.test"))
+
+
+def asked_or_refused(number: int) -> Letter:
+    """Return the letter of this number: one partly refused, or that asks for a report, or for none (DSN)."""
+    of_its_kind = partly_refused(number)
+    match number % 6:
+        case 1 | 4:
+            return replace(of_its_kind, recipients=(f"told{number}@list.test", *of_its_kind.recipients))
+        case 2:
+            return replace(of_its_kind, recipients=(*of_its_kind.recipients, f"badsilent{number}@list.test"))
+        case 3:
+            return replace(of_its_kind, recipients=(f"told{number}@list.test", *of_its_kind.recipients))
+        case _:
+            return of_its_kind
 
 
 class Feeder:
@@ -122,8 +146,24 @@ class Feeder:
             each = self._letter(next(self._numbers))
             self.attempted.add(each.number)
         try:
-            session.sendmail(each.sender, each.recipients, each.content, ["BODY=8BITMIME"])
+            if each.asked or each.silent:
+                _hand_over_asking(session, each)
+            else:
+                session.sendmail(each.sender, each.recipients, each.content, ["BODY=8BITMIME"])
         except (OSError, smtplib.SMTPException):
             self.allow(1)
             raise
         self.acknowledged.add(each.number)
+
+
+def _hand_over_asking(session: smtplib.SMTP, letter: Letter) -> None:
+    notify = {each: ["NOTIFY=SUCCESS,FAILURE"] for each in letter.asked}
+    notify |= {each: ["NOTIFY=NEVER"] for each in letter.silent}
+    session.ehlo_or_helo_if_needed()
+    answers = [session.mail(letter.sender, ["BODY=8BITMIME", "RET=HDRS", f"ENVID={letter.number}"])]
+    answers += [session.rcpt(each, notify.get(each, [])) for each in letter.recipients]
+    if any(code != 250 for code, _ in answers):
+        raise smtplib.SMTPException(answers)
+    code, text = session.data(letter.content)
+    if code != 250:
+        raise smtplib.SMTPDataError(code, text)

@@ -16,17 +16,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from tests.system.feeder import Letter, letter
-from tests.system.relay import SENDER
+from tests.system.feeder import SENDER, Letter, letter
 from tests.system.witness import Fate, Seen
 
 _RECEIVED = re.compile(rb"\AReceived: from .*\r\n\tby [a-z]+\.test .*\r\n(?:[ \t].*\r\n)*")
 _REPORTED = re.compile(
-    rb"^Final-Recipient: rfc822; ?(bad[0-9]+@list\.test)\r\nAction: failed\r$", re.MULTILINE
+    rb"^Final-Recipient: rfc822; ?([a-z]+[0-9]+@list\.test)\r\nAction: ([a-z]+)\r$", re.MULTILINE
 )
+_FINAL = b"\r\nFinal-Recipient: "
 UNSETTLED = 2
 """For each connection: a message in its transaction, and one whose end is not durable yet."""
-_NUMBER = re.compile(r"r([0-9]+)\.[0-9]+@(?:[a-z]+\.)?list\.test")
+_NUMBER = re.compile(r"(?:r([0-9]+)\.[0-9]+|told([0-9]+))@(?:[a-z]+\.)?list\.test")
 
 
 @dataclass(slots=True)
@@ -121,13 +121,14 @@ def judge(
 
 def _promised(letter: Letter) -> set[str]:
     copies = set(letter.recipients) - set(letter.refused)
-    return copies | {f"report of {recipient}" for recipient in letter.refused}
+    reported = {*letter.refused, *letter.asked} - set(letter.silent)
+    return copies | {f"report of {recipient}" for recipient in reported}
 
 
 def _told(seen: Seen) -> list[str]:
     if seen.reverse_path:
         return list(seen.recipients)
-    return [f"report of {recipient.decode()}" for recipient in _REPORTED.findall(seen.content)]
+    return [f"report of {recipient.decode()}" for recipient, _ in _REPORTED.findall(seen.content)]
 
 
 def _tried_again(tried: Sequence[tuple[str, int]], *reasons: Kills) -> list[str]:
@@ -174,7 +175,7 @@ def _fault(seen: Seen, letter: Callable[[int], Letter]) -> str | None:
     found = _NUMBER.fullmatch(seen.recipients[0])
     if found is None:
         return f"to {seen.recipients}"
-    sent = letter(int(found[1]))
+    sent = letter(int(found[1] or found[2]))
     if seen.reverse_path != sent.sender or not set(seen.recipients) <= set(sent.recipients):
         return f"{sent.number}: from {seen.reverse_path} to {seen.recipients}"
     if len(set(seen.recipients)) < len(seen.recipients):
@@ -185,8 +186,18 @@ def _fault(seen: Seen, letter: Callable[[int], Letter]) -> str | None:
 
 
 def _report_fault(seen: Seen) -> str | None:
-    """Return what is wrong with a report: it tells the sender of one refused recipient, and of why."""
-    told = _REPORTED.findall(seen.content)
-    if len(told) != 1 or seen.content.count(b"\r\nFinal-Recipient: ") != 1 or seen.recipients != (SENDER,):
-        return f"a report of {told} to {seen.recipients}"
-    return None if b"550 5.1.1" in seen.content else f"a report of {told} that does not say why"
+    """Return what is wrong with a report.
+
+    It tells the sender of one refused recipient, and of why, or of one relayed, or of one each.
+    """
+    recipients, content = seen.recipients, seen.content
+    told = _REPORTED.findall(content)
+    of_kinds = [(re.sub(rb"[0-9]+@.*", b"", recipient), action) for recipient, action in told]
+    is_of_others = not set(of_kinds) <= {(b"bad", b"failed"), (b"told", b"relayed")}
+    if is_of_others or len(set(of_kinds)) != len(of_kinds):
+        return f"a report of {told}"
+    if recipients != (SENDER,) or not told or content.count(_FINAL) != len(told):
+        return f"a report of {told} to {recipients}"
+    if (b"550 5.1.1" in content) is not ((b"bad", b"failed") in of_kinds):
+        return f"a report of {told} that does not say why"
+    return None

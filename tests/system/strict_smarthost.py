@@ -10,20 +10,21 @@ needs AUTH, a path has its brackets, a parameter was offered, 8-bit content was 
 
 import asyncio
 import base64
+import binascii
 import random
 import re
 import ssl
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 
 from tests.system.waiting import HANG_S, free_port, wait_until
 from tests.system.witness import SECOND_NS, Fate, Seen, Witness
 
+T = TypeVar("T")
 USER, PASSWORD = "mjd", "correct horse"
-LOGIN = base64.b64encode(f"\0{USER}\0{PASSWORD}".encode()).decode()
 REFUSALS = {"bad": "550 5.1.1 nobody of that name", "stay": "450 4.2.0 come again"}
 TURNS_TO_READ = 10
 """Of the loop: data that is in our sockets is read in one, and answered in the next few."""
@@ -32,10 +33,15 @@ LONGEST_COMMAND = 12_288
 LARGEST = 64 * 1024 * 1024
 OFFERS = ("PIPELINING", f"SIZE {LARGEST}", "8BITMIME", "SMTPUTF8", "ENHANCEDSTATUSCODES")
 OTHERS = {"NOOP": "250 2.0.0 Ok", "QUIT": "221 2.0.0 Bye"}
-BAD_ORDER = "503 5.5.1 Bad sequence of commands"
+BAD_ORDER, WRONG = "503 5.5.1 Bad sequence of commands", "535 5.7.8 Wrong"
 _PATH = r'<(?P<path>(?:"(?:[^"\\]|\\.)*"|[^<>"\s])*)>(?P<parameters>(?: \S+)*)'
 _MAIL, _RCPT = re.compile("FROM:" + _PATH, re.IGNORECASE), re.compile("TO:" + _PATH, re.IGNORECASE)
-_PARAMETER = re.compile("SIZE=[0-9]{1,20}|BODY=(7BIT|8BITMIME)|SMTPUTF8")
+_PARAMETERS = {
+    f"SIZE {LARGEST}": re.compile("SIZE=[0-9]{1,20}"),
+    "8BITMIME": re.compile("BODY=(7BIT|8BITMIME)"),
+    "SMTPUTF8": re.compile("SMTPUTF8"),
+}
+"""Which may be given where what is offered."""
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 
@@ -65,6 +71,8 @@ class _Session(asyncio.Protocol):
     transport: asyncio.Transport
 
     def __init__(self, host: "StrictSmarthost") -> None:
+        self.held_mail_at_ns: int | None = None
+        """When MAIL came of the message whose reply is held back."""
         self._host = host
         self._buffer = bytearray()
         self._more = asyncio.Event()
@@ -118,13 +126,13 @@ class _Session(asyncio.Protocol):
 
     async def _answer(self, line: bytes) -> str:
         verb, _, argument = line.decode("utf-8", "surrogateescape").partition(" ")
-        if (reply := self._why_not_now(verb, line)) is not None:
+        if (reply := self._why_not_now(verb.upper(), line)) is not None:
             return reply
-        match verb, self._transaction:
-            case "EHLO", _:
-                reply = self._greet(argument)
+        match verb.upper(), self._transaction:
+            case "EHLO" | "HELO", _:
+                reply = self._greet(verb.upper(), argument)
             case "AUTH", _:
-                reply = self._authenticate(argument)
+                reply = await self._authenticate(*argument.split(" "))
             case "MAIL", _:
                 reply = self._begin(argument)
             case "RCPT", _Transaction() as transaction:
@@ -134,7 +142,7 @@ class _Session(asyncio.Protocol):
             case "RSET", _:
                 reply = self._abandon()
             case _:
-                reply = OTHERS.get(verb, "502 5.5.1 Command not recognized")
+                reply = OTHERS.get(verb.upper(), "502 5.5.1 Command not recognized")
         return reply
 
     def _why_not_now(self, verb: str, line: bytes) -> str | None:
@@ -147,22 +155,41 @@ class _Session(asyncio.Protocol):
             return BAD_ORDER
         return BAD_ORDER if verb == "AUTH" and (self._is_known or not self._is_greeted) else None
 
-    def _greet(self, name: str) -> str:
+    def _greet(self, verb: str, name: str) -> str:
         if not name:
             return "501 5.5.4 Who are you?"
         self._abandon()
         self._is_greeted = True
-        return "".join(f"250-{line}\r\n" for line in ("strict.invalid", *OFFERS)) + "250 AUTH PLAIN"
+        lines = ("strict.invalid", *((*self._host.offers, "AUTH PLAIN LOGIN") if verb == "EHLO" else ()))
+        return "\r\n".join([*(f"250-{line}" for line in lines[:-1]), f"250 {lines[-1]}"])
 
-    def _authenticate(self, argument: str) -> str:
-        self._is_known = argument == f"PLAIN {LOGIN}"
-        return "235 2.7.0 Welcome" if self._is_known else "535 5.7.8 Wrong"
+    async def _authenticate(self, mechanism: str, initial: str = "", *more: str) -> str:
+        try:
+            match mechanism.upper():
+                case "PLAIN" if not more:
+                    said = await self._ask("", initial)
+                case "LOGIN" if not more:
+                    said = b"\0" + await self._ask("VXNlcm5hbWU6", initial)
+                    said += b"\0" + await self._ask("UGFzc3dvcmQ6", "")
+                case _:
+                    return "504 5.5.4 No such mechanism"
+        except binascii.Error:
+            return WRONG
+        self._is_known = said == f"\0{USER}\0{PASSWORD}".encode()
+        return "235 2.7.0 Welcome" if self._is_known else WRONG
+
+    async def _ask(self, challenge: str, initial: str) -> bytes:
+        if initial:
+            return base64.b64decode(initial, validate=True)
+        self._say(f"334 {challenge}")
+        return base64.b64decode(await self._next(b"\r\n", LONGEST_COMMAND) or b"", validate=True)
 
     def _begin(self, argument: str) -> str:
         if (found := _MAIL.fullmatch(argument)) is None:
             return "501 5.5.4 Syntax: MAIL FROM:<address>"
         parameters = set(found["parameters"].upper().split())
-        if not all(_PARAMETER.fullmatch(each) for each in parameters):
+        offered = [its for offer, its in _PARAMETERS.items() if offer in self._host.offers]
+        if not all(any(its.fullmatch(each) for its in offered) for each in parameters):
             return "555 5.5.4 A parameter is not recognized"
         if any(int(each[5:]) > LARGEST for each in parameters if each.startswith("SIZE=")):
             return "552 5.3.4 The message exceeds the size limit"
@@ -193,8 +220,10 @@ class _Session(asyncio.Protocol):
         if (raw := await self._next(b"\r\n.\r\n")) is None:
             return "421 4.4.2 Nobody is there"
         content = raw.replace(b"\r\n.", b"\r\n")[2:] + b"\r\n" if raw else b""
-        self._transaction = None
-        return await self._host.decide(transaction, content)
+        self._transaction, self.held_mail_at_ns = None, transaction.mail_at_ns
+        reply = await self._host.decide(transaction, content)
+        self.held_mail_at_ns = None
+        return reply
 
     def _abandon(self) -> str:
         """Drop a transaction, if any: by RSET, by a new EHLO, or with the connection."""
@@ -215,6 +244,8 @@ class StrictSmarthost:
         *,
         seed: int,
         latest_reply_s: float = 0,
+        cut_off_s: float = 1,
+        offers: Sequence[str] = OFFERS,
         address: str = "127.0.0.1",
         context: ssl.SSLContext | None = None,
     ) -> None:
@@ -229,9 +260,11 @@ class StrictSmarthost:
         self._password.chmod(0o600)
         # Not 0: it comes back to the same port after a crash.
         self.port = free_port()
-        self._address, self._context = address, context
-        self.ledger = Witness(limit, cut_off_ns=SECOND_NS)
+        self.address, self._context = address, context
+        self.ledger = Witness(limit, cut_off_ns=int(cut_off_s * SECOND_NS))
         """What it counted."""
+        self.offers = offers
+        """What it says to EHLO; tests may change it."""
         self.unanswered = 0
         """How many transactions came to their final dot and wait for its reply."""
         self.refusals = dict(REFUSALS)
@@ -247,14 +280,24 @@ class StrictSmarthost:
         """Return it as a section `upstreams.NAME` of a policy, with `more` keys."""
         auth = {"user": USER, "password_file": str(self._password)}
         tls = "implicit" if self._context else "none"
-        return {"host": self._address, "port": self.port, "tls": tls, "auth": auth} | more
+        return {"host": self.address, "port": self.port, "tls": tls, "auth": auth} | more
 
     def seen(self) -> list[Seen]:
         return list(self.ledger.seen)
 
     def cut_off(self) -> None:
         """Lose every connection at once; what came to its dot is taken, and nobody hears of it."""
-        self.run(self._lose_all())
+        self.run(self._lose(lambda sessions: sessions))
+
+    def cut_one(self, dice: random.Random) -> int | None:
+        """Lose one connection between the dot and its reply, if there is one; return when its MAIL came."""
+
+        def drawn(sessions: list[_Session]) -> list[_Session]:
+            held = [each for each in sessions if each.held_mail_at_ns and not each.transport.is_closing()]
+            return [dice.choice(held)] if held else []
+
+        cut = self.run(self._lose(drawn))
+        return cut[0] if cut else None
 
     def crash(self) -> None:
         """Die in the middle of everything and come back: what it did not reply to, it never took."""
@@ -272,8 +315,8 @@ class StrictSmarthost:
             counts = f"{self.ledger.relayed} relayed, {self.ledger.refused} refused"
             raise TimeoutError(f"{error}: {counts}") from None
 
-    def run(self, doing: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(doing, self._loop).result()
+    def run(self, doing: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(doing, self._loop).result()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -334,20 +377,22 @@ class StrictSmarthost:
 
     async def _start(self) -> None:
         self._server = await self._loop.create_server(
-            lambda: _Session(self), self._address, self.port, ssl=self._context
+            lambda: _Session(self), self.address, self.port, ssl=self._context
         )
 
     async def _stop(self) -> None:
         self._server.close()
         conversations = list(self._sessions.values())
-        await self._lose_all()
+        await self._lose(lambda sessions: sessions)
         for each in conversations:
             each.cancel()
         await asyncio.gather(*conversations, return_exceptions=True)
 
-    async def _lose_all(self) -> None:
-        for session in list(self._sessions):
+    async def _lose(self, which: Callable[[list[_Session]], list[_Session]]) -> list[int]:
+        lost = which(list(self._sessions))
+        for session in lost:
             session.cut()
+        return [session.held_mail_at_ns or 0 for session in lost]
 
     async def _read_on(self) -> None:
         for _ in range(TURNS_TO_READ):
