@@ -11,7 +11,7 @@ from itertools import product
 from tests.simulation.oracle import Broken
 from tests.simulation.script import Script, drawn
 from tests.simulation.shrink import shortened
-from tests.simulation.story import Story
+from tests.simulation.story import Outcome, Story
 from tests.simulation.worlds import WORLDS
 
 ENGINES = sorted({engine for world in WORLDS.values() for engine in world.engines})
@@ -42,31 +42,27 @@ def main() -> int:
     parser.add_argument("--whole", action="store_true")
     parser.add_argument("--tell", action="store_true")
     asked = parser.parse_args()
-    began, virtual_s, accepted, taken, crashes, stories = time.monotonic(), 0.0, 0, 0, 0, 0
-    for seed in range(asked.seed, asked.seed + asked.count):
-        for world, engine in product(asked.world or WORLDS, asked.engine or ENGINES):
-            if engine not in WORLDS[world].engines:
-                continue
-            script = drawn(WORLDS[world], seed, engine)
-            if asked.tell:
-                _say(told(script))
-            story = Story(script)
-            try:
-                outcome = story.run()
-            except Broken as broken:
-                _say(f"seed {seed}, world {world!r}, engine {engine}: {broken}")
-                short = script if asked.whole else shortened(script, broken.promise)
-                _say(told(short))
-                return 1
-            stories, virtual_s = stories + 1, virtual_s + outcome.virtual_s
-            accepted, taken = accepted + outcome.accepted, taken + outcome.taken
-            crashes += outcome.crashes
-            if asked.count == 1:
-                _say(f"{world:14} {engine:8} {outcome.digest} {outcome.accepted} accepted")
-    seconds = time.monotonic() - began
+    seeds = range(asked.seed, asked.seed + asked.count)
+    began, outcomes = time.monotonic(), list[Outcome]()
+    for seed, world, engine in product(seeds, asked.world or WORLDS, asked.engine or ENGINES):
+        if engine not in WORLDS[world].engines:
+            continue
+        script = drawn(WORLDS[world], seed, engine)
+        if asked.tell:
+            _say(told(script))
+        try:
+            outcome = Story(script).run()
+        except Broken as broken:
+            _say(f"seed {seed}, world {world!r}, engine {engine}: {broken}")
+            _say(told(script if asked.whole else shortened(script, broken.promise)))
+            return 1
+        outcomes.append(outcome)
+        if asked.count == 1:
+            _say(f"{world:14} {engine:8} {outcome.digest} {outcome.accepted} accepted")
     _say(
-        f"{stories} stories, {virtual_s / 86400:.1f} virtual days, {accepted} accepted, {taken} taken, "
-        f"{crashes} crashes, {seconds:.1f} s"
+        f"{len(outcomes)} stories, {sum(each.virtual_s for each in outcomes) / 86400:.1f} virtual days, "
+        f"{sum(each.accepted for each in outcomes)} accepted, {sum(each.taken for each in outcomes)} taken, "
+        f"{sum(each.crashes for each in outcomes)} crashes, {time.monotonic() - began:.1f} s"
     )
     return 0
 

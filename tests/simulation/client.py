@@ -34,6 +34,15 @@ class Copy:
     refused: str = ""
     """A reply 5yz, which no client here deserves."""
 
+    def asks(self, recipient: str) -> str:
+        """Return the NOTIFY of a recipient; empty: none was given."""
+        return self.notify[self.recipients.index(recipient)] if self.notify else ""
+
+    @property
+    def may_be_reported(self) -> bool:
+        fails = any(each.startswith(("bad", "junk")) for each in self.recipients)
+        return bool(self.sender) and (fails or bool(self.notify))
+
 
 class Client:
     def __init__(self, loop: SimulatedLoop, send: Send, ports: Sequence[int], again_s: float) -> None:
@@ -81,10 +90,7 @@ class Client:
             ("", "220"),
             ("EHLO client.test", "250"),
             (f"MAIL FROM:<{copy.sender}>{body}{_of_mail(copy)}", "250"),
-            *(
-                (f"RCPT TO:<{recipient}>{_of_rcpt(copy, number)}", "250")
-                for number, recipient in enumerate(copy.recipients)
-            ),
+            *((f"RCPT TO:<{each}>{asked_for(copy.asks(each), each)}", "250") for each in copy.recipients),
             ("DATA", "354"),
         ):
             writer.write(f"{line}\r\n".encode() if line else b"")
@@ -111,10 +117,6 @@ class Client:
 
 def _of_mail(copy: Copy) -> str:
     return (f" RET={copy.ret}" if copy.ret else "") + (f" ENVID=E{copy.key}" if copy.notify else "")
-
-
-def _of_rcpt(copy: Copy, number: int) -> str:
-    return asked_for(copy.notify[number], copy.recipients[number]) if copy.notify else ""
 
 
 def asked_for(notify: str, recipient: str) -> str:

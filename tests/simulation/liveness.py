@@ -7,33 +7,28 @@ knows to be free, back-offs, clients that wait for a reply that is lost.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from relay.clock import SECOND_NS
 from relay.policy.lane import LimitSettings
 from tests.simulation.client import TIMEOUT_S, Copy
-from tests.simulation.keys import key_of_sender, rewritten
+from tests.simulation.past import Limits, Past, key_of_sender
 from tests.simulation.script import Crash, Disturb, Event, Feel, Script, Send, SetClock, World
 from tests.simulation.upstream import (
     ALIEN_TIMES,
     DEFERRED_TIMES,
-    FAILING,
     GREETING_S,
     LOST_MOODS,
+    MAX_TRANSACTION_S,
     Mood,
-    Taken,
 )
 
-Limits = Mapping[str, Sequence[LimitSettings]]
-"""Of each upstream."""
 TRANSACTION_S = 3.0
 """At most, while the upstream is well: its delays and the network's."""
 EACH_S = 1.0
 """On the average, of two connections."""
 TRACE_BYTES = 400
 REPORT_BYTES = 4_000
-MAX_TRANSACTION_S = 180.0
 HISTORY_LOOK_S = 60.0
 ALIEN_RESTS_S = (15 + 30 + 60 + 120 + 240 + 6) * 60.0
 """Of a sender that may not send at first, and a minute before each of its tries."""
@@ -72,30 +67,26 @@ def _loses_replies(event: Event) -> bool:
     return isinstance(event, Crash | Disturb | SetClock)
 
 
-def late_in_fair_weather(
-    world: World, limits: Limits, copies: Sequence[Copy], seen: "Passed", script: Script
-) -> str:
+def late_in_fair_weather(past: Past) -> str:
     """Return which message did not end in time before anything but clients was there; or nothing."""
-    ended_ns, gone_ns = seen.ended_ns(copies), seen.gone_ns(copies)
-    others = [event.at_s for event in script.events if not isinstance(event, Send)]
-    until_ns = int(others[0] * SECOND_NS) if others else None
-    for copy in copies:
-        if not copy.is_accepted or (until_ns is not None and copy.accepted_ns >= until_ns):
+    ended_ns, gone_ns = past.passed.ended_ns(), past.passed.gone_ns()
+    others_s = [event.at_s for event in past.script.events if not isinstance(event, Send)]
+    until_ns = others_s[0] * SECOND_NS if others_s else math.inf
+    for copy in past.copies:
+        if not copy.is_accepted:
             continue
         due_ns, before_ns = copy.accepted_ns, -1
-        while due_ns != before_ns and (until_ns is None or due_ns < until_ns):
+        while due_ns != before_ns and due_ns < until_ns:
             beside = [
                 each
-                for each in copies
+                for each in past.copies
                 if each.begun_ns <= due_ns and gone_ns.get(each.key, due_ns) >= copy.accepted_ns
             ]
-            span_s = sum(_span_s(world, each, beside) for each in limits.values())
+            span_s = sum(_span_s(past.world, each, beside) for each in past.limits.values())
             if copy.sender.startswith("alien"):
                 span_s += ALIEN_RESTS_S
             before_ns, due_ns = due_ns, copy.accepted_ns + int(span_s * SECOND_NS)
-        if until_ns is not None and due_ns >= until_ns:
-            continue
-        if ended_ns.get(copy.key, due_ns + 1) > due_ns:
+        if due_ns < until_ns and ended_ns.get(copy.key, due_ns + 1) > due_ns:
             return (
                 f"{copy.key} was to be gone by {due_ns / SECOND_NS:.1f} s, and went at "
                 f"{ended_ns.get(copy.key, -SECOND_NS) / SECOND_NS:.1f} s"
@@ -103,63 +94,25 @@ def late_in_fair_weather(
     return ""
 
 
-def late_in_failover(
-    world: World, limits: Limits, copies: Sequence[Copy], seen: "Passed", script: Script
-) -> str:
+def late_in_failover(past: Past) -> str:
     """Return which message did not leave through its second upstream, while the first was down for long."""
-    others = [event for event in script.events if not isinstance(event, Send)]
-    feels = [event for event in others if isinstance(event, Feel) and event.mood in DOWN_MOODS]
-    if len(feels) != 1 or len(others) != 1:
+    others = [event for event in past.script.events if not isinstance(event, Send)]
+    feel = others[0] if len(others) == 1 else None
+    if not isinstance(feel, Feel) or feel.mood not in DOWN_MOODS:
         return ""
-    (feel,) = feels
-    spans_s = sum(_span_s(world, each, copies) for name, each in limits.items() if name != feel.upstream)
-    for copy in copies:
+    limits = [each for name, each in past.limits.items() if name != feel.upstream]
+    spans_s = sum(_span_s(past.world, each, past.copies) for each in limits)
+    for copy in past.copies:
         due_s = copy.accepted_ns / SECOND_NS + FAILOVER_S + TRANSACTION_S + spans_s
         if copy.accepted_ns < feel.at_s * SECOND_NS or due_s > feel.at_s + feel.seconds:
             continue
         for recipient in copy.recipients:
-            first, _ = world.routes.get(recipient.rpartition("@")[2], ("", 0))
-            times = seen.taken.get((copy.key, recipient), ())
+            first, _ = past.world.routes.get(recipient.rpartition("@")[2], ("", 0))
+            times = past.passed.taken_of(copy, recipient)
             is_late = not times or times[0].true_ns > due_s * SECOND_NS
             if first == feel.upstream and recipient.startswith("ok") and is_late:
                 return f"{copy.key} was to go past {first} by {due_s:.1f} s"
     return ""
-
-
-@dataclass(frozen=True)
-class Passed:
-    """What upstreams took."""
-
-    taken: Mapping[tuple[str, str], Sequence[Taken]]
-    """By copy and recipient."""
-    reports: Mapping[tuple[str, str, str], Sequence[Taken]]
-    """By copy, recipient and action."""
-
-    def ended_ns(self, copies: Iterable[Copy]) -> dict[str, int]:
-        """Return by copy when it was relayed to the last of those recipients that an upstream takes."""
-        ends: dict[str, int] = {}
-        for copy in copies:
-            wanted = [each for each in copy.recipients if not each.startswith(FAILING)]
-            times = [
-                some[0].true_ns
-                for each in wanted
-                if (some := self.taken.get((copy.key, each)) or self.reports.get((copy.key, each, "failed")))
-            ]
-            if len(times) == len(wanted):
-                ends[copy.key] = max(times, default=copy.accepted_ns)
-        return ends
-
-    def gone_ns(self, copies: Iterable[Copy]) -> dict[str, int]:
-        """Return by copy when its reports have left too; nothing where one may still be there."""
-        told: dict[str, int] = {}
-        for (key, _, _), some in self.reports.items():
-            told[key] = max(told.get(key, 0), *(each.true_ns for each in some))
-        by_key = {copy.key: copy for copy in copies}
-        return {
-            key: max(at_ns, told.get(key, 0))
-            for key, at_ns in self.ended_ns(by_key.values()).items()
-            if key in told or not _tries(by_key[key])[1]
-        }
 
 
 def _span_s(world: World, limits: Sequence[LimitSettings], left: Sequence[Copy]) -> float:
@@ -169,7 +122,7 @@ def _span_s(world: World, limits: Sequence[LimitSettings], left: Sequence[Copy])
     for limit in limits:
         weights: dict[str, int] = {}
         for copy, (own, reports) in zip(left, tries, strict=True):
-            key = key_of_sender(rewritten(copy.sender, world.rewrite), limit)
+            key = key_of_sender(world.sent_by(copy.sender), limit)
             weights[key] = weights.get(key, 0) + own * _weight(copy, limit)
             weight = REPORT_BYTES if limit.unit == "bytes" else 1
             key = key_of_sender("", limit)
@@ -182,15 +135,13 @@ def _span_s(world: World, limits: Sequence[LimitSettings], left: Sequence[Copy])
     return spans_s + transactions * EACH_S + TRANSACTION_S + deferred * (world.retry_max_s + TRANSACTION_S)
 
 
-def _tries(copy: Copy, most_recipients: int = 1_000) -> tuple[int, int]:
+def _tries(copy: Copy, most_recipients: int) -> tuple[int, int]:
     """Return how many transactions a message asks for, and how many its reports do."""
-    is_deferred = any(each.startswith(("later", "slow")) for each in copy.recipients)
+    is_deferred = any(each.startswith(("later", "slow", "junk")) for each in copy.recipients)
     own = (1 + DEFERRED_TIMES * is_deferred) * math.ceil(len(copy.recipients) / most_recipients)
     own += ALIEN_TIMES * copy.sender.startswith("alien")
-    is_reported = copy.notify or any(each.startswith(("bad", "junk")) for each in copy.recipients)
-    if not (is_reported and copy.sender):
-        return own, 0
-    return own, 1 + DEFERRED_TIMES * copy.sender.startswith("later")
+    reports = 1 + DEFERRED_TIMES * copy.sender.startswith("later")
+    return own, reports if copy.may_be_reported else 0
 
 
 def _weight(copy: Copy, limit: LimitSettings) -> int:

@@ -13,6 +13,7 @@ Assumes: nothing waits for a real descriptor.  `add_reader` serves the simulatio
 import _thread
 import asyncio
 import contextvars
+import itertools
 import random
 import selectors
 import socket
@@ -151,6 +152,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self.rng = rng
         self.network = Network(self, rng)
         self._readers: dict[int, tuple[Callable[..., object], tuple[object, ...], contextvars.Context]] = {}
+        self._numbers = itertools.count(FIRST_READER)
         super().__init__(_Selector(clock))
         self._clock_resolution = 1e-6
         self.has_fibers = False
@@ -208,7 +210,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     # Descriptors, none of which the kernel has.
 
     def new_reader(self) -> int:
-        return FIRST_READER + len(self._readers) + self.rng.randrange(1 << 20) * 1024
+        return next(self._numbers)
 
     def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:  # type: ignore[override]  # as above
         if isinstance(fd, int) and fd >= FIRST_READER:

@@ -5,14 +5,14 @@ changed the relay's mind or kept it from hearing: an operator, an edit, a crash,
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from relay.clock import SECOND_NS
 from tests.simulation.client import Copy
-from tests.simulation.liveness import Limits
-from tests.simulation.script import NO_NEWS, Crash, Damage, Disturb, Feel, Script, Send, SetClock, World
-from tests.simulation.upstream import Ledger, Taken
+from tests.simulation.past import Past
+from tests.simulation.script import NO_NEWS, Crash, Damage, Disturb, Feel, Send, SetClock
+from tests.simulation.upstream import Ledger
 
 GRACE_NS = SECOND_NS
 """What was under way when a reply came; and replies that are under way themselves."""
@@ -33,21 +33,20 @@ EVIDENT = 3
 """After so many refusals, with others relayed behind each, the next one returns what is old enough."""
 SEVERAL = 4
 """So many may go before one's turn: those of all connections, and one that was ahead."""
-TakenBy = Mapping[tuple[str, str], Sequence[Taken]]
 
 
 class Manners:
-    def __init__(
-        self, world: World, script: Script, limits: Limits, crashes_ns: Sequence[int], calm_ns: int
-    ) -> None:
-        self._world = world
-        self._calm_ns = calm_ns
+    def __init__(self, past: Past) -> None:
+        self._past = past
+        self._world = world = past.world
+        self._calm_ns = past.calm_since_ns
         """From when on operators resume and release whatever rests."""
-        self._feels = [event for event in script.events if isinstance(event, Feel)]
-        self._is_fair = all(isinstance(event, Send) for event in script.events)
-        self._disturbed = [(at_ns, at_ns) for at_ns in crashes_ns]
+        events = past.script.events
+        self._feels = [event for event in events if isinstance(event, Feel)]
+        self._is_fair = all(isinstance(event, Send) for event in events)
         self._grace_ns = SHARED_GRACE_NS if world.is_shared else GRACE_NS
-        for event in script.events:
+        self._disturbed = [(blow.at_ns, blow.at_ns) for blow in past.blows]
+        for event in events:
             # A host that hears no news learns them behind the lock of its next reservation.
             if isinstance(event, Disturb) and event.how == NO_NEWS:
                 continue
@@ -55,69 +54,31 @@ class Manners:
                 is_step = isinstance(event, SetClock) and "step" in event.how
                 lasts_s = event.seconds if isinstance(event, Disturb | SetClock) and not is_step else 0
                 self._disturbed.append((_ns(event.at_s), _ns(event.at_s + lasts_s + 5)))
-        all_limits = [limit for each in limits.values() for limit in each]
-        self._is_keyed = any(limit.for_each or limit.unit in ("bytes", "recipients") for limit in all_limits)
+        limits = [limit for each in past.limits.values() for limit in each]
+        self._is_keyed = any(limit.for_each or limit.unit in ("bytes", "recipients") for limit in limits)
         """What comes first may be overtaken, and a connection be taken for it in vain."""
-        self._has_crashes_only = all(isinstance(event, Send | Feel | Crash) for event in script.events)
-        self._is_clock_set = any(isinstance(event, SetClock | Damage) for event in script.events)
+        self._has_crashes_only = all(isinstance(event, Send | Feel | Crash) for event in events)
+        self._is_clock_set = any(isinstance(event, SetClock | Damage) for event in events)
+
+    def broken(self) -> Iterator[tuple[str, str]]:
+        """Yield which promise was broken, and how."""
+        for name, ledger in self._past.ledgers.items():
+            if self._world.is_shared:
+                for words in self._while_refused(name, ledger):
+                    yield "never cut off by us", words
+            elif not self._is_clock_set and self._world.relays == 1:
+                for words in self._of_upstream(name, ledger):
+                    yield "never cut off by us", words
+        for words in self._of_order():
+            yield "first come, first served", words
+        for words in self._of_routes():
+            yield "by its route", words
 
     def _is_quiet(self, since_ns: int, until_ns: int) -> bool:
         is_before = until_ns < self._calm_ns
         return is_before and not any(
             begun_ns <= until_ns and since_ns <= over_ns for begun_ns, over_ns in self._disturbed
         )
-
-    def of_upstream(self, name: str, ledger: Ledger, copies: Sequence[Copy]) -> Iterator[str]:
-        if not self._world.is_shared and (self._is_clock_set or self._world.relays > 1):
-            return
-        mails = [(seen.true_ns, seen.sender) for seen in ledger.seen if seen.what == "mail"]
-        for said_ns, until_ns in ledger.refusals:
-            for at_ns in self._within(said_ns, until_ns, [at_ns for at_ns, _ in mails]):
-                yield f"{name} refused the account at {_s(said_ns)}, and saw MAIL at {_s(at_ns)}"
-            if self._world.is_shared:
-                continue  # what else it says each host learns by itself
-            yield from self._one_at_a_time(name, ledger, said_ns, until_ns)
-        if self._world.is_shared:
-            return
-        yield from self._stops(name, ledger, [at_ns for at_ns, _ in mails])
-        yield from self._of_aliens(name, ledger, mails)
-        sent = Counter(recipient for copy in copies if copy.is_sent for recipient in copy.recipients)
-        # Several reports may go to one sender.
-        sent.update(to for each in ledger.taken if not each.sender for to in each.recipients)
-        for said_ns, recipient in ledger.deferrals:
-            if sent[recipient] > 1:
-                continue  # of another message, perhaps by a client that had seen no 250
-            asked = [seen.true_ns for seen in ledger.seen if seen.recipient == recipient]
-            for at_ns in self._within(said_ns, said_ns + RETRY_NS, asked, DURABLE_NS):
-                yield f"{name} put {recipient} off at {_s(said_ns)}, and was asked again at {_s(at_ns)}"
-        yield from self._of_connections(name, ledger)
-
-    def _of_connections(self, name: str, ledger: Ledger) -> Iterator[str]:
-        for silence in ledger.silences:
-            until_ns = silence.until_ns or self._calm_ns
-            late_ns = silence.since_ns + silence.most_ns + GRACE_NS
-            if until_ns > late_ns and self._is_quiet(silence.since_ns, min(late_ns, self._calm_ns - 1)):
-                yield f"{name} was silent from {_s(silence.since_ns)}, and was left at {_s(until_ns)}"
-        for since_ns, until_ns in () if self._is_keyed else ledger.idle:
-            if until_ns - since_ns > IDLE_NS and self._is_quiet(since_ns, until_ns):
-                yield f"{name} saw nothing from {_s(since_ns)} to QUIT at {_s(until_ns)}"
-
-    def _of_aliens(self, name: str, ledger: Ledger, mails: Sequence[tuple[int, str]]) -> Iterator[str]:
-        """Mail of a sender that may not send waits, and is returned once old, while others go."""
-        for said_ns, sender in ledger.aliens:
-            own = [at_ns for at_ns, whose in mails if whose == sender]
-            for at_ns in self._within(said_ns, said_ns + SENDER_RESTS_NS, own):
-                yield f"{name} refused {sender} at {_s(said_ns)}, and saw its MAIL at {_s(at_ns)}"
-        if not self._world.lifetime_ns or self._disturbed:
-            return
-        for sender in sorted({sender for _, sender in ledger.aliens}):
-            said = [at_ns for at_ns, whose in ledger.aliens if whose == sender]
-            if len(said) <= EVIDENT + 1 or said[EVIDENT] - said[0] <= self._world.lifetime_ns:
-                continue
-            spans = [(each.begun_ns - GRACE_NS, each.true_ns + GRACE_NS) for each in ledger.taken]
-            gaps = list(pairwise(said))[:EVIDENT]
-            if all(any(since < begun and over < until for begun, over in spans) for since, until in gaps):
-                yield f"{sender} was asked about after {EVIDENT} refusals with others relayed in between"
 
     def _within(
         self, said_ns: int, until_ns: int, instants: Sequence[int], durable_ns: int = 0
@@ -129,8 +90,39 @@ class Manners:
                 if at_ns < self._calm_ns and self._is_quiet(said_ns - GRACE_NS, min(at_ns, heard_ns)):
                     yield at_ns
 
-    def _stops(self, name: str, ledger: Ledger, mails: Sequence[int]) -> Iterator[str]:
+    # Of upstreams.
+
+    def _while_refused(self, name: str, ledger: Ledger) -> Iterator[str]:
+        mails = [seen.true_ns for seen in ledger.seen if seen.what == "mail"]
+        for said_ns, until_ns in ledger.refusals:
+            for at_ns in self._within(said_ns, until_ns, mails):
+                yield f"{name} refused the account at {_s(said_ns)}, and saw MAIL at {_s(at_ns)}"
+
+    def _of_upstream(self, name: str, ledger: Ledger) -> Iterator[str]:
+        """Yield also what each host learns by itself, where several share an account."""
+        yield from self._while_refused(name, ledger)
+        yield from self._one_at_a_time(name, ledger)
+        yield from self._stops(name, ledger)
+        yield from self._of_aliens(name, ledger)
+        yield from self._of_deferrals(name, ledger)
+        yield from self._of_connections(name, ledger)
+
+    def _one_at_a_time(self, name: str, ledger: Ledger) -> Iterator[str]:
+        """After a rest one transaction proves the upstream before the others follow."""
+        for said_ns, until_ns in ledger.refusals:
+            proof_ns = min((at_ns for at_ns in ledger.proofs if at_ns > said_ns), default=self._calm_ns)
+            since_ns = until_ns - GRACE_NS
+            proving = sorted(each for each in ledger.transactions if since_ns < each[0] < proof_ns)
+            for begun_ns, _, named in proving[:1]:
+                if named > 1 and self._is_quiet(said_ns - GRACE_NS, begun_ns):
+                    yield f"{name} was not proven, and was asked for {named} recipients at {_s(begun_ns)}"
+            for (begun_ns, over_ns, _), (next_ns, _, _) in pairwise(proving):
+                if next_ns < over_ns and self._is_quiet(said_ns - GRACE_NS, next_ns):
+                    yield f"{name} was not proven, and saw MAIL at {_s(begun_ns)} and at {_s(next_ns)}"
+
+    def _stops(self, name: str, ledger: Ledger) -> Iterator[str]:
         """Where many messages of different senders are refused alike, and none is relayed, all wait."""
+        mails = [seen.true_ns for seen in ledger.seen if seen.what == "mail"]
         row: list[str] = []
         relayed = sorted(each.true_ns for each in ledger.taken)
         for place, (said_ns, sender) in enumerate(ledger.blocks):
@@ -142,27 +134,54 @@ class Manners:
                     if self._is_quiet(0, at_ns):
                         yield f"{name} refused {len(row)} messages alike; MAIL at {_s(at_ns)}"
 
-    def _one_at_a_time(self, name: str, ledger: Ledger, said_ns: int, until_ns: int) -> Iterator[str]:
-        """After a rest one transaction proves the upstream before the others follow."""
-        proof_ns = min((at_ns for at_ns in ledger.proofs if at_ns > said_ns), default=self._calm_ns)
-        since_ns = until_ns - GRACE_NS
-        proving = sorted(each for each in ledger.transactions if since_ns < each[0] < proof_ns)
-        for begun_ns, _, named in proving[:1]:
-            if named > 1 and self._is_quiet(said_ns - GRACE_NS, begun_ns):
-                yield f"{name} was not proven, and was asked for {named} recipients at {_s(begun_ns)}"
-        for (begun_ns, over_ns, _), (next_ns, _, _) in pairwise(proving):
-            if next_ns < over_ns and self._is_quiet(said_ns - GRACE_NS, next_ns):
-                yield f"{name} was not proven, and saw MAIL at {_s(begun_ns)} and at {_s(next_ns)}"
+    def _of_aliens(self, name: str, ledger: Ledger) -> Iterator[str]:
+        """Mail of a sender that may not send waits, and is returned once old, while others go."""
+        for said_ns, sender in ledger.aliens:
+            own = [seen.true_ns for seen in ledger.seen if seen.what == "mail" and seen.sender == sender]
+            for at_ns in self._within(said_ns, said_ns + SENDER_RESTS_NS, own):
+                yield f"{name} refused {sender} at {_s(said_ns)}, and saw its MAIL at {_s(at_ns)}"
+        if not self._world.lifetime_ns or self._disturbed:
+            return
+        spans = [(each.begun_ns - GRACE_NS, each.true_ns + GRACE_NS) for each in ledger.taken]
+        for sender in sorted({sender for _, sender in ledger.aliens}):
+            said = [at_ns for at_ns, whose in ledger.aliens if whose == sender]
+            if len(said) <= EVIDENT + 1 or said[EVIDENT] - said[0] <= self._world.lifetime_ns:
+                continue
+            gaps = list(pairwise(said))[:EVIDENT]
+            if all(any(since < begun and over < until for begun, over in spans) for since, until in gaps):
+                yield f"{sender} was asked about after {EVIDENT} refusals with others relayed in between"
 
-    # In fair weather.
+    def _of_deferrals(self, name: str, ledger: Ledger) -> Iterator[str]:
+        sent = Counter(each for copy in self._past.copies if copy.is_sent for each in copy.recipients)
+        # Several reports may go to one sender.
+        sent.update(to for each in ledger.taken if not each.sender for to in each.recipients)
+        for said_ns, recipient in ledger.deferrals:
+            if sent[recipient] > 1:
+                continue  # of another message, perhaps by a client that had seen no 250
+            asked = [seen.true_ns for seen in ledger.seen if seen.recipient == recipient]
+            for at_ns in self._within(said_ns, said_ns + RETRY_NS, asked, DURABLE_NS):
+                yield f"{name} put {recipient} off at {_s(said_ns)}, and was asked again at {_s(at_ns)}"
 
-    def of_order(self, copies: Sequence[Copy], taken: TakenBy) -> Iterator[str]:
-        """First come, first served; with lanes senders take turns, and a lane has its share."""
+    def _of_connections(self, name: str, ledger: Ledger) -> Iterator[str]:
+        for silence in ledger.silences:
+            until_ns = silence.until_ns or self._calm_ns
+            late_ns = silence.since_ns + silence.most_ns + GRACE_NS
+            if until_ns > late_ns and self._is_quiet(silence.since_ns, min(late_ns, self._calm_ns - 1)):
+                yield f"{name} was silent from {_s(silence.since_ns)}, and was left at {_s(until_ns)}"
+        for since_ns, until_ns in () if self._is_keyed else ledger.idle:
+            if until_ns - since_ns > IDLE_NS and self._is_quiet(since_ns, until_ns):
+                yield f"{name} saw nothing from {_s(since_ns)} to QUIT at {_s(until_ns)}"
+
+    # Of messages.
+
+    def _of_order(self) -> Iterator[str]:
+        """In fair weather: first come, first served.  With lanes: senders take turns, lanes have shares."""
         if not self._is_fair or self._is_keyed or len(self._world.upstreams) > 1 or self._world.relays > 1:
             return
         begun: list[tuple[int, Copy]] = []
-        for copy in copies:
-            times = [each.begun_ns for name in copy.recipients for each in taken.get((copy.key, name), ())]
+        for copy in self._past.copies:
+            passed = [self._past.passed.taken_of(copy, each) for each in copy.recipients]
+            times = [each.begun_ns for some in passed for each in some]
             is_plain = all(each.startswith("ok") for each in copy.recipients) and "alien" not in copy.sender
             if copy.is_accepted and times and is_plain:
                 begun.append((min(times), copy))
@@ -190,21 +209,21 @@ class Manners:
             if senders.count(sender) > own + SEVERAL:
                 yield f"{senders.count(sender)} of {sender} went before {copy.key}, with {own} of its sender"
 
-    def of_routes(self, copies: Mapping[str, Copy], taken: TakenBy) -> Iterator[str]:
+    def _of_routes(self) -> Iterator[str]:
         """Another upstream than the first is used where that one is down, or after `spill_after`."""
-        for (key, recipient), times in taken.items():
-            first, spills_s = self._world.routes.get(recipient.rpartition("@")[2], ("", 0))
-            for each in times:
-                if not first or each.upstream == first or key not in copies or copies[key].accepted_ns == 0:
-                    continue
-                is_spilled = spills_s and each.begun_ns - copies[key].accepted_ns >= _ns(spills_s)
-                is_down = self._is_clock_set or bool(self._disturbed)
-                is_down = is_down or any(
-                    feel.upstream == first and _ns(feel.at_s + FAILOVER_S) <= each.begun_ns
-                    for feel in self._feels
-                )
-                if not is_spilled and not is_down:
-                    yield f"{key} to {recipient} went by {each.upstream} at {_s(each.begun_ns)}"
+        if self._disturbed:
+            return
+        for copy in self._past.copies if self._world.routes else ():
+            for recipient in copy.recipients if copy.accepted_ns else ():
+                first, spills_s = self._world.routes[recipient.rpartition("@")[2]]
+                for each in self._past.passed.taken_of(copy, recipient):
+                    is_spilled = spills_s and each.begun_ns - copy.accepted_ns >= _ns(spills_s)
+                    is_down = any(
+                        feel.upstream == first and _ns(feel.at_s + FAILOVER_S) <= each.begun_ns
+                        for feel in self._feels
+                    )
+                    if each.upstream != first and not is_spilled and not is_down:
+                        yield f"{copy.key} to {recipient} went by {each.upstream} at {_s(each.begun_ns)}"
 
 
 def _ns(seconds: float) -> int:

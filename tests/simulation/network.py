@@ -28,8 +28,6 @@ class Network:
         self._servers: dict[int, tuple[Serve, contextvars.Context]] = {}
         self._reaching: dict[int, int] = {}
         self._open: list[Transport] = []
-        self.is_down = False
-        """No new connection is made, as with a route that is gone."""
 
     def serve(self, port: int, serve: Serve) -> None:
         """Give each connection to this port a protocol of `serve`, called in the context of now."""
@@ -39,10 +37,8 @@ class Network:
         self._servers.pop(port, None)
 
     async def reach(self, fd: int, port: int) -> None:
-        """Raise ConnectionRefusedError or OSError where nobody serves, as connect(2) does."""
+        """Raise ConnectionRefusedError where nobody serves, as connect(2) does."""
         await asyncio.sleep(self._rng.choice(DELAYS_S))
-        if self.is_down:
-            raise OSError(113, "No route to host")
         if port not in self._servers:
             raise ConnectionRefusedError(111, "Connection refused")
         self._reaching[fd] = port
@@ -128,22 +124,12 @@ class Transport(asyncio.Transport):
     def is_closing(self) -> bool:
         return self._is_closing
 
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        self._protocol = protocol
-
-    def get_protocol(self) -> asyncio.BaseProtocol:
-        protocol: asyncio.BaseProtocol = self._protocol
-        return protocol
-
     def pause_reading(self) -> None:
         self._is_reading = False
 
     def resume_reading(self) -> None:
         self._is_reading = True
         self._call(self._take)
-
-    def is_reading(self) -> bool:
-        return self._is_reading
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         pass

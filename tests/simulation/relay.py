@@ -19,7 +19,6 @@ from relay.sender.host import Host
 from relay.spool.disk.durable import Disk
 from relay.spool.engines import open_spool
 from relay.spool.interface import Spool
-from relay.spool.root.quarantine import OnCorrupt
 from relay.status.snapshot import PolicyStatus
 from relay.telemetry.events import Events, ListenerObserver
 from relay.telemetry.metrics import Metrics, Telemetry
@@ -121,32 +120,26 @@ class SimulatedRelay:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def _open(self) -> None:
-        loop, host, policy, events = self._loop, self._host, self.policy, self.events
-        clock = host.clock
+        loop, policy, events, clock = self._loop, self.policy, self.events, self._host.clock
         metrics = Metrics(clock)
         metrics.know_upstreams(policy.upstreams, policy.stand_ins)
+        number = loop.new_reader()
 
         def opened() -> Spool:
-            tell: OnCorrupt = lambda name, why: self.set_aside.append(f"{name}: {why}")  # noqa: E731 - short
-            return open_spool(policy, self.disk, clock, tell)
-
-        # What a database is asked takes time, in a thread.
-        spool = await SimulatedThread().call(opened) if loop.has_fibers else opened()
-        number = loop.new_reader()
+            return open_spool(policy, self.disk, clock, self._tell_of_damage)
 
         def trigger(_root: str, _disk: Disk) -> SimulatedTrigger:
             return SimulatedTrigger(loop, number)
 
-        workers = SimulatedWorkers()
-        self.intake = spool_intake(
-            policy, Host(clock, self.listener_disk, workers, trigger, host.look_s), events
-        )
-        ports, telemetry = (
-            Host(clock, self.disk, workers, trigger, host.look_s),
-            Telemetry(events, metrics, clock),
-        )
+        def host_of(disk: SimulatedDisk) -> Host:
+            return Host(clock, disk, SimulatedWorkers(), trigger, self._host.look_s)
+
+        # What a database is asked takes time, in a thread.
+        spool = await SimulatedThread().call(opened) if loop.has_fibers else opened()
+        self.intake = spool_intake(policy, host_of(self.listener_disk), events)
+        host, telemetry = host_of(self.disk), Telemetry(events, metrics, clock)
         self._parts = Assembly(
-            spool, ports, policy, "relay.test", telemetry, PolicyStatus("", 0), self._on_fault
+            spool, host, policy, "relay.test", telemetry, PolicyStatus("", 0), self._on_fault
         )
         self.sender, self.watch = self._parts.sender, self._parts.watch
         self.operator = self._parts.operator
@@ -155,6 +148,9 @@ class SimulatedRelay:
         listen = policy.listen[0]
         files = read_listener_files(listen)
         self._reception = Reception(listen, "relay.test", self.intake, observer, files=files, clock=clock)
+
+    def _tell_of_damage(self, name: str, why: str) -> None:
+        self.set_aside.append(f"{name}: {why}")
 
     @property
     def disks(self) -> tuple[SimulatedDisk, SimulatedDisk]:

@@ -26,13 +26,6 @@ class Send:
     ret: str = ""
     subject: str = ""
 
-    def __str__(self) -> str:
-        asked = " ".join((*self.notify, self.ret)).strip()
-        return (
-            f"client sends {self.number}: <{self.sender}> to {', '.join(self.recipients)}, {self.lines} lines"
-            + (f", asks for {asked}" if asked else "")
-        )
-
 
 @dataclass(frozen=True)
 class Act:
@@ -43,9 +36,6 @@ class Act:
     upstream: str = ""
     seconds: int = 0
 
-    def __str__(self) -> str:
-        return f"operator: {self.verb} {self.upstream} {self.seconds or ''}".rstrip()
-
 
 @dataclass(frozen=True)
 class Feel:
@@ -54,9 +44,6 @@ class Feel:
     mood: Mood
     seconds: float
 
-    def __str__(self) -> str:
-        return f"{self.upstream} {self.mood}, for {self.seconds:g} s"
-
 
 @dataclass(frozen=True)
 class Edit:
@@ -64,9 +51,6 @@ class Edit:
 
     at_s: float
     variant: int
-
-    def __str__(self) -> str:
-        return f"the policy becomes variant {self.variant}"
 
 
 @dataclass(frozen=True)
@@ -78,13 +62,10 @@ class SetClock:
     """`stop`: a relay makes no step while all else goes on."""
     seconds: int
 
-    def __str__(self) -> str:
-        return f"clock: {self.how} {self.seconds} s"
-
 
 NO_NEWS = "database: no news"
-CUT = "database: a host is cut off"
 """What one host commits the others hear of only when they ask."""
+CUT = "database: a host is cut off"
 
 
 @dataclass(frozen=True)
@@ -95,9 +76,6 @@ class Disturb:
     how: str
     seconds: float
     nth: int = 1
-
-    def __str__(self) -> str:
-        return f"disturbance: {self.how} for {self.seconds:g} s (call {self.nth})"
 
 
 FOR_GOOD_S = 1e6
@@ -111,9 +89,6 @@ class Crash:
     kind: str
     steps: int
     down_s: float
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.steps} steps of the disk later; down for {self.down_s:g} s"
 
 
 @dataclass(frozen=True)
@@ -131,10 +106,6 @@ class Damage:
     """How far into the file, from 0 to 1."""
     down_s: float
     """The relays are killed, and start this much later; 0: they run meanwhile."""
-
-    def __str__(self) -> str:
-        when = f"while all relays are down for {self.down_s:g} s" if self.down_s else "while relays run"
-        return f"damage: {self.how} at {self.place:.3f} of file {self.nth} of the {self.where}, {when}"
 
 
 Event = Send | Act | Feel | Edit | SetClock | Disturb | Crash | Damage
@@ -195,7 +166,7 @@ class World:
     most_recipients: int = 1_000
     """That an upstream takes in one transaction."""
     rewrite: str = ""
-    """By what address, or `@` and domain, all mail of this world leaves."""
+    """By what address all mail of this world leaves."""
     lifetime_ns: int = 0
     """`retry.lifetime`, where a story may last so long; 0: never."""
     warn_after_ns: int = 0
@@ -219,13 +190,16 @@ class World:
     clocks: tuple[str, ...] = ("step", "step back", "suspend", "stop")
     weights: Mapping[str, int] = field(default_factory=dict)
     """How many of each kind of event are drawn at most, beside messages."""
+    calm_s: float | None = None
+    """Once nothing disturbs any more, all mail is gone in this time; None: as `liveness` computes it."""
 
     @property
     def has_one_queue(self) -> bool:
         return "postgresql" in self.engines
 
-    calm_s: float | None = None
-    """Once nothing disturbs any more, all mail is gone in this time; None: as `liveness` computes it."""
+    def sent_by(self, sender: str) -> str:
+        """Return the sender that an upstream sees."""
+        return self.rewrite if sender and self.rewrite else sender
 
 
 FAIR_SHARE = 0.15

@@ -32,9 +32,10 @@ from tests.fakes.clock import START_WALL_NS, FakeClock
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Platter
 from tests.simulation import damage, liveness, oracle
-from tests.simulation.client import PORT, Client
+from tests.simulation.client import PORT, Client, Copy
 from tests.simulation.loop import Life, SimulatedClock, SimulatedLoop, Stuck, sleep_until
-from tests.simulation.oracle import Blow, Broken, Orders, Past, Regime
+from tests.simulation.oracle import Broken
+from tests.simulation.past import Blow, Passed, Past, Regime
 from tests.simulation.relay import SimulatedDisk, SimulatedHost, SimulatedRelay, parsed
 from tests.simulation.script import (
     CUT,
@@ -73,8 +74,6 @@ class Outcome:
     accepted: int = 0
     taken: int = 0
     crashes: int = 0
-    calm_share: float = 0.0
-    """How much of the time that it may take the rest of the mail took in the end."""
 
 
 @dataclass
@@ -114,17 +113,20 @@ class Story:
                 process.host = SimulatedHost(clock, Platter(), self._world.look_s)
                 self._clock.others.append(clock)
         self._policy = self._world.policies[0]
-        self._ledgers = {name: Ledger() for name in self._world.upstreams}
+        names = self._world.upstreams
+        self._past = Past(
+            self._world,
+            script,
+            self._limits(self._policy),
+            {name: Ledger() for name in names},
+            {name: [] for name in names},
+        )
         self._upstreams: dict[str, Upstream] = {}
         self._clients: list[Client] = []
-        self._blows: list[Blow] = []
         self._faults: list[BaseException] = []
         self._set_aside: list[str] = []
-        self._orders = Orders()
         self._is_damaged = self._is_history_damaged = self._is_booting = False
-        self._regimes: dict[str, list[Regime]] = {name: [] for name in self._world.upstreams}
-        self._regime_since_ns = 0
-        self._disturbed_until_ns = self._calm_since_ns = 0
+        self._regime_since_ns = self._disturbed_until_ns = 0
         self.outcome = Outcome()
 
     def run(self) -> Outcome:
@@ -140,25 +142,21 @@ class Story:
                 raise Broken(oracle.LIVENESS, "nothing will ever happen again") from None
             finally:
                 self._finish()
-        copies = [copy for client in self._clients for copy in client.copies]
-        oracle.judge(
-            Past(
-                self._world,
-                self._script,
-                self._limits(self._world.policies[0]),
-                copies,
-                self._ledgers,
-                self._regimes,
-                self._blows,
-                self._orders,
-                self._set_aside if self._is_damaged else None,
-                self._calm_since_ns,
-            )
-        )
+        self._past.copies = self._copies
+        self._past.set_aside = self._set_aside if self._is_damaged else None
+        oracle.judge(self._past)
         return self.outcome
 
+    @property
+    def _copies(self) -> list[Copy]:
+        return [copy for client in self._clients for copy in client.copies]
+
+    @property
+    def _disks(self) -> list[SimulatedDisk]:
+        return [disk for process in self._processes if process.relay for disk in process.relay.disks]
+
     async def _live(self) -> None:
-        for name, ledger in self._ledgers.items():
+        for name, ledger in self._past.ledgers.items():
             upstream = Upstream(name, PORTS[name], self._loop, self._rng, ledger)
             upstream.most_recipients = self._world.most_recipients
             self._upstreams[name] = upstream
@@ -210,7 +208,7 @@ class Story:
             return
         relay = process.relay
         assert relay is not None
-        now_ns, orders = self._now_ns, self._orders
+        now_ns, orders = self._now_ns, self._past.orders
 
         async def act() -> None:
             if event.verb == "pause":
@@ -251,20 +249,16 @@ class Story:
     def _set_clock(self, event: SetClock) -> None:
         by_ns = event.seconds * SECOND_NS
         self._is_booting &= not any(process.is_up for process in self._processes)
-        if self._is_booting and event.how in ("step", "year"):
+        if self._is_booting and event.how == "step":
             return  # set ahead while the host is off, a clock frees slots too early (docs/guarantees.md)
         if event.how in ("suspend", "stop") and by_ns > MAX_TRANSACTION_NS:
             # What a transaction came to meanwhile the relay does not believe.
             self._befalls()
         clock = self._clock if self._store is None else self._rng.choice(self._processes).host.clock
-        if self._store is not None and event.how == "step of the database":
-            self._store.offset_ns += self._rng.choice((1, -1)) * by_ns
-            return
         match event.how:
-            case "year":
-                clock.step_wall(YEAR_NS)
-            case "year back":
-                clock.step_wall(-YEAR_NS)
+            case "step of the database":
+                assert self._store is not None
+                self._store.offset_ns += self._rng.choice((1, -1)) * by_ns
             case "step":
                 clock.step_wall(by_ns)
             case "step back":
@@ -312,16 +306,17 @@ class Story:
         if self._store is not None and event.how.startswith("database"):
             self._disturb_store(self._store, event)
             return
-        disks = [disk for process in self._processes if process.relay for disk in process.relay.disks]
+        disks = self._disks
         for disk in disks:
-            if event.how == "disk full":
-                disk.is_full = True
-                disk.fail(Fault(1, errno.ENOSPC, forever=True, kinds=frozenset({"write", "open_new"})))
-            elif event.how == "sync fails":
-                kinds = frozenset({"sync", "sync_content", "sync_directory"})
-                disk.fail(Fault(event.nth, errno.EIO, kinds=kinds, drops_pages=event.nth % 2 == 0))
-            else:
-                disk.fail(Fault(event.nth, errno.EIO, kinds=frozenset({"read", "open"})))
+            match event.how:
+                case "disk full":
+                    disk.is_full = True
+                    disk.fail(Fault(1, errno.ENOSPC, forever=True, kinds=frozenset({"write", "open_new"})))
+                case "sync fails":
+                    kinds = frozenset({"sync", "sync_content", "sync_directory"})
+                    disk.fail(Fault(event.nth, errno.EIO, kinds=kinds, drops_pages=event.nth % 2 == 0))
+                case _:
+                    disk.fail(Fault(event.nth, errno.EIO, kinds=frozenset({"read", "open"})))
 
         def heal() -> None:
             # What could not be settled meanwhile waits for the disk.
@@ -332,7 +327,7 @@ class Story:
         self._loop.call_later(event.seconds, heal)
 
     def _befalls(self, life: Life | None = None, *, is_late: bool = False) -> None:
-        self._blows.append(Blow(self._clock.true_ns, life.name if life is not None else "", is_late))
+        self._past.blows.append(Blow(self._clock.true_ns, life.name if life is not None else "", is_late))
 
     def _lapses(self, life: Life | None, seconds: float) -> None:
         """Let a relay, or all of them, be kept for so long from settling, and from renewing a lease."""
@@ -500,12 +495,12 @@ class Story:
         self._note("from here on all is well")
         began_ns = self._clock.true_ns
         # Where nothing disturbs, no operator has to help.
-        self._calm_since_ns = FOREVER_NS if self._is_fair else began_ns
-        self._orders.all_is_released(began_ns)
+        self._past.calm_since_ns = FOREVER_NS if self._is_fair else began_ns
+        self._past.orders.all_is_released(began_ns)
         # The last clients begin.
         await asyncio.sleep(0)
-        copies = [copy for client in self._clients for copy in client.copies]
-        gone_ns = oracle.passed(self._ledgers, copies).gone_ns(copies)
+        copies = self._copies
+        gone_ns = Passed(self._past.ledgers, copies).gone_ns()
         left = [copy for copy in copies if copy.is_sent and copy.key not in gone_ns]
         # Those that a client has yet to hand over.
         left += [client.copies[-1] for client in self._clients if not client.copies[-1].is_accepted]
@@ -519,7 +514,6 @@ class Story:
                 break
             if self._clock.true_ns - began_ns > calm_ns:
                 raise Broken(oracle.LIVENESS, self._what_is_left(calm_ns))
-        self.outcome.calm_share = (self._clock.true_ns - began_ns) / calm_ns
         for task in sending:
             task.result()
         if self._faults:
@@ -529,10 +523,9 @@ class Story:
     def _make_well(self) -> None:
         for upstream in self._upstreams.values():
             upstream.calm()
-        for process in self._processes:
-            for disk in process.relay.disks if process.relay else ():
-                _heal(disk)
-                disk.after = None
+        for disk in self._disks:
+            _heal(disk)
+            disk.after = None
         if self._store is not None:
             self._store.after.clear()
 
@@ -576,7 +569,7 @@ class Story:
         upstreams = parsed(self._text(0)).upstreams.values()
         longest_ns = max(limit.per_ns for upstream in upstreams for limit in upstream.limits or ())
         await asyncio.sleep(longest_ns / SECOND_NS)
-        for name in self._regimes:
+        for name in self._past.regimes:
             damage.remove(self._processes[0].host.platter, f"/var/history/{name}")
         self._is_history_damaged = False
         for process in self._processes:
@@ -584,7 +577,7 @@ class Story:
 
     def _end_regime(self, now_ns: int) -> None:
         for name, upstream in parsed(self._text(0)).upstreams.items():
-            self._regimes[name].append(Regime(self._regime_since_ns, now_ns, upstream.limits or ()))
+            self._past.regimes[name].append(Regime(self._regime_since_ns, now_ns, upstream.limits or ()))
 
     def _limits(self, policy: str) -> dict[str, Sequence[LimitSettings]]:
         upstreams = parsed(policy.replace("{ENGINE}", self._script.engine)).upstreams
@@ -607,10 +600,10 @@ class Story:
                 self._keep_log(process.relay)
         outcome = self.outcome
         outcome.virtual_s = self._clock.true_ns / SECOND_NS
-        outcome.accepted = sum(copy.is_accepted for client in self._clients for copy in client.copies)
-        outcome.taken = sum(len(ledger.taken) for ledger in self._ledgers.values())
-        seen = [ledger.seen for ledger in self._ledgers.values()]
-        ids = [copy.queue_id for client in self._clients for copy in client.copies]
+        outcome.accepted = sum(copy.is_accepted for copy in self._copies)
+        outcome.taken = sum(len(ledger.taken) for ledger in self._past.ledgers.values())
+        seen = [ledger.seen for ledger in self._past.ledgers.values()]
+        ids = [copy.queue_id for copy in self._copies]
         outcome.digest = hashlib.sha256(repr((seen, ids, outcome.lines)).encode()).hexdigest()[:16]
         for task in asyncio.all_tasks(self._loop):
             task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own, for processes killed on purpose

@@ -16,7 +16,7 @@ from tests.simulation.shrink import shortened
 from tests.simulation.story import Story
 from tests.simulation.worlds import WORLDS
 
-SEEDS = range(3, 9) if os.environ.get("RELAY_TESTS") == "full" else range(1, 3)
+SEEDS = range(2, 9) if os.environ.get("RELAY_TESTS") == "full" else range(1, 2)
 """Of the stories of each world and engine; `make crash` goes on from its own seed for its budget."""
 
 
@@ -37,7 +37,7 @@ def test_every_promise_holds_in_drawn_stories(world: str, engine: str) -> None:
         _judge(drawn(WORLDS[world], seed, engine))
 
 
-@pytest.mark.parametrize("world", ["routes", "two relays", "damage", "one queue"])
+@pytest.mark.parametrize("world", ["two relays", "damage", "one queue"])
 def test_equal_seeds_give_equal_stories(world: str) -> None:
     for engine in WORLDS[world].engines:
         digests = {Story(drawn(WORLDS[world], 7, engine)).run().digest for _ in range(2)}

@@ -11,7 +11,6 @@ import asyncio
 import enum
 import random
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
@@ -97,6 +96,13 @@ class Taken:
     is_told: bool = False
     """The whole reply was sent to a connection that was open."""
 
+    @property
+    def is_report(self) -> bool:
+        return not self.sender and b"\r\nAuto-Submitted: auto-" in self.content
+
+    def asked_of(self, recipient: str) -> str:
+        return self.dsn[self.recipients.index(recipient)] if self.dsn else ""
+
 
 @dataclass
 class Silence:
@@ -140,7 +146,6 @@ class Upstream:
         self.loop = loop
         self.rng = rng
         self.ledger = ledger
-        self.extensions: Sequence[str] = ("8BITMIME", "SMTPUTF8", "SIZE 1000000", "DSN", "PIPELINING")
         self.mood: Mood | None = None
         self._mood_number = 0
         self.most_recipients = 1_000
@@ -282,9 +287,9 @@ class _Session:
         verb = line[:4].upper()
         match verb:
             case "EHLO":
-                lacks = {"DSN": not self._has_dsn, "PIPELINING": not self._has_pipelining}
-                offered = [each for each in self._upstream.extensions if not lacks.get(each)]
-                lines = ["upstream.test", *offered]
+                lines = ["upstream.test", "8BITMIME", "SMTPUTF8", "SIZE 1000000"]
+                lines += ["DSN"] if self._has_dsn else []
+                lines += ["PIPELINING"] if self._has_pipelining else []
                 marks = ["-"] * (len(lines) - 1) + [" "]
                 await self._say(*(f"250{mark}{each}" for mark, each in zip(marks, lines, strict=True)))
             case "MAIL":
@@ -319,22 +324,17 @@ class _Session:
             case Mood.QUOTA_AT_MAIL:
                 return await self._refuse_account()
             case Mood.BLOCKED:
-                await self._say("554 5.0.0 rpd-7 zone closed")
-                if self._is_connected:
-                    self._upstream.ledger.blocks.append((self._now_ns, sender))
-                self._end()
-                return None
+                await self._refuse("554 5.0.0 rpd-7 zone closed", self._upstream.ledger.blocks, sender)
+                return self._end()
             case Mood.GOES if self._mails > 1:
                 await self._say("421 4.7.0 too many messages in this session")
                 raise _Over
             case Mood.DEAF:
                 await self._say_nothing()
         if sender.startswith("alien") and self._upstream.is_early(sender, ALIEN_TIMES):
-            await self._say(f"553 5.7.1 <{sender}>: Sender address rejected: not owned by user relay")
-            if self._is_connected:
-                self._upstream.ledger.aliens.append((self._now_ns, sender))
-            self._end()
-            return None
+            words = f"553 5.7.1 <{sender}>: Sender address rejected: not owned by user relay"
+            await self._refuse(words, self._upstream.ledger.aliens, sender)
+            return self._end()
         self._of_mail = "".join(f" {word}" for word in line.split() if word.startswith(("RET=", "ENVID=")))
         if self._of_mail and self._mood is Mood.REFUSES_DSN and self._upstream.refuses_at_mail:
             return await self._refuse_dsn()
@@ -371,7 +371,7 @@ class _Session:
             # What it prints of addresses is no word of its own.
             return await self._say(f"550 5.1.1 <{recipient}> from <{self._sender}>: nobody of that name")
         if self._mood is Mood.GREYLIST or self._upstream.defers(recipient):
-            return await self._defer("451 4.7.1 come again", recipient)
+            return await self._refuse("451 4.7.1 come again", self._upstream.ledger.deferrals, recipient)
         self._recipients.append(recipient)
         self._of_rcpt.append(asked)
         await self._say("250 2.1.5 ok")
@@ -390,10 +390,11 @@ class _Session:
             await self._say("550 5.1.1 nobody of that name")
         return self._mood is Mood.OMITS
 
-    async def _defer(self, words: str, *recipients: str) -> None:
+    async def _refuse(self, words: str, noted: list[tuple[int, str]], *who: str) -> None:
+        """Note whom it refused, unless nobody hears of that."""
         await self._say(words)
         if self._is_connected:
-            self._upstream.ledger.deferrals += [(self._now_ns, each) for each in recipients]
+            noted += [(self._now_ns, each) for each in who]
 
     def _new_word(self) -> str:
         self._upstream.words += 1
@@ -403,7 +404,7 @@ class _Session:
         lines = bytearray()
         while (line := await self._reader.readuntil(b"\r\n")) != b".\r\n":
             lines += line[1:] if line.startswith(b".") else line
-        sender, recipients = self._sender or "", tuple(self._recipients)
+        sender, recipients, content = self._sender or "", tuple(self._recipients), bytes(lines)
         dsn = tuple(self._of_rcpt) if self._has_dsn else None
         self._sender, self._recipients = None, []
         upstream, mood = self._upstream, self._mood
@@ -411,12 +412,14 @@ class _Session:
         if mood is Mood.QUOTA_AT_DOT:
             self._count_late(sender, len(lines))
             return await self._refuse_account()
-        if refusal := self._refusal_of(bytes(lines), sender, recipients[0]):
+        if refusal := self._refusal_of(content, sender, recipients[0]):
             self._count_late(sender, len(lines))
-            upstream.ledger.proofs += [self._now_ns] if refusal[0] == "5" else []
-            await (self._say(refusal) if refusal[0] == "5" else self._defer(refusal, *recipients))
-            self._end()
-            return None
+            if refusal[0] == "5":
+                upstream.ledger.proofs.append(self._now_ns)
+                await self._say(refusal)
+            else:
+                await self._refuse(refusal, upstream.ledger.deferrals, *recipients)
+            return self._end()
         is_lost = mood in (Mood.HANGS, Mood.HANGS_UP)
         if is_lost:
             # It may decide, and count, when nobody listens any more.
@@ -424,18 +427,9 @@ class _Session:
         else:
             await asyncio.sleep(self._rng.choice((0.0, 0.01, 0.4, 2.0)))
         whose = self._transport.peer.context.get(LIFE)
+        host = whose.name if whose else ""
         taken = Taken(
-            *(
-                self._now_ns,
-                upstream.name,
-                sender,
-                recipients,
-                bytes(lines),
-                self._begun_ns,
-                dsn,
-                self._of_mail,
-            ),
-            host=whose.name if whose else "",
+            self._now_ns, upstream.name, sender, recipients, content, self._begun_ns, dsn, self._of_mail, host
         )
         upstream.ledger.taken.append(taken)
         upstream.ledger.proofs.append(self._now_ns)
@@ -454,6 +448,8 @@ class _Session:
         subject = content.partition(b"Subject: ")[2].partition(b"\r\n")[0].decode()
         said = self._rng.choice((f'"{subject}" from <{sender}>', f"Subject: {subject}", f"<{recipient}>"))
         if recipient.startswith("junk"):
+            # Words that may be the client's own put a message off: in the end it is refused without them.
+            said = said if self._upstream.is_early(recipient, DEFERRED_TIMES) else f"<{recipient}>"
             return f"554 5.6.0 Message refused: {said}"
         if recipient.startswith("slow") and self._upstream.is_early(recipient, DEFERRED_TIMES):
             return f"451 4.6.0 Message put off: {said}"

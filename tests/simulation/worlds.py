@@ -1,12 +1,13 @@
 """The worlds: policies, and what may happen under each."""
 
-from typing import Any
-
 from relay.clock import SECOND_NS
 from tests.simulation.script import CUT, FOR_GOOD_S, NO_NEWS, World
 from tests.simulation.upstream import Mood
 
+MINUTE_NS = 60 * SECOND_NS
 DAY_NS = 86_400 * SECOND_NS
+YEAR_S = 31_536_000
+PORTS = {"isp": 1001, "other": 1002}
 _HEAD = """
 spool: {path: /var/spool, engine: {ENGINE}}
 hostname: relay.test
@@ -17,9 +18,9 @@ reports: {per_hour: %s}
 _RETRY = "7s, max: 9s"
 
 
-def _upstream(name: str, port: int, limits: str, history: str = "") -> str:
+def _upstream(name: str, limits: str, history: str = "") -> str:
     return (
-        f"  {name}: {{host: 127.0.0.1, port: {port}, tls: none, connections: 2, "
+        f"  {name}: {{host: 127.0.0.1, port: {PORTS[name]}, tls: none, connections: 2, "
         f"history: '{history or f'/var/history/{name}'}', max_transaction: 3m, limits: [{limits}]}}\n"
     )
 
@@ -35,7 +36,12 @@ def _one(
     retry: str = _RETRY,
 ) -> str:
     head = _HEAD % (retry, lifetime, warn_after, reports_per_hour)
-    return f"{head}upstreams:\n{_upstream('isp', 1001, limits, history)}{rest}"
+    return f"{head}upstreams:\n{_upstream('isp', limits, history)}{rest}"
+
+
+def _two(isp: str, other: str, rest: str, history: str = "") -> str:
+    upstreams = _upstream("isp", isp, history) + _upstream("other", other)
+    return f"{_HEAD % (_RETRY, '5d', 'null', 'null')}upstreams:\n{upstreams}{rest}"
 
 
 def _shared(limits: str) -> str:
@@ -45,47 +51,34 @@ def _shared(limits: str) -> str:
     return policy.replace("{ENGINE}", "postgresql, postgresql: 'postgresql://db.test/relay'")
 
 
-PORTS = {"isp": 1001, "other": 1002}
-
+_NARROW = ("{messages: 3, per: 60s}", "{messages: 4, per: 30s}")
+_WIDE = ("{messages: 30, per: 60s}", "{messages: 40, per: 60s}")
 _ROUTES = """routes:
   - {recipient_domain: y.test, upstreams: [other, isp], failover_after: 40s}
   - {upstreams: [isp, other], failover_after: 40s, spill_after: 2m}
 """
-_TWO = _upstream("isp", 1001, "{messages: 3, per: 60s}") + _upstream("other", 1002, "{messages: 4, per: 30s}")
-
-_TWO_WIDE = _upstream("isp", 1001, "{messages: 30, per: 60s}") + _upstream(
-    "other", 1002, "{messages: 40, per: 60s}"
-)
+_FIRST = {"x.test": ("isp", 120), "y.test": ("other", 0)}
 _REVERSED = """routes:
   - {recipient_domain: x.test, upstreams: [other]}
   - {upstreams: [isp]}
 """
-_LANES = "lanes:\n  lists: {recipient_domain: y.test, share: 20}\n"
-_OTHER_ACCOUNT = _TWO.replace("/var/history/isp", "/var/history/isp-again")
-_ACCOUNTS = (
-    *(_TWO + _ROUTES, _TWO + _REVERSED, _TWO + _ROUTES + _LANES),
-    *(_OTHER_ACCOUNT + _ROUTES, _OTHER_ACCOUNT + _REVERSED),
+_LISTS = "lanes:\n  lists: {recipient_domain: y.test, share: 20}\n"
+_LANES = """lanes:
+  resets: {sender: s1@here.test, share: 50}
+  lists: {sender: list@here.test, share: 20, ceiling: 60}
+"""
+_AGAIN = "/var/history/isp-again"
+"""The history of another account."""
+_OF_DATABASE = (
+    *("database: stops", "database: silent", "database: a line is lost", NO_NEWS, "disk full", "sync fails"),
+    *("database: a COMMIT's line is lost", "database: a COMMIT's line is lost"),
 )
-
-_BY_THE_MONTH = "{messages: 300, per: 30d}, {messages: 40, per: 1d}, {messages: 9, per: 1h}"
-_SLOW: Any = {
-    "look_s": 3_600.0,
-    "again_s": 900.0,
-    "retry_max_s": 8 * 3_600.0,
-    "minutes": 100 * 1_440.0,
-    "messages": 40,
-    "lasting_s": (60.0, 5_000.0, 20_000.0),
-    "downs_s": (0.0, 100.0, 40_000.0, 86_400.0),
-    "away_s": (30, 4_000, 40_000),
-    "faults_s": (10.0, 4_000.0, 20_000.0),
-    "calm_s": 200 * 86_400.0,
-}
-"""What is the same where days pass in between."""
+_QUOTAS = (Mood.QUOTA_AT_MAIL, Mood.QUOTA_AT_DOT)
+_LATE = ("", "", "", "NEVER", "FAILURE", "DELAY", "FAILURE,DELAY")
 
 WORLDS = {
     world.name: world
     for world in (
-        World("plain", (_one("{messages: 7, per: 20s}"),)),
         World(
             "limits",
             (
@@ -97,23 +90,43 @@ WORLDS = {
             senders=("list@here.test", "s{n}@here.test"),
         ),
         World(
+            "keys",
+            (
+                _one(
+                    "{messages: 20, per: 30s}, {messages: 2, per: 40s, for_each: sender}, "
+                    "{recipients: 6, per: 60s, for_each: recipient_domain}, "
+                    "{messages: 5, per: 50s, for_each: sender_domain}"
+                ),
+            ),
+            senders=("s1@here.test", "s2@here.test", "s{n}@there.test", "list@there.test"),
+            domains=("x.test", "y.test", "z.test"),
+            messages=20,
+        ),
+        World(
             "routes",
-            (_HEAD % (_RETRY, "5d", "null", "null") + f"upstreams:\n{_TWO}{_ROUTES}",),
+            (_two(*_NARROW, _ROUTES),),
             upstreams=("isp", "other"),
             domains=("x.test", "y.test"),
-            routes={"x.test": ("isp", 120), "y.test": ("other", 0)},
+            routes=_FIRST,
             lasting_s=(1.0, 20.0, 90.0, 300.0),
             weights={"feel": 5},
         ),
         World(
+            "failover",
+            (_two(*_WIDE, _ROUTES),),
+            upstreams=("isp", "other"),
+            domains=("x.test", "y.test"),
+            routes=_FIRST,
+            lasting_s=(600.0,),
+            kinds=("ok", "ok", "bad"),
+            moods=(Mood.DOWN, Mood.BUSY, *_QUOTAS),
+            acts=(),
+            weights={"feel": 1, "crash": 0, "disturb": 0},
+            calm_s=2_000.0,
+        ),
+        World(
             "lanes",
-            (
-                _one(
-                    "{messages: 5, per: 20s}",
-                    rest="lanes:\n  resets: {sender: s1@here.test, share: 50}\n"
-                    "  lists: {sender: list@here.test, share: 20, ceiling: 60}\n",
-                ),
-            ),
+            (_one("{messages: 5, per: 20s}", rest=_LANES),),
             ceiling_percent=60,
             half_of_all=("s1@here.test",),
             senders=("list@here.test", "list@here.test", "s1@here.test", "s{n}@here.test"),
@@ -131,26 +144,45 @@ WORLDS = {
             weights={"edit": 4},
         ),
         World(
-            "long window",
-            (_one("{messages: 1000, per: 6h}"),),
-            senders=("s{n}@here.test", "s1@here.test"),
-            weights={"feel": 5, "disturb": 2},
-        ),
-        World("clock", (_one("{messages: 5, per: 60s}"),), weights={"clock": 3}, calm_s=40_000.0),
-        World(
-            "stopped",
-            (_one("{messages: 5, per: 60s}"),),
-            relays=2,
-            clocks=("stop",),
-            weights={"clock": 3, "crash": 1, "disturb": 0},
+            "accounts edited",
+            (
+                *(_two(*_NARROW, _ROUTES), _two(*_NARROW, _REVERSED), _two(*_NARROW, _ROUTES + _LISTS)),
+                *(_two(*_NARROW, _ROUTES, _AGAIN), _two(*_NARROW, _REVERSED, _AGAIN)),
+            ),
+            upstreams=("isp", "other"),
+            domains=("x.test", "y.test"),
+            acts=("pause", "pause", "resume", "hold"),
+            weights={"edit": 5, "act": 6, "feel": 2},
         ),
         World(
-            "year",
+            "clock",
             (_one("{messages: 5, per: 60s}", lifetime="30d", warn_after="1d"),),
-            warn_after_ns=86_400 * SECOND_NS,
-            clocks=("year", "year back"),
-            weights={"clock": 2, "crash": 2, "feel": 2},
+            warn_after_ns=DAY_NS,
+            steps_s=(1, 400, YEAR_S),
+            weights={"clock": 3, "crash": 2},
             calm_s=40_000.0,
+        ),
+        World(
+            "months",
+            (
+                _one(
+                    "{messages: 300, per: 30d}, {messages: 40, per: 1d}, {messages: 9, per: 1h}",
+                    lifetime="366d",
+                    retry="15m, max: 8h",
+                ),
+            ),
+            messages=40,
+            minutes=100 * 1_440.0,
+            look_s=3_600.0,
+            again_s=900.0,
+            retry_max_s=8 * 3_600.0,
+            lasting_s=(60.0, 5_000.0, 20_000.0),
+            downs_s=(0.0, 100.0, 40_000.0, 86_400.0),
+            steps_s=(1, 400, 60 * 86_400),
+            away_s=(30, 4_000, 40_000),
+            faults_s=(10.0, 4_000.0, 20_000.0),
+            weights={"crash": 6, "clock": 5, "feel": 6, "disturb": 3},
+            calm_s=200 * 86_400.0,
         ),
         World(
             "reports asked for",
@@ -159,84 +191,10 @@ WORLDS = {
             notifies=("", "", "NEVER", "SUCCESS", "SUCCESS,FAILURE", "FAILURE", "DELAY", "FAILURE,DELAY"),
             rets=("", "FULL", "HDRS"),
             moods=(
-                Mood.OFFERS_NO_DSN,
-                Mood.OFFERS_NO_DSN,
-                Mood.REFUSES_DSN,
-                Mood.HANGS_UP,
-                Mood.DROPS,
-                Mood.GREYLIST,
-                Mood.DOWN,
+                *(Mood.OFFERS_NO_DSN, Mood.OFFERS_NO_DSN, Mood.REFUSES_DSN, Mood.HANGS_UP),
+                *(Mood.DROPS, Mood.GREYLIST, Mood.DOWN),
             ),
             weights={"feel": 5},
-        ),
-        World(
-            "warned and expired",
-            (_one("{messages: 20, per: 20s}", lifetime="8m", warn_after="90s"),),
-            kinds=("ok", "later", "never", "never", "bad"),
-            lifetime_ns=8 * 60 * SECOND_NS,
-            warn_after_ns=90 * SECOND_NS,
-            notifies=("", "", "", "NEVER", "FAILURE", "DELAY", "FAILURE,DELAY"),
-            moods=(),
-            acts=("retry", "first"),
-            messages=6,
-            weights={"crash": 2, "disturb": 0},
-            calm_s=1_000.0,
-        ),
-        World(
-            "expired and paused",
-            (_one("{messages: 20, per: 20s}", lifetime="8m"),),
-            kinds=("ok", "later", "never", "never"),
-            lifetime_ns=8 * 60 * SECOND_NS,
-            moods=(Mood.QUOTA_AT_MAIL, Mood.QUOTA_AT_DOT),
-            acts=(),
-            messages=5,
-            minutes=9.0,
-            weights={"feel": 5, "crash": 0, "disturb": 0},
-            calm_s=2_000.0,
-        ),
-        World(
-            "warned and waiting",
-            (_one("{messages: 2, per: 60s}", warn_after="70s"),),
-            kinds=("ok",),
-            warn_after_ns=70 * SECOND_NS,
-            warns_of_waiting=True,
-            notifies=("", "", "", "NEVER", "FAILURE", "DELAY", "FAILURE,DELAY"),
-            moods=(),
-            messages=30,
-            acts=(),
-            weights={"crash": 0, "disturb": 0},
-            calm_s=4_000.0,
-        ),
-        World(
-            "failover",
-            (_HEAD % (_RETRY, "5d", "null", "null") + f"upstreams:\n{_TWO_WIDE}{_ROUTES}",),
-            upstreams=("isp", "other"),
-            domains=("x.test", "y.test"),
-            routes={"x.test": ("isp", 120), "y.test": ("other", 0)},
-            lasting_s=(600.0,),
-            kinds=("ok", "ok", "bad"),
-            moods=(Mood.DOWN, Mood.BUSY, Mood.QUOTA_AT_MAIL, Mood.QUOTA_AT_DOT),
-            acts=(),
-            weights={"feel": 1, "crash": 0, "disturb": 0},
-            calm_s=2_000.0,
-        ),
-        World(
-            "blocked",
-            (_one("{messages: 20, per: 20s}"),),
-            kinds=("ok",),
-            moods=(Mood.BLOCKED,),
-            lasting_s=(90.0, 300.0),
-            acts=(),
-            messages=40,
-            weights={"feel": 2, "crash": 0, "disturb": 0},
-        ),
-        World(
-            "accounts edited",
-            tuple(_HEAD % (_RETRY, "5d", "null", "null") + f"upstreams:\n{each}" for each in _ACCOUNTS),
-            upstreams=("isp", "other"),
-            domains=("x.test", "y.test"),
-            acts=("pause", "pause", "resume", "hold"),
-            weights={"edit": 5, "act": 6, "feel": 2},
         ),
         World(
             "reports an hour",
@@ -252,15 +210,49 @@ WORLDS = {
             calm_s=5 * 3_600.0,
         ),
         World(
+            "warned and expired",
+            (_one("{messages: 20, per: 20s}", lifetime="8m", warn_after="90s"),),
+            kinds=("ok", "later", "never", "never", "bad"),
+            lifetime_ns=8 * MINUTE_NS,
+            warn_after_ns=90 * SECOND_NS,
+            notifies=_LATE,
+            moods=(),
+            acts=("retry", "first"),
+            messages=6,
+            weights={"crash": 2, "disturb": 0},
+            calm_s=1_000.0,
+        ),
+        World(
+            "expired and paused",
+            (_one("{messages: 20, per: 20s}", lifetime="8m"),),
+            kinds=("ok", "later", "never", "never"),
+            lifetime_ns=8 * MINUTE_NS,
+            moods=_QUOTAS,
+            acts=(),
+            messages=5,
+            minutes=9.0,
+            look_s=5.0,
+            weights={"feel": 5, "crash": 0, "disturb": 0},
+            calm_s=2_000.0,
+        ),
+        World(
+            "warned and waiting",
+            (_one("{messages: 2, per: 60s}", warn_after="70s"),),
+            kinds=("ok",),
+            warn_after_ns=70 * SECOND_NS,
+            warns_of_waiting=True,
+            notifies=_LATE,
+            moods=(),
+            messages=30,
+            look_s=5.0,
+            acts=(),
+            weights={"crash": 0, "disturb": 0},
+            calm_s=4_000.0,
+        ),
+        World(
             "one sender for all",
             (_one("{messages: 7, per: 20s}", rest="routes: [{upstreams: [isp], rewrite: news@isp.test}]\n"),),
             rewrite="news@isp.test",
-            weights={"feel": 3},
-        ),
-        World(
-            "one domain for all",
-            (_one("{messages: 7, per: 20s}", rest='routes: [{upstreams: [isp], rewrite: "@isp.test"}]\n'),),
-            rewrite="@isp.test",
             notifies=("", "SUCCESS"),
             weights={"feel": 3},
         ),
@@ -268,19 +260,12 @@ WORLDS = {
             "echoes",
             (_one("{messages: 12, per: 20s}"),),
             subjects=(
-                "Hello",
-                "Daily sending quota exceeded",
-                "Your account is blocked",
-                "try again in 2 hours",
+                *("Hello", "Daily sending quota exceeded"),
+                *("Your account is blocked", "try again in 2 hours"),
             ),
             kinds=(
-                "ok",
-                "later",
-                "junk",
-                "slow",
-                "bad",
-                "bad-daily-sending-quota-exceeded-",
-                "bad-too-many-messages-",
+                *("ok", "later", "junk", "slow", "bad"),
+                *("bad-daily-sending-quota-exceeded-", "bad-too-many-messages-"),
             ),
             senders=("s{n}@here.test", "account-blocked-{n}@here.test", "rate-limit-exceeded@here.test"),
             domains=("x.test", "spam-limit.test"),
@@ -289,11 +274,21 @@ WORLDS = {
             weights={"crash": 2, "disturb": 0},
         ),
         World(
+            "blocked",
+            (_one("{messages: 20, per: 20s}"),),
+            kinds=("ok",),
+            moods=(Mood.BLOCKED,),
+            lasting_s=(90.0, 300.0),
+            acts=(),
+            messages=40,
+            weights={"feel": 2, "crash": 0, "disturb": 0},
+        ),
+        World(
             "may not send",
             (_one("{messages: 9, per: 20s}", lifetime="1h"),),
             senders=("s{n}@here.test", "s{n}@here.test", "alien-s{n}@here.test"),
             kinds=("ok",),
-            lifetime_ns=3_600 * SECOND_NS,
+            lifetime_ns=60 * MINUTE_NS,
             moods=(),
             acts=(),
             messages=25,
@@ -322,33 +317,9 @@ WORLDS = {
             weights={"feel": 6, "crash": 1, "disturb": 0},
         ),
         World(
-            "keys",
-            (
-                _one(
-                    "{messages: 20, per: 30s}, {messages: 2, per: 40s, for_each: sender}, "
-                    "{recipients: 6, per: 60s, for_each: recipient_domain}, "
-                    "{messages: 5, per: 50s, for_each: sender_domain}"
-                ),
-            ),
-            senders=("s1@here.test", "s2@here.test", "s{n}@there.test", "list@there.test"),
-            domains=("x.test", "y.test", "z.test"),
-            messages=20,
-        ),
-        World(
-            "by the hour",
-            (_one("{messages: 6, per: 1h}, {messages: 4, per: 30s}"),),
-            look_s=20.0,
-            minutes=14.0,
-            messages=7,
-            calm_s=4 * 3_600.0,
-        ),
-        World(
-            "ceilings",
-            (_one("{messages: 12, per: 60s}"),),
-            minutes=8.0,
-            messages=30,
-            ceiling_percent=17,
-            weights={"crash": 2, "feel": 2},
+            "hostile",
+            (_one("{messages: 7, per: 20s}, {connections: 30, per: 60s}"),),
+            weights={"feel": 8},
         ),
         World(
             "operator",
@@ -368,50 +339,19 @@ WORLDS = {
             weights={"crash": 0, "disturb": 0, "damage": 9, "act": 2},
         ),
         World(
-            "fair weather",
-            (_one("{messages: 4, per: 20s}"),),
-            kinds=("ok", "ok", "ok", "bad"),
-            moods=(),
-            acts=(),
-            messages=30,
-            weights={"crash": 0, "disturb": 0},
-        ),
-        World(
             "disk",
             (_one("{messages: 7, per: 20s}"),),
-            weights={"disturb": 4, "feel": 1},
+            lines=(1, 300, 20_000),
+            messages=10,
             moods=(Mood.HANGS_UP,),
-        ),
-        World(
-            "long content",
-            (_one("{messages: 7, per: 20s}"),),
-            lines=(1, 9_000, 20_000),
-            messages=5,
-            weights={"disturb": 2},
+            weights={"disturb": 4, "feel": 1},
         ),
         World(
             "two relays",
-            (_one("{messages: 7, per: 20s}"),),
+            (_one("{messages: 5, per: 60s}"),),
             relays=2,
-            weights={"crash": 2},
-        ),
-        World(
-            "months",
-            (_one(_BY_THE_MONTH, lifetime="20d", warn_after="1d", retry="15m, max: 8h"),),
-            kinds=("ok", "ok", "ok", "later", "bad", "never"),
-            lifetime_ns=20 * DAY_NS,
-            warn_after_ns=DAY_NS,
-            steps_s=(1, 400, 3_600),
-            acts=("retry", "first", "pause", "resume"),
-            weights={"crash": 6, "clock": 5, "feel": 6, "disturb": 3},
-            **_SLOW,
-        ),
-        World(
-            "months of wrong clocks",
-            (_one(_BY_THE_MONTH, lifetime="366d", retry="15m, max: 8h"),),
-            steps_s=(1, 400, 60 * 86_400),
-            weights={"crash": 6, "clock": 5, "feel": 6, "disturb": 3},
-            **_SLOW,
+            clocks=("stop",),
+            weights={"clock": 2, "crash": 2},
         ),
         World(
             "three hosts",
@@ -419,11 +359,7 @@ WORLDS = {
             relays=3,
             is_shared=True,
             messages=30,
-            disturbances=(
-                *("database: stops", "database: silent", "database: a line is lost", NO_NEWS),
-                *("database: a COMMIT's line is lost", "database: a COMMIT's line is lost"),
-                *("disk full", "sync fails"),
-            ),
+            disturbances=_OF_DATABASE,
             steps_s=(1, 400, 60 * 86_400),
             clocks=("step", "step back", "stop"),
             weights={"crash": 4, "disturb": 10, "clock": 2, "feel": 2},
@@ -436,7 +372,7 @@ WORLDS = {
             is_shared=True,
             messages=60,
             kinds=("ok",),
-            moods=(Mood.QUOTA_AT_MAIL, Mood.QUOTA_AT_DOT),
+            moods=_QUOTAS,
             lasting_s=(20.0, 90.0),
             acts=("pause", "resume"),
             disturbances=(NO_NEWS,),
@@ -457,11 +393,7 @@ WORLDS = {
             look_s=4.0,
             lines=(1, 10, 300, 9_000),
             acts=("hold", "release", "retry", "first", "bounce", "delete", "pause", "resume"),
-            disturbances=(
-                *("database: stops", "database: silent", "database: a line is lost", NO_NEWS, CUT, CUT),
-                *("database: a COMMIT's line is lost", "database: a COMMIT's line is lost"),
-                *("disk full", "sync fails"),
-            ),
+            disturbances=(*_OF_DATABASE, CUT, CUT),
             faults_s=(0.5, 10.0, 60.0, 200.0),
             downs_s=(0.0, 3.0, 100.0, FOR_GOOD_S),
             steps_s=(1, 30),
@@ -469,23 +401,6 @@ WORLDS = {
             clocks=("step", "stop", "stop", "stop"),
             weights={"crash": 4, "disturb": 6, "clock": 4, "feel": 2, "act": 6, "edit": 2},
             calm_s=1_000.0,
-        ),
-        World(
-            "hostile",
-            (_one("{messages: 7, per: 20s}, {connections: 30, per: 60s}"),),
-            moods=(
-                Mood.ODD,
-                Mood.UNASKED,
-                Mood.HANGS,
-                Mood.DROPS,
-                Mood.DEAF,
-                Mood.GOES,
-                Mood.HANGS_UP,
-                Mood.BLOCKED,
-                Mood.MUTE,
-                Mood.QUOTA_AT_DOT,
-            ),
-            weights={"feel": 8},
         ),
     )
 }
