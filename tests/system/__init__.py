@@ -18,7 +18,7 @@ witness      what it saw, counted by plain arithmetic
 feeder       clients that keep handing mail over, whatever happens to the relay
 warm         relays and verbs, forked from an interpreter that has imported them already
 processes    other people's processes: halted, counted, measured
-container    the image, built from the Debian that is installed, and run as its configuration says
+container    the image, built from a Debian of our own, and run as its configuration says
 certificate  a certificate for loopback, made by openssl
 
 Each peer has `why_missing()`; `demand` skips a test for that reason, or fails it where
