@@ -31,6 +31,8 @@ SHARE = $(DESTDIR)$(PREFIX)/share
 
 .PHONY: help run demo install test test-all check lint size coverage changes corpus crash bench fmt docs lock clean
 .DELETE_ON_ERROR:
+# What the tests start again and again is compiled once, whatever the environment says.
+test test-all changes coverage crash bench: export PYTHONDONTWRITEBYTECODE =
 
 help:
 	@echo 'make run     run the relay on policy.yaml (POLICY=FILE for another)'

@@ -3,6 +3,7 @@
 Under kills, with one queue too: test_relay_shared_queue.
 """
 
+import json
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,11 @@ def test_an_operator_pauses_an_account_for_all_hosts_and_wakes_all(
         assert upstream.ledger.relayed == 0
         assert one.command("resume", "isp").returncode == 0
         other.wait_until_empty()
+        age = 'relay_host_history_age_seconds{host="b.test",upstream="isp"}'
+        wait_until(lambda: one.metrics().get(age) is not None)
     assert upstream.ledger.relayed == 1
+    (told,) = json.loads(one.command("status", "--json").stdout)["hosts"]
+    assert (told["host"], told["lease_seconds"], [*told["history_age_seconds"]]) == ("b.test", None, ["isp"])
     # So does a relay that is down.
     assert one.command("pause", "isp").returncode == 0
     with other:
