@@ -278,6 +278,9 @@ async def test_an_edit_adds_a_hook_and_drops_what_waits_for_another(
     assert [told["upstream"] for told in receiver.told] == ["new"]
     assert telling.count("dropped") == 1
     assert "changed their hook" in telling.said
+    # What was dropped ends its program first.
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 async def test_a_program_gets_the_notices_of_its_events_on_stdin_and_none_of_our_environment(
