@@ -185,7 +185,7 @@ def _suffer(
     ("engine", "limit", "messages"),
     [
         ("maildir", TIGHT, 120),
-        ("log", NEVER_REACHED, 160),
+        pytest.param("log", NEVER_REACHED, 160, marks=pytest.mark.full),
         pytest.param("maildir", NEVER_REACHED, 400, marks=pytest.mark.full),
         pytest.param("log", TIGHT, 240, marks=pytest.mark.full),
     ],

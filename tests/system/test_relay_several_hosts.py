@@ -14,10 +14,8 @@ from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import wait_until
 
 
-@pytest.mark.parametrize(
-    "failure",
-    ["killed", *(pytest.param(each, marks=pytest.mark.full) for each in FAILURES if each != "killed")],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("failure", FAILURES)
 def test_while_its_history_is_away_a_relay_takes_mail_and_sends_nothing(
     tmp_path: Path, server: Server, url: str, upstream: StrictSmarthost, failure: str
 ) -> None:

@@ -47,9 +47,9 @@ def _live_for(seconds: float, seed: str, first: int, step: int) -> int:
     ("kind", "worlds"),
     [
         (MemoryWorld, range(60)),
-        (FileWorld, range(40)),
+        (FileWorld, range(24)),
         pytest.param(MemoryWorld, range(60, 4900), marks=pytest.mark.full),
-        pytest.param(FileWorld, range(40, 400), marks=pytest.mark.full),
+        pytest.param(FileWorld, range(24, 400), marks=pytest.mark.full),
     ],
 )
 def test_no_random_events_are_ever_over(kind: type[World], worlds: range) -> None:

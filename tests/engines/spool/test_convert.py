@@ -104,7 +104,7 @@ def converted(disk: ModelDisk, to: str) -> Converted:
 
 
 @BOTH
-@pytest.mark.parametrize("each", [5, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("each", [9, pytest.param(1, marks=pytest.mark.full)])
 def test_a_kill_or_a_cut_at_any_call_changes_nothing(was: str, now: str, each: int) -> None:
     base = filled(was)
     before, rng = state_of(base), random.Random(1)
@@ -130,7 +130,7 @@ def test_a_kill_or_a_cut_at_any_call_changes_nothing(was: str, now: str, each: i
 
 
 @BOTH
-@pytest.mark.parametrize("each", [5, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("each", [9, pytest.param(1, marks=pytest.mark.full)])
 def test_a_disk_that_fails_at_any_call_leaves_one_or_the_other(was: str, now: str, each: int) -> None:
     base = filled(was)
     before = state_of(base)

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("few_folders")
 
 CUTS_AT_ONCE = 10
 CUTS_AT_ONCE_IN_THE_LONG_RUN = 256
-SHORT_STEP, FULL_STEP = 7, 5
+SHORT_STEP, FULL_STEP = 11, 5
 """Of the scenarios, every so-manieth; no divisor of how many belong together."""
 SHARE = 0.5
 """Of the budget of all crash runs."""
