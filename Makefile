@@ -58,9 +58,9 @@ run: $(READY) $(if $(filter policy.yaml,$(POLICY)),$(PRACTICE_PASSWORD))
 demo: $(READY)
 	@exec $(RUN) -m relay demo
 
-# A virtual environment whose files do not name DESTDIR; only an edited policy is left as it is.
+# A virtual environment whose files, compiled ones too, do not name DESTDIR; an edited policy is left as it is.
 install:
-	@umask 022; set -e; "$(PYTHON)" -m venv --without-pip --clear "$(PROGRAM)"; \
+	@umask 022; set -e; export PYTHONDONTWRITEBYTECODE=1; "$(PYTHON)" -m venv --without-pip --clear "$(PROGRAM)"; \
 	  pip() { "$(PYTHON)" -m pip --python "$(PROGRAM)/bin/python" --disable-pip-version-check install -qq --no-compile "$$@"; }; \
 	  pip --require-hashes -r requirements.lock; pip --no-deps --no-build-isolation .; \
 	  find "$(PROGRAM)/bin" -type f -delete; \
