@@ -75,7 +75,7 @@ def test_silent_clients_leave_descriptors_for_the_spool(tmp_path: Path, processe
                 session.sendmail(SENDER, ["r@list.test"], CONTENT)
             host.wait_until(lambda ledger: ledger.relayed == 20)
 
-            assert relay.metrics()["process_max_fds"] == 256
+            assert resource.prlimit(relay.pid, resource.RLIMIT_NOFILE) == (256, 256)
         send_at_last(relay)
         host.wait_until(lambda ledger: ledger.relayed == 21)
 
