@@ -23,6 +23,7 @@ from tests.fakes.cut_line import CutLine
 from tests.fakes.interleaving import Pair, interleaved
 from tests.fakes.postgresql import Server
 from tests.system.hosts import through
+from tests.system.waiting import wait_until
 
 HOUR_NS = 3600 * SECOND_NS
 YEAR_NS = 365 * 24 * HOUR_NS
@@ -168,9 +169,18 @@ def test_a_commit_that_no_standby_has_grants_nothing(
         while not is_over.is_set():
             server.execute(waits)
 
+    def is_waited_for() -> bool:
+        warnings: list[object] = []
+        with server.connect("postgres") as connection:
+            connection.add_notice_handler(warnings.append)
+            connection.execute("SELECT pg_logical_emit_message(true, 'written', '')")
+        return bool(warnings)
+
     cutting = threading.Thread(target=cut_short)
     cutting.start()
     try:
+        # The server comes to know of its standby a moment later.
+        wait_until(is_waited_for)
         with pytest.raises(HistoryError, match="canceling wait for"), history.transaction() as transaction:
             transaction.commit([Issued(2)])
     finally:
