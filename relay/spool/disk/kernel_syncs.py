@@ -8,6 +8,7 @@ failed.  What the kernel does not take is left to the caller.  Any thread may ca
 """
 
 import errno
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ MOST_AT_ONCE = 256
 """Of one thread; all programs of a host have 65,536 (fs.aio-max-nr)."""
 _NOT_TAKEN = (OSError, OverflowError, SystemError, ValueError)
 """What caio raises where the kernel takes nothing: EAGAIN, EBADF and EINVAL have types of their own."""
+_NUMBERS = {os.strerror(number): number for number in errno.errorcode}
+"""Of errors, by what caio tells of them: it keeps no number."""
 
 
 class KernelSyncs:
@@ -78,6 +81,10 @@ def _wait(context: "Context", count: int) -> bool:
 def _error_told(sync: "AbstractOperation") -> OSError | None:
     try:
         sync.get_value()
-    except (SystemError, RuntimeError) as error:
-        return OSError(errno.EIO, str(error) or "its end was not told")
-    return None
+    except SystemError as error:
+        number = _NUMBERS.get(str(error), errno.EIO)
+    except RuntimeError:
+        number = errno.EIO  # its end was not told
+    else:
+        return None
+    return OSError(number, os.strerror(number))

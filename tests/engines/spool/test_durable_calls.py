@@ -13,6 +13,9 @@ from caio.linux_aio import Context
 
 from relay.spool.disk.durable import RealDisk
 from relay.spool.disk.kernel_syncs import KernelSyncs
+from tests.system import small_disk
+from tests.system.demand import demand
+from tests.system.small_disk import MEGABYTE, ext4, tmpfs
 
 Call = tuple[str, str]
 
@@ -108,6 +111,26 @@ def test_a_sync_counts_only_where_the_kernel_told_of_its_end(
     assert [result and result.errno for result in results] == expected
     for fd in fds:
         os.close(fd)
+
+
+def test_each_sync_that_the_disk_fails_is_told_with_its_error(tmp_path: Path) -> None:
+    """Of an ext4 whose disk has no room: what is written fits into memory, and only a sync meets it."""
+    demand(small_disk.why_missing())
+    sparse = tmp_path / "sparse"
+    with tmpfs(sparse, size_bytes=12 * MEGABYTE), ext4(sparse / "disk", size_bytes=64 * MEGABYTE) as disk:
+        real = RealDisk()
+        fds = [real.open_new(str(disk.path / str(number))) for number in range(5)]
+        assert real.sync_each(fds, content_only=False) == [None] * 5
+        for fd in fds[1:]:
+            real.write_all(fd, os.urandom(8 * MEGABYTE))
+        fine, *failed = real.sync_each(fds, content_only=True)
+        for fd in fds:
+            os.close(fd)
+    assert fine is None
+    numbers = {error and error.errno for error in failed}
+    # What meets the log of the file system first may have another one.
+    assert errno.ENOSPC in numbers
+    assert numbers <= {errno.ENOSPC, errno.EIO, errno.EROFS}
 
 
 def test_a_folder_that_was_made_is_durable_with_its_parents(tmp_path: Path, calls: list[Call]) -> None:
