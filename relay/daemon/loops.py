@@ -7,8 +7,8 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from relay.mail.formats import described
+from relay.sender.host import started
 from relay.spool.disk.os_errors import is_lack_of_means
-from relay.spool.disk.threads import started
 from relay.telemetry.events import Events
 
 Returned = TypeVar("Returned")

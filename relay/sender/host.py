@@ -10,14 +10,14 @@ drawn time and run in the loop's own thread, in turn.
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from relay.clock import SECOND_NS, Clock
 from relay.spool.disk.durable import Disk
-from relay.spool.disk.threads import started
 from relay.spool.root.trigger import Trigger, TriggerPort
 
 Value = TypeVar("Value")
@@ -52,8 +52,32 @@ class Workers(Protocol):
         ...
 
 
+def started(count: int, name: str) -> ThreadPoolExecutor:
+    """Return an executor whose threads all run.  Raises RuntimeError where the kernel gives fewer.
+
+    Else they start with the first calls.  A call for which the kernel gives no thread raises RuntimeError and
+    yet stays in line: nobody knows whether, or on which descriptor, it is made.
+    """
+    threads = ThreadPoolExecutor(count, thread_name_prefix=name)
+    # Each takes one call and keeps it until all are there, so that none takes two.
+    all_there = threading.Barrier(count + 1)
+    try:
+        for _ in range(count):
+            threads.submit(_be_there, all_there)
+        all_there.wait()
+    except RuntimeError:
+        all_there.abort()
+        threads.shutdown(cancel_futures=True)
+        raise
+    return threads
+
+
+def _be_there(all_there: threading.Barrier) -> None:
+    all_there.wait()
+
+
 class CallThread:
-    """One thread, which runs from the start (`relay.spool.disk.threads` says why)."""
+    """One thread, which runs from the start."""
 
     def __init__(self, name: str) -> None:
         self._thread = started(1, name)
