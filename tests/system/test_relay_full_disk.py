@@ -22,9 +22,7 @@ from tests.system.warm import WarmRelay
 
 pytestmark = pytest.mark.full
 
-LEVELS = [pages * 4096 for pages in (0, 1, 2, 5, 11, 23)] + [
-    MEGABYTE * each for each in (1, 4, 14, 15, 16, 20)
-]
+LEVELS = [number * 4096 for number in range(24)] + [number * MEGABYTE // 2 for number in range(1, 41)]
 """Bytes that are free: densely where the last blocks are, then up to above the headroom."""
 DISK_BYTES = 64 * MEGABYTE
 STARTS_WITH_BYTES = {"maildir": 0, "log": 16 * 1024}
@@ -58,8 +56,9 @@ class Sending:
 
 
 @pytest.mark.parametrize("engine", STARTS_WITH_BYTES)
-def test_a_full_disk_loses_nothing_and_relaying_goes_on(tmp_path: Path, engine: str) -> None:
+def test_64_levels_of_a_full_disk_lose_nothing_and_relaying_goes_on(tmp_path: Path, engine: str) -> None:
     demand(small_disk.why_missing(), smtp_tools.why_missing())
+    assert len(LEVELS) == 64
     with ext4(tmp_path / "small", size_bytes=DISK_BYTES) as disk, smtp_sink() as sink:
         upstream = {"host": "127.0.0.1", "port": sink.port, "tls": "none"}
         limits = [{"messages": 100_000, "per": "1h"}]
@@ -72,12 +71,12 @@ def test_a_full_disk_loses_nothing_and_relaying_goes_on(tmp_path: Path, engine: 
             sink.wait_for(client.accepted)
             for number, level in enumerate(LEVELS):
                 makes_room = level < STARTS_WITH_BYTES[engine]
-                restarts = number % 4 == 0
+                restarts = number % 8 == 0
                 _fill_and_go_on(relay, disk, sink, client, level, restarts=restarts, makes_room=makes_room)
             _check_ready(relay, disk)
             relay.wait_until_empty()
         assert sink.count == client.accepted, "relayed twice, or lost"
-        assert client.refused >= 16
+        assert client.refused >= 32
         assert relay.command("fsck").returncode == os.EX_OK
 
 

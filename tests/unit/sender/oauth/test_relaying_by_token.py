@@ -4,7 +4,7 @@ import asyncio
 import io
 import json
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import parse_qs
@@ -20,7 +20,7 @@ from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics, Telemetry
 from relay.upstream.oauth.token_server import TokenRequest
 from relay.verdicts.account import Health
-from tests.fakes.smarthost import Smarthost
+from tests.fakes.smarthost import ShownToken, Smarthost
 from tests.fakes.token_server import CLIENT, USER, TokenServer
 from tests.unit.sender.in_process_relay import Relay, policy_of, turns_of_the_loop
 
@@ -32,7 +32,9 @@ def server() -> Iterator[TokenServer]:
 
 
 @asynccontextmanager
-async def relaying(server: TokenServer, folder: Path) -> AsyncIterator[Relay]:
+async def relaying(
+    server: TokenServer, folder: Path, is_token: Callable[[ShownToken], bool] | None = None
+) -> AsyncIterator[Relay]:
     """Run a relay with a consent of before, towards a smarthost that takes the server's tokens."""
     refresh, secret = folder / "refresh", folder / "secret"
     for path, text in ((refresh, server.refresh_token()), (secret, server.client.secret or "")):
@@ -43,7 +45,7 @@ async def relaying(server: TokenServer, folder: Path) -> AsyncIterator[Relay]:
         f"refresh_token_file: refresh, token_url: '{server.url}/token', scope: smtp"
     )
     upstream = f", idle: 1ms, auth: {{user: {USER}, oauth2: {{{oauth2}}}}}"
-    host = Smarthost(mechanisms=["XOAUTH2", "OAUTHBEARER"], is_token=server.is_good)
+    host = Smarthost(mechanisms=["XOAUTH2", "OAUTHBEARER"], is_token=is_token or server.is_good)
     async with host, Relay(policy_of(folder, host.port, upstream)) as relay:
         yield relay
         shown = relay.logged() + repr(relay.watch.snapshot())
@@ -76,6 +78,39 @@ async def test_connections_share_a_token_and_one_that_is_refused_before_its_end_
         await relay.until_empty()
         assert len(server.requests) == 2
         assert "stopped" not in relay.logged()
+
+
+async def test_a_refused_token_that_comes_again_is_worth_no_second_login(
+    server: TokenServer, tmp_path: Path
+) -> None:
+    logins: list[str] = []
+
+    def is_token(shown: ShownToken) -> bool:
+        logins.append(shown.token)
+        return server.is_good(shown)
+
+    async with relaying(server, tmp_path, is_token) as relay:
+        relay.accept()
+        await relay.until_empty()
+        server.revoke_access()
+        again = {"access_token": logins[0], "token_type": "Bearer", "expires_in": 3600}
+        server.failures.append((200, json.dumps(again).encode(), {}))
+        relay.accept()
+        await relay.until(lambda: relay.account.pausing.state.health is Health.REFUSED)
+
+        assert logins == [logins[0]] * 2
+
+
+async def test_a_token_that_never_worked_is_worth_no_second_login(
+    server: TokenServer, tmp_path: Path
+) -> None:
+    """As one of another user, which the upstream refuses each time."""
+    async with relaying(server, tmp_path, lambda _shown: False) as relay:
+        queue_id = relay.accept()
+        await relay.until(lambda: relay.account.pausing.state.health is Health.REFUSED)
+
+        assert len(server.requests) == 1
+        assert relay.queued(queue_id) is not None
 
 
 @pytest.mark.parametrize("lacks", ["its consent", "its file"])
