@@ -95,6 +95,36 @@ async def test_no_final_dot_is_sent_after_a_suspend_past_the_deadline(tmp_path: 
         assert relay.sender.totals == Totals(accepted=1, relayed=1)
 
 
+class SuspendedAsItGrants(Unsynced):
+    """A disk of a host that is suspended while a history becomes durable, so many times."""
+
+    def __init__(self, clock: SuspendedClock) -> None:
+        super().__init__()
+        self._clock, self.times = clock, 0
+
+    def sync_content(self, fd: int) -> None:
+        if self.times and "/history/" in str(Path(f"/proc/self/fd/{fd}").readlink()):
+            self._clock.slept_ns += 7200 * SECOND_NS
+            self.times -= 1
+
+
+async def test_no_mail_is_sent_after_a_suspend_past_the_deadline(tmp_path: Path) -> None:
+    clock = SuspendedClock()
+    disk, limit = SuspendedAsItGrants(clock), ", limits: [{messages: 100, per: 1h}]"
+    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, limit), disk, clock) as relay:
+        relay.accept()
+        await relay.until_empty()
+        # With the end of the slot before, and with the one that is granted.
+        disk.times = 3
+        relay.accept()
+        await relay.until_empty()
+
+        assert disk.times == 0
+        # Nor was it an attempt.
+        assert "status=deferred" not in relay.logged()
+        assert sum(command.startswith("MAIL") for command in host.commands) == len(host.relayed) == 2
+
+
 QUEUED, BATCH = 6, 2
 
 
