@@ -132,6 +132,15 @@ async def test_connections_that_open_at_once_share_one_request() -> None:
     assert owner.asked == ["r"]
 
 
+async def test_a_token_is_used_no_more_shortly_before_its_end() -> None:
+    owner, clock = Owner("r"), FakeClock()
+    tokens = Tokens(_browser(), USER, owner.ask, owner, clock)
+    for pass_seconds, asked in ((0, 1), (DEFAULT_LIFE_SECONDS - 31, 1), (2, 2)):
+        clock.advance(pass_seconds * SECOND_NS)
+        assert await tokens.token() == "a"
+        assert len(owner.asked) == asked
+
+
 async def test_a_secret_put_there_meanwhile_is_tried() -> None:
     owner = Owner("old")
     assert await Tokens(_browser(), USER, owner.ask, owner, FakeClock()).token() == "a"
