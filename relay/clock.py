@@ -1,13 +1,11 @@
-"""Time, as a port: instants in integer nanoseconds, and nothing that waits.
+"""The wall clock and boottime, in integer nanoseconds.  Nothing here waits.
 
-Two clocks, never mixed.  `wall_ns` (CLOCK_REALTIME) is for what people and other
-hosts read: arrival times, `Received:`, reports, and ages across a reboot.
-`boottime_ns` (CLOCK_BOOTTIME) is for everything that is compared: it never steps,
-and it counts suspend, which CLOCK_MONOTONIC does not (clock_gettime(2)).  A
-boottime instant means nothing after a reboot; `boot_id` tells one boot from
-another.
+The two clocks are never mixed.  `wall_ns` (CLOCK_REALTIME) is for what people and other hosts read: arrival
+times, `Received:`, reports, and ages across a reboot.  `boottime_ns` (CLOCK_BOOTTIME) is for comparisons: it
+never steps, and it counts suspend, which CLOCK_MONOTONIC does not (clock_gettime(2)).  A boottime instant
+means nothing after a reboot; `boot_id` tells one boot from another.
 
-Tests replace `SystemClock` by one that they move by hand.
+Tests replace `SystemClock` by a clock that they move by hand.
 """
 
 import time
@@ -16,12 +14,10 @@ from typing import Protocol
 
 SECOND_NS = 1_000_000_000
 LONGEST_DURATION_NS = 366 * 86_400 * SECOND_NS
-"""The longest that a policy may name."""
+"""The longest duration that a policy may hold."""
 
 
 class Clock(Protocol):
-    """What the time is.  Every instant is an integer number of nanoseconds."""
-
     def wall_ns(self) -> int:
         """Return nanoseconds since 1970-01-01 UTC; may step either way."""
         ...
@@ -36,8 +32,6 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The kernel's clocks."""
-
     def __init__(self) -> None:
         # random(4): boot_id is generated once at boot and constant until the next.
         self._boot_id = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
@@ -56,14 +50,14 @@ LEAST_STEP_NS = 10 * SECOND_NS
 
 
 class StepWatch:
-    """Whether the wall clock was set: it and boottime go on alike otherwise, but for slews."""
+    """Detects that the wall clock was set.  Otherwise it advances like boottime, except for slews."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._ahead_ns = self._read_ns()
 
     def stepped_ns(self) -> int:
-        """Return by how much it was set since the last look; 0 for less than LEAST_STEP_NS."""
+        """Return by how much the wall clock was set since the last call; 0 if by less than LEAST_STEP_NS."""
         before_ns, self._ahead_ns = self._ahead_ns, self._read_ns()
         step_ns = self._ahead_ns - before_ns
         return step_ns if abs(step_ns) >= LEAST_STEP_NS else 0
@@ -73,9 +67,9 @@ class StepWatch:
 
 
 def shift_ns(written_at_ns: int, written_wall_ns: int, now_ns: int, wall_ns: int) -> int:
-    """Return what brings a boottime instant of another boot into this one, by the wall clock.
+    """Return the number that converts a boottime instant of another boot to this boot, when added.
 
-    `written_wall_ns` was the wall clock at `written_at_ns`, `wall_ns` is it at `now_ns`.  No time has passed
-    for one that was set back meanwhile.
+    The wall clock showed `written_wall_ns` at `written_at_ns`, and shows `wall_ns` at `now_ns`.  If it was
+    set back in between, no time counts as passed.
     """
     return now_ns - max(0, wall_ns - written_wall_ns) - written_at_ns

@@ -1,15 +1,15 @@
-"""The control socket, where a running relay is asked, and the command line's end of it.
+"""The protocol of the control socket of a running relay, and the command line's end of it.
 
-`control.sock` in the folder of the spool, mode 0600: HTTP with one route, `POST /call/METHOD`, one of
-`relay.control.operations.CALLS`, with its arguments as an object.  The answer is lines of JSON:
-`{"value": …}` for each value, and at the end `{"end": ""}`, `{"refused": TEXT}` (a `NotDone`) or
-`{"failed": TEXT}`; without one of these it is not whole.  Values go as they are in `relay.status`, without
-what has its default, octets as base64.  Fields may be added with a default, so that a command line and a
-relay of different versions understand each other; but an argument that a relay does not know is an error: a
-filter would find what was not meant.
+`control.sock` in the spool's folder has mode 0600.  It speaks HTTP with one route, `POST /call/METHOD`:
+METHOD is one of `relay.control.operations.CALLS`, and its arguments are a JSON object.  The answer is lines
+of JSON: `{"value": …}` for each value, and at the end `{"end": ""}`, `{"refused": TEXT}` (a `NotDone`) or
+`{"failed": TEXT}`.  Without one of these ends it is incomplete.  Values are those of `relay.status`, without
+fields that have their default; octets are base64.  A field may be added with a default, so that a command
+line and a relay of different versions understand each other.  But an argument that the relay does not know
+is an error: a filter that the relay ignored would select the wrong messages.
 
-A connection for each question, by HTTP/1.0, whose answers end with their connection; and values are read by
-what is below: http.client, asyncio and pydantic each take longer to load than most answers.
+Each question has its own connection, by HTTP/1.0, whose answers end with their connection.  The code below
+reads HTTP and values itself: http.client, asyncio and pydantic each take longer to load than most answers.
 """
 
 import base64
@@ -40,7 +40,7 @@ class ControlClient(Session):
         self._open: set[socket.socket] = set()
 
     def is_up(self) -> bool:
-        """Whether a relay listens.  Raises PermissionError where we may not ask."""
+        """Return whether a relay listens.  Raises PermissionError if this user may not connect."""
         try:
             with self._connected():
                 return True
@@ -48,9 +48,9 @@ class ControlClient(Session):
             return False
 
     def close(self) -> None:
-        """Break off what another thread asks."""
+        """Break off the questions of other threads."""
         for asking in tuple(self._open):
-            # Of a socket that is not connected any more.
+            # Raised for a socket that is no longer connected.
             with contextlib.suppress(OSError):
                 asking.shutdown(socket.SHUT_RDWR)
 
@@ -61,7 +61,7 @@ class ControlClient(Session):
             try:
                 ((what, said),) = json.loads(line).items()
                 value = read(said) if what == "value" else said
-            # A line of brackets alone is too deep to be read.
+            # RecursionError: a line of brackets nests too deep for json.
             except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
                 raise Unreachable(_OTHER_VERSION) from error
             match what:
@@ -109,8 +109,8 @@ class ControlClient(Session):
 def short_path(spool: Path) -> Iterator[str]:
     """Give a path to the socket while the context lasts.  Raises OSError.
 
-    A path to a unix socket has at most 107 bytes (unix(7)), a spool's may be longer: both ends go through
-    `/proc/self/fd/N/`, where N is the opened folder.
+    A path to a unix socket has at most 107 bytes (unix(7)), and a spool's path may be longer.  So both ends
+    use `/proc/self/fd/N/`, where N is the opened folder.
     """
     folder = os.open(spool, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -120,7 +120,7 @@ def short_path(spool: Path) -> Iterator[str]:
 
 
 def encode(value: object) -> bytes:
-    """Return dataclasses, and what they are made of, as JSON on one line."""
+    """Return dataclasses, and the types of their fields, as JSON on one line."""
     return json.dumps(value, default=_plain, separators=(",", ":")).encode("ascii")
 
 
@@ -139,9 +139,9 @@ def _plain(value: Any) -> object:
 
 @cache
 def _reader(kind: Any) -> Callable[[Any], Any] | None:
-    """Return what makes one of a kind of what JSON has; None where that is one already.
+    """Return a function that makes a value of `kind` from a JSON value; None if that is one already.
 
-    A long queue comes through here, so nothing is called for a plain value.
+    Long queues pass through here, so a plain value costs no call.
     """
     origin, parts = get_origin(kind), get_args(kind)
     if is_dataclass(kind):
@@ -163,7 +163,7 @@ def _reader(kind: Any) -> Callable[[Any], Any] | None:
         return lambda value: origin(map(of_each, value))
     if kind is bytes:
         return base64.b64decode
-    # The rest are types of JSON, texts of a few (Literal), and an enum or a path, which take a text.
+    # The rest are types of JSON, Literal texts, and enums and paths, which are made from a text.
     is_plain = kind in (str, int, float, bool, NoneType) or not isinstance(kind, type)
     return None if is_plain else kind
 

@@ -1,9 +1,9 @@
-"""Messages of a shared queue that other hosts have: listed, shown, and acted on by who has them.
+"""Messages of a shared queue that other hosts have: lists and shows them, and asks their owners to act.
 
-A verb is left in the message's row (`relay.spool.interface.SharedSpool`).  Its owner looks each second, acts
-as on a verb of its own operator, and answers: no message is held or ended while another host sends it.  One
-in a transaction is acted on once that is over.  Where nobody answers in time the wish stays: who takes the
-message over acts first.
+A verb is left in the message's row as a wish (`relay.spool.interface.SharedSpool`).  The owner looks each
+second, acts as on a verb of its own operator, and answers.  So no message is held or ended while another
+host sends it; a message in a transaction is acted on once that is over.  If no owner answers in time, the
+wish stays, and the host that takes the message over acts first.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from relay.status.snapshot import MessageView, QueueState
 ROWS_AT_ONCE = 100
 LOOK_SECONDS = 1.0
 ANSWER_SECONDS = 10.0
-"""How long the owner of a message is waited for."""
+"""How long to wait for the answer of a message's owner."""
 Returned = TypeVar("Returned")
 Act = Callable[[Verb, Sequence[QueueId], Sequence[QueueState]], Awaitable[Results]]
 
@@ -33,21 +33,21 @@ class Elsewhere:
         self._spool_thread, self._clock = spool_thread, clock
 
     async def listed(self) -> AsyncIterator[list[Listed]]:
-        """Yield all of them, in order, some at a time.  Raises NotDone."""
+        """Yield all messages of other hosts, in order, a page at a time.  Raises NotDone."""
         first = ""
         while page := await self._asked(lambda spool, first=first: spool.others(first, ROWS_AT_ONCE)):  # type: ignore[misc]  # bound now
             yield [self._row(*each) for each in page]
-            first = f"{page[-1][0].queue_id}!"  # the next one, as ids are ordered there
+            first = f"{page[-1][0].queue_id}!"  # comes right after that id in the database's order
 
     async def found(self, queue_id: QueueId) -> tuple[Message, MessageView] | None:
-        """Raise NotDone."""
+        """Return a message of another host, None if it has none of this id.  Raises NotDone."""
         for message, host in await self._asked(lambda spool: spool.others(queue_id, 1)):
             if message.queue_id == queue_id:
                 return message, self._row(message, host).view
         return None
 
     async def act(self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState]) -> Results:
-        """Have their owners act; of what nobody has there is no result."""
+        """Have the owners act.  A message that is not elsewhere has no result."""
         try:
             hosts: Mapping[QueueId, str] = await self._asked(
                 lambda spool: spool.ask(queue_ids, " ".join((verb, *states)))
@@ -60,14 +60,14 @@ class Elsewhere:
                 answers = await self._asked(lambda spool: spool.answers(list(hosts)))
         except NotDone as why:
             return dict.fromkeys(queue_ids, str(why))
-        # What ended and was not answered was relayed.
+        # A message that ended without an answer was relayed.
         results = dict.fromkeys(hosts, ABSENT)
         for each, answer in answers.items():
             results[each] = answer or f"left to {hosts[each] or 'the next host'}, which has not answered yet"
         return results
 
     async def serve(self, act: Act) -> None:
-        """Do what others ask for, for ever."""
+        """Carry out the wishes of other hosts, for ever; return if the queue is not shared."""
         while self._spool_thread.is_shared:
             await asyncio.sleep(LOOK_SECONDS)
             try:
@@ -76,11 +76,11 @@ class Elsewhere:
                     results: Results = dict.fromkeys(queue_ids, f"it does not know {wish}")
                     if verb in VERBS and {*states} <= {*QueueState}:
                         results = await act(verb, queue_ids, [QueueState(each) for each in states])
-                    # The others are asked for again.
+                    # The wishes without a final result stay, and are read again.
                     done = {each: of for each, of in results.items() if of not in (BUSY, UNREAD, ABSENT)}
                     await self._asked(lambda spool, wish=wish, done=done: spool.answer(wish, done))  # type: ignore[misc]  # bound now
             except NotDone:
-                pass  # whoever sends has told of it
+                pass  # the sender reports the spool's trouble
 
     async def _asked(self, function: Callable[[SharedSpool], Returned]) -> Returned:
         try:

@@ -1,8 +1,8 @@
-"""The `Session` of a relay that is down: an operator at work on its spool.
+"""The `Session` with a relay that is down: an operator works on its spool.
 
-Takes the spool's lock for as long as it lasts, so that no sender can start meanwhile; reads what is asked
-about as a start would, and answers as a running relay would, but sends nothing.  Reports that a verb causes
-are queued, and leave when the relay runs again.
+The session holds the spool's lock until it is closed, so no sender can start meanwhile.  It reads as a start
+reads, and answers as a running relay answers, but sends nothing.  Reports that a verb causes are queued, and
+go when the relay runs again.
 """
 
 import asyncio
@@ -33,14 +33,14 @@ from relay.telemetry.outcomes import OutcomeStore
 from relay.verdicts.account import PauseAsked
 
 MOST_NAMED = 32
-"""Messages that are read alone; for more of them all are claimed, a page at a time."""
+"""So many named messages are read alone; for more, all messages are claimed, a page at a time."""
 _END = object()
 _Kind = TypeVar("_Kind")
 
 
 @contextmanager
 def offline(policy: Policy) -> Iterator[Session]:
-    """Raise SpoolBusy, OSError (PermissionError: another user's spool), ValueError for another format."""
+    """Raise SpoolBusy, OSError (PermissionError: another user's spool), ValueError (another spool format)."""
     refuse_strangers(policy.spool)
     with asyncio.Runner() as runner:
         operator = OfflineOperator(policy)
@@ -99,7 +99,7 @@ class OfflineOperator(Operator):
         return await super().act(verb, queue_ids, states) if is_kept else dict.fromkeys(queue_ids, IS_DOWN)
 
     async def pause(self, upstream: str, asked: PauseAsked | None) -> str:
-        """Have the next start pause it; with nothing asked, have it go on with no pause."""
+        """Have the next start pause the upstream; with None asked, have it use the upstream again."""
         if upstream not in self._policy.upstreams:
             return ABSENT
         is_new = record(self._policy, upstream, asked, self._disk, self._clock)
@@ -123,7 +123,7 @@ class OfflineOperator(Operator):
 
 
 def refuse_strangers(spool: Path) -> None:
-    """Raise PermissionError: files that root makes would keep the relay from starting."""
+    """Raise PermissionError in another user's spool: files of root there would stop the relay's start."""
     if spool.exists() and (owner := spool.stat().st_uid) != os.geteuid():
         raise PermissionError(errno.EPERM, f"it belongs to user {owner}", str(spool))
 

@@ -1,8 +1,8 @@
-"""What an operator may ask for: of a running relay, or of its spool while it is down.
+"""The operator's verbs and questions, to a running relay or to the spool of one that is down.
 
-`TABLE` is the one list of verbs, for every room.  `Session` is what commands ask: `relay.control.client` of a
-relay that runs, `relay.control.offline` of the spool of one that is down.  Either has
-`relay.control.operator.Operator` carry out what was asked.
+`TABLE` is the only list of verbs.  Commands use a `Session`: that of `relay.control.client` asks a running
+relay, that of `relay.control.offline` works on the spool of a relay that is down.  In both cases
+`relay.control.operator.Operator` carries out the request.
 """
 
 import enum
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 OK = "ok"
 UNCHANGED = "unchanged"
-"""It is as the verb wants it already."""
+"""The message or the upstream is already in the state that the verb asks for."""
 ABSENT = "absent"
 """There is no such message, or no such upstream."""
 UNREAD = "not known yet: the relay still reads its queue after the start; try again later"
-"""While a start goes on, of an id that is not in the queue so far."""
+"""For an id that is not in the queue so far, while a start still reads the queue."""
 BUSY = "busy"
 """The message is in a transaction; try again later."""
 HELD_ALREADY = "held: release it first"
 CHANGED = "it is in another state by now; nothing changed"
-"""Of a message that was listed by its state."""
+"""For a message that was listed by its state."""
 CORRUPT_ADVICE = "send by hand what is worth it, then remove its file (docs/operating.md, Damaged files)"
-"""Of a message that is listed as corrupt: no verb acts on it."""
+"""For a message that is listed as corrupt: no verb acts on it."""
 IS_DOWN = "the relay is down: what goes first is kept in memory, and can be said only while it runs"
 FAULT = "a fault of the relay; see its log"
 UNANSWERED = "not known: the relay gave no answer about it; see its log, and call this again"
@@ -48,12 +48,12 @@ Verb = Literal["hold", "release", "retry", "first", "bounce", "delete", "pause",
 
 class Deed(enum.Enum):
     NOTHING = "nothing"
-    """It is as the verb wants it."""
+    """The message is already as the verb wants it."""
     HOLD = "hold"
     RELEASE = "release"
     RETRY = "retry"
     FIRST = "first"
-    """As RETRY, and ahead of everything else in its account."""
+    """End the back-off, and let the message go before all others of its account; in memory only."""
     BOUNCE = "bounce"
     BELIEVE = "believe"
     """Bounce the recipients whose refusals the shield doubts; the others go on."""
@@ -69,15 +69,15 @@ class Deed(enum.Enum):
 class VerbRow:
     done: str
     deeds: Mapping[State, Deed | str]
-    """Of each state; a text is why nothing is done.  Empty: it acts on no message."""
+    """The deed for each state; a text says why nothing is done.  Empty: the verb acts on no message."""
     summary: str = ""
-    """Of those that name messages: the others name an upstream, and act on what its shield doubts."""
+    """Only of verbs that name messages.  The others name an upstream, and act on what its shield doubts."""
     already: str = ""
-    """What is said of UNCHANGED."""
+    """The text for UNCHANGED."""
 
     @property
     def changes(self) -> tuple[QueueState, ...]:
-        """The states in which it does something to a message."""
+        """The states in which the verb changes a message."""
         deeds = self.deeds.items()
         return tuple(QueueState(state) for state, deed in deeds if deed in set(Deed) - {Deed.NOTHING})
 
@@ -110,7 +110,7 @@ TABLE: Mapping[Verb, VerbRow] = {
     ),
     "retry": VerbRow(
         "its back-off is over",
-        # One that waits has no back-off, and would lose its turn.
+        # A waiting message has no back-off, and would lose its turn.
         {**_deeds(Deed.RETRY, held=HELD_ALREADY), State.WAITING: Deed.NOTHING},
         "Let deferred messages go now; limits still hold.",
         "has no back-off; nothing changed",
@@ -139,36 +139,36 @@ TABLE: Mapping[Verb, VerbRow] = {
     ),
 }
 VERBS = tuple(verb for verb, row in TABLE.items() if row.summary)
-"""Those that name messages."""
+"""The verbs that name messages."""
 
 CALLS = ("snapshot", "policy", "rows", "summary", "plan", "show", "content", "act", "pause", "resume")
 """The methods of `relay.control.operator.Operator` that a session may call."""
 IDS_AT_ONCE = 256
-"""In one call of a verb: what becomes of them is known only at its end."""
+"""Ids in one call of a verb: their results are known only when the call ends."""
 _Kind = TypeVar("_Kind")
 
 
 class Unreachable(Exception):  # noqa: N818 - a state, not an error of ours
-    """The relay did not answer, or not properly; the text says how."""
+    """The relay did not answer, or its answer is incomplete or unreadable; the text says which."""
 
 
 class NotDone(Exception):  # noqa: N818 - as above
-    """There is nothing to show, or no more of it; the text is ABSENT, or says what went wrong."""
+    """There is nothing to show, or no more of it; the text is ABSENT or says what went wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyInForce:
     path: Path
-    """Of the file that it is of, absolute; by now the file may hold something else."""
+    """The absolute path of the policy's file, which may have changed since it was loaded."""
     text: str
-    """As a policy file would say it, with absolute paths."""
+    """The policy in the form of a policy file, with absolute paths."""
 
 
 class Session(ABC):
-    """All methods raise Unreachable.  Ids passed QUEUE_ID_PATTERN."""
+    """All methods raise Unreachable.  Ids match QUEUE_ID_PATTERN."""
 
     is_down = False
-    """It is the spool of a relay that is down: a snapshot reads all of it, a named message is read alone."""
+    """The relay is down: a snapshot reads its whole spool; a message named by its id is read alone."""
 
     @abstractmethod
     def ask(self, kind: type[_Kind], name: str, **arguments: object) -> Iterator[_Kind]:
@@ -186,11 +186,11 @@ class Session(ABC):
         return self._one(PolicyInForce, "policy")
 
     def rows(self, wanted: Wanted = WHOLE_QUEUE) -> Iterator[list[MessageView]]:
-        """Yield the queue, or part of it, as it is found; of each message's recipients only the first ones.
+        """Yield the queue, or part of it, in slices; of each message's recipients only the first ones.
 
-        Oldest first, or sorted here, at once: the relay need not keep a list for it.  The queue changes
-        meanwhile: what is there from the beginning to the end is listed once, what comes or goes once or not
-        at all.
+        Oldest first.  A sorted listing is sorted here and yielded at once, so the relay keeps no list.  The
+        queue changes meanwhile: a message that is there from the beginning to the end is listed once, one
+        that comes or goes is listed once or not at all.
         """
         if wanted.sort:
             yield wanted.arranged(self.queue(Wanted(wanted.filters)))
@@ -201,11 +201,11 @@ class Session(ABC):
         return [view for some in self.rows(wanted) for view in some]
 
     def summary(self, filters: Filters, by: By, limit: int | None = None) -> list[GroupRow]:
-        """Return the row of all, then those with most messages, `limit` of them."""
+        """Return the row of all messages, then the `limit` rows with most messages."""
         return self._one(list[GroupRow], "summary", filters=filters, by=by, limit=limit)
 
     def plan(self, text: str, path: Path) -> "Plan":
-        """Return what the text of a policy's file would do; changes nothing.  Raises NotDone."""
+        """Return what the text of a policy file would do.  Changes nothing.  Raises NotDone."""
         from relay.status.plan import Plan  # noqa: PLC0415 - with the whole policy, which takes 0.2 s to load
 
         return self._one(Plan, "plan", text=text, path=path)
@@ -215,16 +215,16 @@ class Session(ABC):
         return self._one(MessageView, "show", queue_id=queue_id)
 
     def content(self, queue_id: QueueId) -> Iterator[bytes]:
-        """Yield the content as it is stored.  Raises NotDone, also behind its first bytes."""
+        """Yield the content as it is stored.  Raises NotDone, also after its first bytes."""
         return self.ask(bytes, "content", queue_id=queue_id)
 
     def act(
         self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
     ) -> dict[QueueId, str]:
-        """Return what became of each: a text for what went wrong, which keeps back no other.
+        """Return the result of each message.  A failure of one does not stop the others.
 
-        With `states`, leave alone what is in none of them by now.  Where the relay goes midway, the rest is
-        UNANSWERED.
+        With `states`, leave alone a message that is in none of them by now.  If the relay stops answering
+        midway, the rest is UNANSWERED.
         """
         results: dict[QueueId, str] = {}
         for start in range(0, len(queue_ids), IDS_AT_ONCE):
@@ -238,12 +238,12 @@ class Session(ABC):
         return results
 
     def pause(self, upstream: str, asked: "PauseAsked") -> str:
-        """Begin no transaction; OK once that is durable, ABSENT, or what is in the way."""
+        """Begin no transaction.  Return OK once the pause is durable, ABSENT, or what went wrong."""
         return self._one(str, "pause", upstream=upstream, asked=asked)
 
     def resume(self, upstream: str, *, believes: bool = False) -> str:
-        """Send one transaction first; OK, UNCHANGED, ABSENT, or what is in the way.
+        """Use it again, one transaction first.  Return OK, UNCHANGED, ABSENT, or what went wrong.
 
-        `believes`: the row `believe`.
+        `believes`: apply the row `believe` of TABLE.
         """
         return self._one(str, "resume", upstream=upstream, believes=believes)

@@ -1,7 +1,7 @@
-"""What an operator sees and does, on the queue in memory and the spool behind it.
+"""Answers an operator's questions and verbs, on the queue in memory and the spool behind it.
 
-One class serves a running relay, over the control socket, and the spool of one that is down, held by
-the command line.  It carries out the deeds of `relay.control.operations.TABLE`.
+One class serves a running relay, over the control socket, and the spool of a relay that is down, which the
+command line holds.  It carries out the deeds of `relay.control.operations.TABLE`.
 """
 
 import asyncio
@@ -56,10 +56,10 @@ from relay.verdicts.verdict import Verdict
 
 MOST_SET_ASIDE_LISTED = 1000
 AT_ONCE = 64
-"""Messages of a listing or a verb between two turns of the loop: they share reads and syncs, and of those
-that are read up to 256 KiB each are in memory."""
+"""Messages of a listing or a verb between two turns of the loop.  They share reads and syncs.  Each one that
+is read takes up to 256 KiB of memory."""
 _NOT_READ = Envelope("", (), 0, "", "", "")
-"""Of a message that is moved, and no recipient of it marked."""
+"""The envelope in a settlement that moves a message and marks no recipient."""
 # RFC 3463, 3.8: X.7.1 is delivery not authorized, message refused.
 REMOVED = Answer(
     Verdict.BOUNCE,
@@ -71,7 +71,7 @@ REMOVED = Answer(
 HELD_REASON = WaitReason("held by the operator")
 
 _TOLD = {Deed.HOLD: "held", Deed.RELEASE: "released", Deed.RETRY: "retried", Deed.FIRST: "put_first"}
-"""The events of moves."""
+"""The event of each deed that moves a message."""
 
 _STATUS_WORDS: Mapping[Status, RecipientStatus] = {
     Status.TODO: "to do",
@@ -90,7 +90,7 @@ def _checked(name: str) -> str:
 
 
 AskedId = Annotated[QueueId, AfterValidator(_checked)]
-"""An id from outside: it becomes part of a path."""
+"""An id from outside, checked because it becomes part of a path."""
 
 
 class Operator:
@@ -105,11 +105,11 @@ class Operator:
         self._elsewhere = Elsewhere(sender.spool_thread, watch.clock)
 
     async def serve_others(self) -> None:
-        """Do what operators ask for on other hosts with the same queue, for ever."""
+        """Carry out the verbs of operators on other hosts with the same queue, for ever."""
         await self._elsewhere.serve(lambda verb, queue_ids, states: self._each(verb, queue_ids, {}, states))
 
     async def _know(self, queue_ids: Collection[QueueId] | None = None) -> None:
-        """Have the queue, or these messages of it, in memory: of a relay that runs they are."""
+        """Load the queue, or these messages, into memory.  A running relay has them there already."""
 
     async def snapshot(self) -> Snapshot:
         await self._know()
@@ -117,7 +117,7 @@ class Operator:
         return self._watch.snapshot()
 
     async def policy(self) -> PolicyInForce:
-        # Without its hooks: what may be secret in their URLs is not told, and so no policy takes them.
+        # Without hooks: a URL may hold a secret, which is hidden, and no policy accepts such a URL.
         without_hooks = self._watch.policy.model_copy(update={"notify": ()})
         return PolicyInForce(Path(self._watch.policy_status.path), policy_text(without_hooks))
 
@@ -145,7 +145,7 @@ class Operator:
         try:
             policy, watch = parse_policy(text.encode(), path), self._watch
         except PolicyError as error:
-            # The command line has read it, so this relay is of another version.
+            # The command line could read it, so this relay is of another version.
             raise NotDone(f"this relay cannot read that policy: {error}") from error
         if policy.routes != watch.policy.routes:
             raise NotDone("it changes the routes, and a plan does not know what mail then goes another way")
@@ -154,18 +154,18 @@ class Operator:
         return watch.plan(policy, *recorded)
 
     async def _listed(self, filters: Filters, *, is_whole: bool = False) -> AsyncIterator[list[Listed]]:
-        """Yield what matches, oldest first and then what is set aside, in slices between turns of the loop.
+        """Yield matching messages, oldest first and corrupt ones last, in slices between turns of the loop.
 
-        `is_whole`: with all recipients left, as far as the message can be read.
+        `is_whole`: with all recipients left, if the message can be read.
         """
         await self._know()
         aside = await self._spool_thread.call(lambda spool: spool.set_aside(MOST_SET_ASIDE_LISTED))
         listing = self._watch.listing()
-        # A million that nearly came in this order take some 50 ms.
+        # To sort a million ids that are nearly in order takes about 50 ms.
         in_order = iter(sorted(self._queue.ids()))
         while queue_ids := list(islice(in_order, AT_ONCE)):
             rows = [row for row in map(listing.row, queue_ids) if row is not None]
-            # Read are only those of which nothing in memory tells whether they match, or who is left.
+            # Read only messages whose match, or whose recipients left, are not known in memory.
             whole = await self._whole([
                 row
                 for row in rows
@@ -179,17 +179,17 @@ class Operator:
             await asyncio.sleep(0)
         if self._spool_thread.is_shared:
             async for some in self._elsewhere.listed():
-                # What was taken over from here is forgotten when its turn comes.
+                # Skip messages that were taken over from here: our queue forgets them at their turn.
                 yield [row for row in some if row.view.queue_id not in self._queue and filters.judge(row)]
         yield [row for row in map(listing.set_aside, aside) if filters.judge(row)]
 
     async def _whole(self, rows: Sequence[Listed]) -> Mapping[QueueId, Listed]:
-        """Return messages with all recipients left; not those that are gone or cannot be read by now."""
+        """Return messages with all recipients left, without those that are gone or unreadable by now."""
         whole: dict[QueueId, Listed] = {}
         messages = await self._spool_thread.read([row.view.queue_id for row in rows]) if rows else []
         for row, message in zip(rows, messages, strict=True):
             if isinstance(message, Message):
-                # Marks go ahead of what memory knows.
+                # The marks on disk are ahead of memory.
                 left = _left(message)
                 view = replace(row.view, recipients=left, recipients_left=len(left))
                 whole[row.view.queue_id] = row._replace(view=view)
@@ -230,7 +230,7 @@ class Operator:
         for index, (address, status) in enumerate(
             zip(message.envelope.recipients, message.statuses, strict=True)
         ):
-            # Of one that was relayed a note is of an attempt before.
+            # The note of a relayed recipient is from an earlier attempt.
             note = None if status is Status.RELAYED else notes.get(index)
             notify, orcpt = message.envelope.dsn.of(index)
             yield RecipientView(
@@ -272,7 +272,7 @@ class Operator:
     async def pause(self, upstream: str, asked: PauseAsked) -> str:
         if not self._upstreams.pause(upstream, asked):
             return ABSENT
-        # Crash here: nothing was answered, and a restart may know nothing of the pause.
+        # Crash here: the operator has no answer, and a restart may not know the pause.
         if why := await self._upstreams.recorded(upstream):
             return f"paused, but not on disk, so a restart would end it: {why}"
         return OK
@@ -290,7 +290,7 @@ class Operator:
         if believes:
             shield.believe(suspects)
         has_changed = self._upstreams.resume(upstream)
-        # Crash here: a restart may go on with the pause, until the operator, who had no answer, asks again.
+        # Crash here: the operator has no answer, and a restart may go on with the pause until asked again.
         if has_changed and (why := await self._upstreams.recorded(upstream)):
             return f"used again, but not on disk, so a restart may rest again: {why}"
         return OK if has_changed or OK in results.values() else UNCHANGED
@@ -302,9 +302,9 @@ class Operator:
         refusals: Mapping[QueueId, Mapping[int, Answer]] | None = None,
         states: Collection[QueueState] = (),
     ) -> Results:
-        """Act on some messages at a time: they share their syncs, and other work goes on in between.
+        """Act on AT_ONCE messages at a time: they share syncs, and other work goes on in between.
 
-        `refusals`: what the shield doubts, by the index of the recipient.
+        `refusals`: those that the shield doubts, by the message and the index of the recipient.
         """
         left, results = iter(dict.fromkeys(queue_ids)), dict[QueueId, str]()
         try:
@@ -322,7 +322,7 @@ class Operator:
         refusals: Mapping[int, Answer],
         states: Collection[QueueState],
     ) -> str:
-        """Make the message ACTIVE meanwhile; put it back as it was if that fails."""
+        """Make the message ACTIVE during the deed; put it back as it was if the deed fails."""
         queued, state = self._queue.get(queue_id), self._queue.state_of(queue_id)
         if queued is None or state is None:
             return UNREAD if self._sender.is_reading else ABSENT
@@ -331,7 +331,7 @@ class Operator:
         deeds = TABLE[verb].deeds
         deed = deeds[state]
         if deed is Deed.NOTHING and any(each.state is State.DEFERRED for each in self._queue.parts(queue_id)):
-            # One part waits, and another one has a back-off that can be ended.
+            # One part waits, but another one has a back-off that the verb can end.
             deed = deeds[State.DEFERRED]
         if isinstance(deed, str):
             return deed
@@ -352,7 +352,7 @@ class Operator:
         except (Full, Unavailable) as trouble:
             self._spool_thread.tell(trouble)
             result = clean(str(trouble)) or "the spool failed"
-        except Exception as error:  # noqa: BLE001 - what became of the others must be told
+        except Exception as error:  # noqa: BLE001 - the results of the other messages must be told
             self._events.fault(where="control", error=error)
             result = FAULT
         finally:
@@ -362,7 +362,7 @@ class Operator:
     async def _move(self, queued: Queued, deed: Deed, before: Mapping[Queued, State]) -> str:
         queue, queue_id = self._queue, queued.queue_id
         if deed is not Deed.FIRST:
-            # For RETRY too: while the relay is down, the hint has the next start try it at once.
+            # For RETRY too: if the relay is down, the hint makes the next start try the message at once.
             at_ns, is_held = (None, True) if deed is Deed.HOLD else (0, None if deed is Deed.RETRY else False)
             await self._spool_thread.change(
                 Settlement(queue_id, _NOT_READ, next_attempt_at_ns=at_ns, is_held=is_held)
@@ -398,7 +398,7 @@ class Operator:
         return OK
 
     def _put_back(self, message: Message, before: Mapping[Queued, State], gone: Collection[int]) -> None:
-        """Put back each part without recipients that are done by now."""
+        """Put back each part with its recipients left; end a part that has none."""
         for part in self._queue.parts(message.queue_id):
             if (left := recipients_left(message, part, gone)).recipients:
                 self._queue.line_of(part).note_left(part, left)
@@ -407,22 +407,22 @@ class Operator:
                 self._queue.end_part(part)
 
     async def _corrupt(self) -> Mapping[str, str]:
-        """Say of what is set aside, and listed, why no verb ends it."""
+        """Return for each corrupt message, as far as listed, why no verb ends it."""
         try:
             aside = await self._spool_thread.call(lambda spool: spool.set_aside(MOST_SET_ASIDE_LISTED))
         except Unavailable:
-            return {}  # what became of the others must be told
+            return {}  # the results of the other messages must be told
         return {each.name: f"corrupt: {each.reason}; {CORRUPT_ADVICE}" for each in aside}
 
     async def _load_anywhere(self, queue_id: QueueId) -> tuple[Message, MessageView | None]:
-        """Return a message, and the view of one that another host has.  Raises NotDone."""
+        """Return a message, and its view if another host has it.  Raises NotDone."""
         is_elsewhere = queue_id not in self._queue and self._spool_thread.is_shared
         if is_elsewhere and (found := await self._elsewhere.found(queue_id)) is not None:
             return found
         return await self._load(queue_id), None
 
     async def _load(self, queue_id: QueueId) -> Message:
-        """Raise NotDone."""
+        """Raise NotDone if the message is not in the queue, or cannot be read."""
         if queue_id not in self._queue:
             raise NotDone(
                 UNREAD if self._sender.is_reading else (await self._corrupt()).get(queue_id, ABSENT)
@@ -436,7 +436,7 @@ class Operator:
 
 
 async def values(answer: Any) -> AsyncGenerator[Any, None]:
-    """Yield what a call of the operator comes to, whether it yields or returns it."""
+    """Yield the values that a call of the operator yields, or the one that it returns."""
     if not isasyncgen(answer):
         yield await answer
         return

@@ -1,7 +1,7 @@
-"""What a start would know of the upstreams: read from the files of a relay that is down.
+"""What a start would know of the upstreams, read from the files and databases of a relay that is down.
 
-Takes no lock of a history, and changes nothing but a pause, by an operator's word.  A file that a start
-would take as nothing counts as nothing here; that it does is told by the start.
+Takes no lock on a history file, but reads a history in PostgreSQL in its locking transaction.  Changes only
+pauses, on an operator's word.  A file that a start would ignore counts as absent; the start reports that.
 """
 
 import contextlib
@@ -20,24 +20,24 @@ from relay.verdicts.account import AccountState, Event, Happening, PauseAsked, P
 
 
 def recorded_upstreams(policy: Policy, disk: Disk, clock: Clock) -> Mapping[str, UpstreamView]:
-    """Raise PermissionError."""
+    """Raise PermissionError if this user may not read a history."""
     return {name: _recorded(policy, name, disk, clock) for name in policy.upstreams}
 
 
 def record(policy: Policy, name: str, asked: PauseAsked | None, disk: Disk, clock: Clock) -> bool:
-    """Have the next start pause it as asked, or use it, one message first.  Raises OSError, DatabaseError.
+    """Have the next start pause the upstream as asked; with None asked, use it again, one message first.
 
-    Return whether that is new.
+    Return whether that changes anything.  Raises OSError, DatabaseError.
     """
     kept, now_ns = _kept(policy, name, disk, clock), clock.boottime_ns()
     event = Event(Happening.RESUME, now_ns)
     if asked is not None:
         event = Event(Happening.KEEP, now_ns, pause=asked.begun(now_ns, clock.wall_ns()))
     if is_new := asked is not None or kept.is_resting:
-        # Crash here: the record of before is in force, and the operator has no answer.
+        # Crash here: the previous record stays in force, and the operator has no answer.
         after = PauseRecord(clock.boot_id(), now_ns, clock.wall_ns(), step(kept, event))
         account_file(policy, name, disk).save(after)
-    # Whatever is known here: its row may say otherwise, and cannot be read while its database is away.
+    # Also if nothing is new: the database row may differ, and is unreadable while the database is away.
     if (row := account_row(policy.history_of(name), clock)) is not None:
         row.apply(event)
     return is_new
@@ -55,7 +55,7 @@ def _recorded(policy: Policy, name: str, disk: Disk, clock: Clock) -> UpstreamVi
 
 
 def _kept(policy: Policy, name: str, disk: Disk, clock: Clock) -> AccountState:
-    """Return what is kept of the account's state, by the clock of this boot."""
+    """Return the recorded state of the account, by the clock of this boot."""
     record = None
     with contextlib.suppress(OSError, ValueError):
         record = account_file(policy, name, disk).load()

@@ -1,6 +1,6 @@
-"""The relay's end of the control socket, as `relay.control.client` tells it.
+"""The relay's end of the control socket.  `relay.control.client` describes the protocol.
 
-Its process holds the spool's lock.
+Assumes: its process holds the spool's lock.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from relay.status.http import ConnectionLimit
 from relay.telemetry.events import Events
 
 LONGEST_QUESTION_BYTES = 2 * MAX_BYTES
-"""A policy as a text of JSON, and some more."""
+"""Enough for the longest policy as a JSON text."""
 MOST_AT_ONCE = 16
 """Connections."""
 
@@ -29,7 +29,7 @@ MOST_AT_ONCE = 16
 class ControlServer:
     def __init__(self, spool: Path, operator: Operator, events: Events) -> None:
         self._spool, self._events = spool, events
-        # Each takes the arguments of a call as JSON, by the types of the method.
+        # Each adapter checks the arguments of a call, as JSON, against the types of the method.
         exact = ConfigDict(extra="forbid")
         self._calls = {name: TypeAdapter(getattr(operator, name), config=exact) for name in CALLS}
         self._connections = ConnectionLimit(events, "the control socket", most=MOST_AT_ONCE)
@@ -44,7 +44,7 @@ class ControlServer:
             self._remove()
 
     def _bind(self) -> socket.socket:
-        # We hold the spool's lock, so a socket of this name is that of a dead relay.
+        # We hold the spool's lock, so a socket of this name belongs to a dead relay.
         self._remove()
         listening = socket.socket(socket.AF_UNIX)
         try:
@@ -69,12 +69,12 @@ class ControlServer:
         except ValueError:
             raise web.HTTPBadRequest(text="this relay does not know what was asked for") from None
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-        # A client that goes away ends its answer, and that is no fault.
+        # A client that goes away ends its answer; that is no fault.
         with contextlib.suppress(ConnectionError):
             await response.prepare(request)
             async with contextlib.aclosing(self._lines(answer)) as lines:
                 async for line in lines:
-                    # A reader that is slow stops a listing meanwhile.
+                    # A slow reader holds up its listing here.
                     await response.write(encode(line) + b"\n")
                     await asyncio.sleep(0)
             await response.write_eof()

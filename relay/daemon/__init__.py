@@ -1,1 +1,1 @@
-"""Processes: assembly, listeners in processes of their own, the policy watched and reloaded, systemd."""
+"""The relay's processes: assembly, listener processes, watching and reloading the policy, systemd."""

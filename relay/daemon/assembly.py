@@ -1,6 +1,6 @@
-"""A relay put together, whatever host it runs on: the sender, what is seen of it, its operator and chores.
+"""Assembles a relay for any host, real or simulated: the sender, its status, its operator and its chores.
 
-What only a process has (signals, sockets, listener processes, HTTP, systemd) is `relay.daemon.daemon`'s.
+Signals, sockets, listener processes, HTTP and systemd belong to a real process: see `relay.daemon.daemon`.
 """
 
 from collections.abc import Callable, Coroutine
@@ -19,7 +19,7 @@ from relay.status.watch import Watch
 from relay.telemetry.metrics import Telemetry
 
 LOOKS_TO_THE_HOSTS = 10
-"""So often our own files are looked at between two looks at the hosts of a database."""
+"""The hosts of a database are read once in so many looks at local files."""
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Assembly:
     telemetry: Telemetry
     status: PolicyStatus
     on_fault: Callable[[BaseException], None]
-    """Told of what must end the relay."""
+    """Called with an error that must end the relay."""
 
     def __post_init__(self) -> None:
         self.sender = Sender(
@@ -46,7 +46,7 @@ class Assembly:
         self.operator = Operator(self.sender, self.watch, self.telemetry.events)
 
     def chores(self) -> list[Coroutine[Any, Any, None]]:
-        """Return what goes on for as long as the relay runs; whose end by an error ends the sender."""
+        """Return coroutines that run as long as the relay; an error in one of them ends the sender."""
         late = LateMail(self.sender.queue, self.sender.settling, self.host)
         guard = self.sender.upstreams.guard
         hosts = partial(self.watch.look_at_hosts, LOOKS_TO_THE_HOSTS * self.host.look_seconds)

@@ -1,7 +1,7 @@
-"""How many processes and connections of clients this host has room for.
+"""How many listener processes and client connections fit on this host.
 
-Of the descriptors of a process, clients get a half at most: each has a socket, and a file for a message
-that is too long for memory.  The other half is for the spool, upstreams, histories and the status port.
+Clients get at most half of a process's descriptors: each client has a socket, and a file for a message that
+is too long for memory.  The other half is for the spool, upstreams, histories and the status port.
 """
 
 import contextlib
@@ -13,22 +13,21 @@ from relay.policy.model import Listen
 from relay.status import MOST_CONNECTIONS
 
 EACH_CLIENT = 4
-"""Of the limit: its two descriptors, and as many for everything else."""
+"""Descriptors for each client: two of its own, and two for everything else."""
 ONE_STATUS_OF = 16
-"""The share of a low limit that connections to the status port get: they must not take the disk's."""
+"""Connections to the status port get 1/16 of a low limit: they must not take the disk's descriptors."""
 
 
 def listener_processes(listen: Listen) -> int:
-    """Return how many processes of its own a listener has; 0 inside the sender's.
+    """Return how many processes of its own a listener has; 0: it runs in the sender's process.
 
-    By `auto` one, where it can run beside the sender.  Only processors that this process may use count
-    (taskset(1), systemd's AllowedCPUs).
+    `auto` means one if this process may use a second processor (taskset(1), systemd's AllowedCPUs).
     """
     return min(1, len(os.sched_getaffinity(0)) - 1) if listen.processes == "auto" else listen.processes
 
 
 def raise_limit() -> int:
-    """Return RLIMIT_NOFILE, which is the hard limit from now on where that is permitted."""
+    """Raise RLIMIT_NOFILE to the hard limit if that is permitted, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         # A sandbox may forbid it (systemd.exec(5), @resources).
@@ -43,11 +42,11 @@ def most_status_connections(limit: int) -> int:
 
 
 def fitted(listens: Sequence[Listen], limit: int) -> list[Listen]:
-    """Return the listeners of one process with as many connections as the limit has room for."""
+    """Return the listeners of one process, their connections reduced in proportion to fit the limit."""
     most, wanted = limit // EACH_CLIENT, sum(listen.max_connections for listen in listens)
     if wanted <= most:
         return list(listens)
-    # One client gets the same share of them as before.
+    # Both keys shrink alike, so that one client keeps its share.
     keys = ("max_connections", "max_connections_per_client")
     return [
         each.model_copy(update={key: max(1, getattr(each, key) * most // wanted) for key in keys})

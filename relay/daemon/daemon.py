@@ -1,8 +1,8 @@
-"""The daemon: puts the rooms together, runs until told to stop, and says how it ended.
+"""The daemon: puts the rooms together, runs until told to stop, and returns the exit code.
 
-Crash-only: a start recovers, a stop finishes what is in flight, and a clean stop leaves no state of
-its own.  Exit codes are sysexits: 0 after SIGTERM, 69 when an address is taken, 74 when the spool
-cannot be read at the start, 75 when another sender holds the spool, 78 for the policy.
+Crash-only: a start recovers, a stop finishes the transactions in flight, and a clean stop leaves no state of
+its own.  Exit codes are sysexits: 0 after SIGTERM, 69 if an address is taken, 70 after a fault in the sender,
+74 if the spool fails, 75 if another sender holds the spool, 78 for the policy.
 """
 
 import asyncio
@@ -43,13 +43,13 @@ from relay.telemetry.outcomes import OutcomeStore
 from relay.telemetry.stderr import drain
 
 LOOK_SECONDS = 1.0
-"""How old an edit of a watched file may be, and how long files of listeners must stay as they are."""
+"""Between two looks at watched files: a listener's files must be the same in two of them."""
 
 FileWatch = PolicyWatch | ListenerFilesWatch
 
 
 async def serve(path: Path, style: LogStyle, level: Level, on_ready: Callable[[Policy], None]) -> int:
-    """Call `on_ready` once mail is taken.  Raises PolicyError, SpoolBusy, OSError, ValueError."""
+    """Run a relay; call `on_ready` once it relays.  Raises PolicyError, SpoolBusy, OSError, ValueError."""
     text = policy_bytes(path)
     policy = inspected_policy(text, path)
     start = Start(path, text, policy, policy.hostname or socket.getfqdn(), style)
@@ -65,7 +65,7 @@ class Daemon:
         self._metrics = Metrics(self._clock, self._events)
         self._telemetry = Telemetry(self._events, self._metrics, self._clock)
         self._is_asked, self._is_stopping = asyncio.Event(), asyncio.Event()
-        """To look at watched files (SIGHUP), and to end."""
+        """Asked to look at watched files (SIGHUP), and stopping by a signal or a failure."""
         self._why, self._exit_code = "told to", os.EX_OK
 
     async def run(self) -> int:
@@ -79,7 +79,7 @@ class Daemon:
         self._metrics.know_upstreams(policy.upstreams, policy.stand_ins)
 
         def set_aside(name: str, why: str) -> None:
-            # In the spool's thread; the log belongs to the loop.
+            # Called in the spool's thread; the log belongs to the loop.
             loop.call_soon_threadsafe(self._tell_damage, name, why)
 
         spool = open_spool(policy, host.disk, self._clock, set_aside)
@@ -117,20 +117,20 @@ class Daemon:
                 await practice.start()
                 ends.push_async_callback(practice.close)
             self._hear_signals()
-            # Release the lock last: the control socket's name belongs to the holder of the lock.
+            # Release the lock last: its holder owns the name of the control socket.
             ends.callback(sender.close)
-            # After the last event of the sender.
+            # These close after the last event of the sender.
             ends.push_async_callback(hooks.close)
             ends.push_async_callback(outcomes.close)
             ends.push_async_callback(sender.finish)
             files = ListenerFilesWatch(listening.use, watch, self._events, self._metrics)
             await files.begin(policy.listen)
-            # Mail is taken before the queue is read: clients that had to wait for a start might give up.
+            # Take mail before the queue is read: clients that wait for the start might give up.
             ends.push_async_callback(listening.close)
             await listening.start()
             watch.refusing_because = ""
-            # aiohttp takes a quarter of a second to import: mail is taken first.  But nothing is sent before
-            # this: what cannot start must not cut off a transaction each time.
+            # Take mail first: the import of aiohttp takes 0.25 s.  But open the status port before sending: a
+            # relay that cannot start must not interrupt a transaction at each attempt.
             if policy.http is not None:
                 from relay.status.http import StatusServer  # noqa: PLC0415 - see above
 
@@ -157,7 +157,7 @@ class Daemon:
         self._events.tell("stopped", queued=sender.queued)
 
     async def _run(self, relay: Assembly, listening: Listening, *watches: FileWatch) -> None:
-        """Take mail and relay; on return nothing is in flight."""
+        """Relay until told to stop; on return nothing is in flight."""
         start, sender, watch = self._start, relay.sender, relay.watch
         guard, owners = sender.upstreams.guard, sender.queue.owners.items
         from relay.control.server import ControlServer  # noqa: PLC0415 - it imports aiohttp, as above
@@ -177,7 +177,7 @@ class Daemon:
             chore.cancel()
         await asyncio.gather(*chores, return_exceptions=True)
         await asyncio.gather(listening.close(), sender.finish())
-        # What was accepted since the last page was claimed is ours too.
+        # Refresh the figures, so that `stopped` also counts mail that nobody claimed yet.
         await sender.look()
         await control.stop()
 
@@ -189,7 +189,7 @@ class Daemon:
 
     def _tell_to_stop(self, number: signal.Signals) -> None:
         if self._is_stopping.is_set():
-            # Asked twice: whatever is in flight is repeated, nothing is lost.
+            # A second signal: the next start repeats the transactions in flight, and nothing is lost.
             self._events.flush()
             drain(sys.stderr)
             os._exit(128 + number)
@@ -197,7 +197,7 @@ class Daemon:
         self._is_stopping.set()
 
     def _fail(self, error: BaseException) -> None:
-        """End because of what only a restart can make good; the first error counts."""
+        """Stop for an error that only a restart can repair; the first error sets the exit code."""
         if self._exit_code != os.EX_OK:
             return
         if isinstance(error, Full | Unavailable | OSError):

@@ -1,11 +1,10 @@
-"""The users and certificates of listeners, read anew while the relay runs.
+"""Reloads the users and certificates of listeners while the relay runs.
 
-Guarantees: a file that is not whole or not fit for use changes nothing: the last good one stays, the log
-and a metric say so, and it is read again until it is good.  A change counts once the files of a listener
-have stayed as they are from one look to the next, or at once by request (SIGHUP): half a file of users may
-look like a whole one.  Listener processes are given what was read here, also those that start later, and log
-that they go by it.
-Does not: watch what a policy names for its upstreams.
+Guarantees: a file that is incomplete or unfit changes nothing.  The last good one stays in force, the log
+and a metric say so, and the file is read again until it is good.  A change takes effect once the listener's
+files are the same in two looks, or at once by SIGHUP: half a file of users may look like a whole one.
+Listener processes, also those that start later, get what was read here, and log that they use it.
+Does not: watch files that a policy names for its upstreams.
 """
 
 import asyncio
@@ -27,7 +26,7 @@ class ListenerFilesWatch:
     def __init__(
         self, use: Callable[[int, ListenerFiles], None], watch: Watch, events: Events, metrics: Metrics
     ) -> None:
-        """`use` is given what counts from now on, with the place of its listener in the policy."""
+        """`use` gets the index of a listener in the policy, and the files that it uses from now on."""
         self._use = use
         self._watch = watch
         self._events = events
@@ -35,7 +34,7 @@ class ListenerFilesWatch:
         self._watched: list[tuple[int, Listen, WatchedFiles[ListenerFiles]]] = []
 
     async def begin(self, listens: Sequence[Listen]) -> None:
-        """Read what listeners begin with.  Raises SecretError."""
+        """Read the files that listeners begin with.  Raises SecretError."""
         for index, listen in enumerate(listens):
             if paths := paths_of(listen):
                 read = functools.partial(read_listener_files, listen)

@@ -1,9 +1,9 @@
 """A listener process: takes mail on an inherited socket into the spool, and knows nothing of the sender.
 
-The argument is the socket's descriptor.  Orders come as lines of JSON on stdin: what the relay was started
-with, then other users and another certificate, or who has how much in the queue.  The end of stdin, also by
-the death of the parent, is the order to stop.  Counts go out as lines on stdout, the log goes to stderr.
-A crash leaves drafts without a 250, which clean-up removes; their clients keep the messages.
+The argument is the socket's descriptor.  Orders are lines of JSON on stdin.  The first has the values that
+the relay was started with; later ones have users and a certificate, or the owners that reached their quota.
+The end of stdin, also by the death of the parent, is the order to stop.  Counts are lines of JSON on stdout;
+the log is stderr.  A crash leaves drafts without a 250, which `tidy` removes; the clients keep the messages.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from relay.telemetry.stderr import divert
 
 REPORT_SECONDS = 1.0
 MOST_LINE_BYTES = 64 * 1024 * 1024
-"""Of orders: a policy, or all users."""
+"""Of one order, which has a policy or all users."""
 
 
 async def take_mail(bound: socket.socket) -> None:
@@ -80,18 +80,18 @@ async def _obey(stdin: asyncio.StreamReader, name: str, listener: Listener, even
 
 
 async def _report(tally: Tally, events: Events) -> None:
-    """Send counts to the parent.  A parent that does not read gets them later, and holds up nothing else."""
+    """Send counts to the parent.  If the parent does not read, only the counts wait."""
     while True:
         await asyncio.sleep(REPORT_SECONDS)
         events.flush()
         report = json.dumps(tally.take()).encode() + b"\n"
-        # An error: the parent is gone, and stdin says so too.
+        # An error here means that the parent is gone; stdin ends then too.
         await asyncio.to_thread(os.write, sys.stdout.fileno(), report)
 
 
 if __name__ == "__main__":
     divert()
     for meant_for_the_parent in (signal.SIGINT, signal.SIGHUP):
-        # A terminal and some supervisors send them to all of us.
+        # A terminal and some supervisors signal the whole process group.
         signal.signal(meant_for_the_parent, signal.SIG_IGN)
     run(take_mail(socket.socket(fileno=int(sys.argv[1]))))

@@ -1,8 +1,8 @@
-"""Taking mail: listeners in this process, and listener processes that are kept alive.
+"""Runs the listeners: those in this process, and listener processes, which it restarts.
 
-A listener process shares nothing with the sender but the spool.  Its death costs its own open
-sessions, whose clients keep their messages; another one takes its place after a pause.  The listening
-socket is bound here and inherited, so that no connection is refused meanwhile.
+A listener process shares only the spool with the sender.  Its death breaks its own open sessions, whose
+clients keep their messages; RESTART_SECONDS later another process takes its place.  The listening socket is
+bound here and inherited, so that no connection is refused meanwhile.
 """
 
 import asyncio
@@ -28,23 +28,23 @@ from relay.policy.model import Listen, Policy, Tls
 from relay.telemetry.events import Events, ListenerObserver, LogStyle
 
 if TYPE_CHECKING:
-    # A listener process needs what stands here, and no prometheus_client.
+    # Listener processes import this module, and need no prometheus_client.
     from relay.telemetry.metrics import Metrics
 
 CLOSE_SECONDS = 10.0
-"""How long content in flight may take at a stop."""
+"""Time for content in flight at a stop."""
 BIND_AGAIN_SECONDS = 0.1
 RESTART_SECONDS = 1.0
-"""Between the end of a listener process and the next one."""
+"""Between the end of a listener process and the start of the next."""
 MOST_COUNTS_BYTES = 16 * 1024 * 1024
-"""Of a line with what a listener process counted."""
+"""Of one line of counts from a listener process."""
 TELL_SECONDS = 1.0
-"""How often listeners with quotas are told who has how much in the queue."""
+"""Between two messages to listeners about the owners that reached their quota."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a relay was started with: its listener processes are told the same."""
+    """The values that a relay, and each of its listener processes, is started with."""
 
     path: Path
     text: bytes
@@ -62,9 +62,9 @@ class _Listening:
     bound: socket.socket | None = None
     files: ListenerFiles = field(default_factory=ListenerFiles)
     listener: Listener | None = None
-    """In this process."""
+    """If it runs in this process."""
     orders: set[asyncio.StreamWriter] = field(default_factory=set)
-    """To each of its processes."""
+    """The stdin of each of its processes."""
 
     @property
     def name(self) -> str:
@@ -82,7 +82,7 @@ class Listening:
         clock: Clock,
         limit: int,
     ) -> None:
-        """`limit` of descriptors, of each process; tell where the policy allows more clients than that."""
+        """`limit` is RLIMIT_NOFILE of each process; a policy that allows more clients is logged."""
         self._start = start
         self._intake = intake
         self._events = events
@@ -108,7 +108,7 @@ class Listening:
     async def bind(self) -> None:
         """Bind every address.  Raises OSError, with the address in `filename`.
 
-        Where listener processes of a killed sender hold an address, wait for their end.
+        Listener processes of a killed sender may still hold an address: wait CLOSE_SECONDS for their end.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + CLOSE_SECONDS
@@ -144,7 +144,7 @@ class Listening:
         self._keepers.append(asyncio.create_task(self._intake.keep_looking_for_room()))
 
     def use(self, index: int, files: ListenerFiles) -> None:
-        """Go by other users and another certificate, now and in processes to come."""
+        """Use other users and another certificate, here, and in processes that run or start later."""
         each = self._all[index]
         each.files = files
         if each.listener is not None:
@@ -153,7 +153,7 @@ class Listening:
             _order(orders, files.to_order())
 
     async def tell_owners(self, owners: Callable[[], Iterable[tuple[tuple[str, str], int]]]) -> None:
-        """Tell who has how much in the queue, again and again, where some listener asks."""
+        """Tell listeners that have quotas, each TELL_SECONDS, which owners reached theirs."""
         asked = [(each, quotas) for each in self._all if (quotas := Quotas(each.listen)).is_any]
         while asked:
             for each, quotas in asked:
@@ -161,7 +161,7 @@ class Listening:
                 if each.listener is not None:
                     each.listener.quotas.told(full)
                 for orders in each.orders:
-                    # A process that is stopped reads none, and they would fill the memory.
+                    # A suspended process reads no orders: more of them would fill our memory.
                     if not orders.transport.get_write_buffer_size():
                         _order(orders, {"full": [*full]})
             await asyncio.sleep(TELL_SECONDS)
@@ -204,7 +204,7 @@ class Listening:
         )
 
     async def _attend(self, of: _Listening, process: Process) -> int:
-        """Order a process, and count what it counts, to its end; return how it ended."""
+        """Send the first order, and add up the counts until the process ends; return its exit status."""
         orders, counted, start = process.stdin, process.stdout, self._start
         if orders is None or counted is None:
             raise AssertionError("a process without pipes")
@@ -215,7 +215,7 @@ class Listening:
         try:
             await self._count(process.pid, counted)
         finally:
-            # The end of its orders is the order to stop: it finishes content in flight and goes.
+            # The end of stdin is the order to stop: the process finishes content in flight, and exits.
             of.orders.discard(orders)
             orders.close()
             with contextlib.suppress(TimeoutError):
@@ -229,7 +229,7 @@ class Listening:
         return await process.wait()
 
     async def _count(self, pid: int, counted: asyncio.StreamReader) -> None:
-        """Return at the end of the lines, or at one that is no counts, as of a process that was killed."""
+        """Add counts until the end of stdout, or a broken line, as a killed process leaves."""
         with contextlib.suppress(ValueError):
             async for line in counted:
                 self._metrics.add(json.loads(line), str(pid))

@@ -1,4 +1,4 @@
-"""The event loop of a process (uvloop where available), its threads, its garbage, and what it logs."""
+"""Sets up the event loop of a process: uvloop if available, threads, garbage collection, logged errors."""
 
 import asyncio
 import gc
@@ -14,9 +14,9 @@ from relay.telemetry.events import Events
 Returned = TypeVar("Returned")
 
 GARBAGE_THRESHOLDS = (20_000, 2, 50)
-"""New objects before the collector of garbage looks for cycles among them: we make few, and a long queue is
-many objects, 0.36 s for a million messages.  Each third time it looks at all that are new since it last did
-so, and each 150th time at all, unless few of them are new."""
+"""For gc.set_threshold.  The relay makes few cycles, but a full collection takes 0.36 s for a million queued
+messages.  So the youngest generation is collected after 20 000 new objects, the middle one each third time,
+and all objects each 150th time, unless few of them are new."""
 
 
 def run(main: Coroutine[Any, Any, Returned]) -> Returned:
@@ -30,12 +30,12 @@ def run(main: Coroutine[Any, Any, Returned]) -> Returned:
 
 
 def start_threads() -> None:
-    """Start as many threads as the loop would by and by: later perhaps none is to be had."""
+    """Start all threads that the loop may need: later the kernel may refuse them.  Raises RuntimeError."""
     asyncio.get_running_loop().set_default_executor(started(min(32, (os.cpu_count() or 1) + 4), "loop"))
 
 
 def tell_unhandled(events: Events) -> None:
-    """Log what the loop catches as events, without a traceback each."""
+    """Log errors that the loop catches as events of one line, without a traceback."""
 
     def tell(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception") or RuntimeError(context.get("message"))

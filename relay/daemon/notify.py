@@ -1,4 +1,4 @@
-"""sd_notify(3) in a few lines: tells the service manager the relay's state, if there is a manager."""
+"""sd_notify(3): tells the relay's state to the service manager, if there is one."""
 
 import asyncio
 import contextlib
@@ -7,18 +7,18 @@ import socket
 import time
 
 LONGEST_SECONDS = 0.1
-"""A service manager that does not read must not stop mail; a sign of life may get lost."""
+"""Longest wait: a service manager that does not read must not stop mail, even if a message gets lost."""
 
 
 def notify(*assignments: str) -> None:
-    """Send such as `READY=1` to the service manager, if it takes them in time.  Never raises."""
+    """Send assignments such as `READY=1`, if the manager reads them in time.  Never raises OSError."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
     # A leading @ is an abstract socket (unix(7)).
     target = "\0" + address[1:] if address.startswith("@") else address
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        # Connected: only then poll(2), by which the time is kept, knows of the receiver's queue.
+        # Connect for the timeout: without a peer, poll(2) knows nothing of the receiver's queue.
         sender.connect(target)
         sender.settimeout(LONGEST_SECONDS)
         sender.send("\n".join(assignments).encode())
@@ -30,7 +30,7 @@ def reloading() -> None:
 
 
 async def keep_watchdog() -> None:
-    """Give the signs of life that the service manager wants, if any."""
+    """Send WATCHDOG=1 twice in each period of WATCHDOG_USEC; return if that is not set."""
     period = os.environ.get("WATCHDOG_USEC", "")
     while period.isdigit():
         notify("WATCHDOG=1")

@@ -1,8 +1,8 @@
-"""The policy file, watched: a good edit takes effect, a bad one changes nothing.
+"""Watches the policy file: a good edit takes effect, a bad edit changes nothing.
 
-Compares content, not times or inodes: editors rename a new file over the old one, and a Kubernetes
-ConfigMap swaps a symbolic link two levels up.  New content is judged once it has stayed as it is for
-REST_NS, since it might be half of an edit, or at once by request.
+Compares content, not times or inodes: editors rename a new file over the old one, and a Kubernetes ConfigMap
+swaps a symbolic link two levels up.  New content may be half of an edit, so it is judged once it has not
+changed for REST_NS, or at once by request.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ class Edits(Protocol):
 
 class PolicyWatch:
     def __init__(self, path: Path, text: bytes, edits: Edits, clock: Clock) -> None:
-        """`text` of the policy in force."""
+        """`text` is that of the policy in force."""
         self._path = path
         self._edits = edits
         self._clock = clock
         self._decided = self._seen = digest(text)
-        """Of the text that was applied or refused, and of the last look; or why it could not be read."""
+        """Digests of the text that was judged last, and of the last look; or the error of reading it."""
         self._since_ns = 0
-        """When this text was first seen, by boottime."""
+        """Boottime at which this text was first seen."""
 
     async def look(self, *, is_asked: bool) -> None:
         """Judge the file if it changed, or if `is_asked` (SIGHUP).  One look at a time."""

@@ -1,9 +1,8 @@
-"""What an edit of the policy does to a relay that runs.
+"""Applies an edit of the policy to the running relay, or refuses it.
 
-A good edit takes effect at once, except keys that need a restart, which are named in the log; no
-transaction is dropped, and the limits judge the same history by the new numbers.  A bad edit changes
-nothing: every fault is logged and counted.  The log says what an edit that came into force changed, up to
-MOST_CHANGES.
+A good edit takes effect at once, except for keys that need a restart, which the log names.  No transaction is
+dropped, and the new limits apply to the same history.  The log lists the first MOST_CHANGES changes.
+A bad edit changes nothing: it is counted, and each of its faults is logged.
 """
 
 from dataclasses import dataclass, replace
@@ -53,7 +52,7 @@ class Reload:
             self.telemetry.events.tell("policy_needs_restart", path=str(self.path), keys=written)
 
     async def _go_by(self, policy: Policy) -> None:
-        # Keys that need a restart stay, so that paths and addresses remain true.
+        # Keys that need a restart keep their old values, so that paths and addresses stay true.
         fixed = changes_needing_restart(self.started_with, policy)
         live = policy.model_copy(update={key: getattr(self.started_with, key) for key in fixed})
         try:
@@ -61,7 +60,7 @@ class Reload:
             self.hooks.use(live)
             self.outcomes.use(live.recent)
         except Exception as error:
-            # Half an edit is in force: only a restart makes it whole.
+            # Half of the edit is in force: only a restart repairs that.
             self.sender.fail(error)
             raise
         self.watch.policy = live

@@ -1,8 +1,8 @@
-"""The listener's way to the spool: off the event loop, many at a time, and in SMTP's words.
+"""The listener's way to the spool: calls in threads, in batches, with errors as SMTP replies.
 
-Guarantees what `relay.listener.ports.IntakePort` promises.  Every failure of the spool becomes a
-temporary reply: no room is `452 4.3.1`, anything else `451 4.3.0` (RFC 5321, 4.2.4); a 5yz would
-make the client bounce because of us.
+Guarantees what `relay.listener.ports.IntakePort` promises.  Every failure of the spool becomes a temporary
+reply: `452 4.3.1` for no room, `451 4.3.0` for anything else (RFC 5321, 4.2.4).  After a 5yz the client would
+bounce the message because of our failure.
 """
 
 import asyncio
@@ -34,9 +34,9 @@ class SpoolIntake:
         workers: Workers = THREADS,
         look_seconds: float = 1.0,
     ) -> None:
-        """Tell `on_error` what went wrong with the spool, which the client is not told.
+        """`on_error` gets each failure of the spool, except a lack of room; its client is not told why.
 
-        `look_seconds`: how old the free space may be by which a declared size is judged.
+        `look_seconds` is how old the free space may be that a declared size is compared with.
         """
         self._look_seconds = look_seconds
         self._intake = intake
@@ -46,13 +46,13 @@ class SpoolIntake:
         self._spills = workers.several(_SPILLS_AT_ONCE, "spill")
         self._batch: Batch[tuple[Draft, Envelope], None] = Batch(self._commit, self._commits)
         self._room_bytes = sys.maxsize
-        """As of the last look; before the first one nothing is refused."""
+        """As of the last look; before the first look nothing is refused."""
 
     def draft(self) -> Draft:
         return self._intake.draft()
 
     def refusal(self, size_bytes: int) -> str | None:
-        # What arrives meanwhile, or without a declared size, is refused when it is written.
+        # Mail that arrives meanwhile, or declares no size, is refused when it is written.
         return None if size_bytes < self._room_bytes else NO_ROOM
 
     async def look_for_room(self) -> None:
@@ -73,7 +73,7 @@ class SpoolIntake:
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
-            # The thread is not cancelled, and has the draft's descriptor.
+            # The thread runs on, and uses the draft's descriptor.
             await asyncio.wait([writing])
             raise
         except (Full, Unavailable) as error:
@@ -104,7 +104,7 @@ class SpoolIntake:
 
     def _refused(self, error: Full | Unavailable) -> Refused:
         if isinstance(error, Full):
-            # Each refusal tells of it, and so does what cannot be written about mail that is ours.
+            # Not told to `on_error`: each refusal is logged, and so is a settlement that finds no room.
             return Refused(NO_ROOM)
         self._on_error(error)
         return Refused(NO_LUCK)

@@ -1,4 +1,4 @@
-"""Who is told of bounces and pauses: `notify` of the policy, a URL or a program for each notice.
+"""Notices of bounces and pauses: the relay posts each to a URL, or runs a program (`notify` in the policy).
 
-Stands above telemetry, whose events it hears, and takes no part in any promise: mail never waits for it.
+Stands above telemetry, whose events it watches.  No promise depends on it, and mail never waits for it.
 """

@@ -1,12 +1,12 @@
-"""Tells the hooks of the policy of bounces and pauses: hears of events, and has a task for each notice.
+"""Sends notices of bounces and pauses to the policy's hooks: watches events, and runs a task for each notice.
 
-Guarantees: a notice is tried until its receiver takes it or GIVE_UP_NS are over; what is dropped is counted
-and logged.  One attempt at a time for each hook; each notice has a back-off of its own, so one that its
-receiver never takes holds up no other.  Nothing here raises into a caller or holds up mail; a stop waits at
-most LAST_SECONDS.  The keys of a notice are an interface: each is always there, and null is "none".
-An attempt ends within the hook's timeout, and its program with it; no redirect is followed and no answer is
-read but its status; an error names no secret, the URL's path included.
-Does not: keep notices over a restart (the log has their events), or in order.
+Guarantees: a notice is tried until its receiver takes it or GIVE_UP_NS are over; a dropped notice is counted
+and logged.  Each hook has one attempt at a time.  Each notice has its own back-off, so a notice that its
+receiver never takes delays no other.  Nothing here raises into a caller or delays mail; a stop waits at most
+LAST_SECONDS.  The keys of a notice are an interface: each is always there, and null means "none".
+An attempt ends within the hook's timeout, and its program with it.  No redirect is followed, and only the
+status of an answer is read.  No error shows a secret, and the URL's path counts as one.
+Does not: keep notices over a restart (the log has their events), or keep their order.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ from relay.policy.secrets import SecretError, read_signing_key
 from relay.telemetry.metrics import Telemetry
 
 MOST_NOTICES = 500
-"""So many wait for one hook; the oldest goes first.  A notice has about 1 kB, at most 50 kB."""
+"""How many notices may wait for one hook; then the oldest is dropped.  A notice has 1 kB, at most 50 kB."""
 MOST_RECIPIENTS = 50
-"""In one notice; a failed message with more of them makes several."""
+"""How many recipients a notice may have; a failed message with more of them makes several notices."""
 LONGEST_TEXT = 500
-"""Characters of a reply or a reason."""
+"""How many characters of a reply or a reason are sent."""
 FIRST_BACK_OFF_NS = 5 * SECOND_NS
 LONGEST_BACK_OFF_NS = 600 * SECOND_NS
 GIVE_UP_NS = 3600 * SECOND_NS
@@ -53,7 +53,7 @@ _EVENTS = {
     "route_down": HookEvent.ROUTE_DOWN,
     "route_restored": HookEvent.ROUTE_RESTORED,
 }
-# No environment of ours: it may hold passwords.
+# Programs do not get the relay's environment: it may hold passwords.
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 _SAME = ("queue_id", "message_id", "until_at", "routes", "instead_of")
 _FATES = {"bounced": HookEvent.BOUNCED, "expired": HookEvent.EXPIRED}
@@ -76,7 +76,7 @@ class Hooks:
         telemetry: Telemetry,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        """Hear of events from now on."""
+        """Watch events from now on."""
         self._host = host
         self._events, self._metrics, self._clock = telemetry
         self._sleep = sleep
@@ -86,14 +86,14 @@ class Hooks:
         self._events.watch(self._hear, ("delivery", *_EVENTS))
 
     def use(self, policy: Policy) -> None:
-        """Go by another policy; what waits for a hook that it changes is dropped."""
+        """Use another policy; notices that wait for a hook which it changes are dropped."""
         for settings in self._hooks.keys() - set(policy.notify):
             self._drop(self._hooks[settings], "the policy changed their hook")
         self._hooks = {settings: self._hooks.get(settings) or _Hook(settings) for settings in policy.notify}
         self._count_waiting()
 
     async def close(self) -> None:
-        """Give receivers a moment for what waits, and stop."""
+        """Wait up to LAST_SECONDS for the notices that are left, drop the rest, and stop."""
         self._take()
         hooks, self._hooks = self._hooks.values(), {}
         telling = [task for hook in hooks for task in hook.waiting]
@@ -123,7 +123,7 @@ class Hooks:
         }
         last = self._heard[-1] if self._heard else {"recipients": []}
         if recipients and last.items() >= told.items() and len(last["recipients"]) < MOST_RECIPIENTS:
-            last["recipients"] += recipients  # those that fail together share a notice
+            last["recipients"] += recipients  # recipients that fail together share a notice
             return
         names = {"id": f"notice_{secrets.token_hex(16)}", "host": self._host}
         at = rfc3339(self._clock.wall_ns())
@@ -165,7 +165,7 @@ class Hooks:
             error = f"no answer within {seconds:g}s"
         except (_Undelivered, SecretError) as undelivered:
             error = str(undelivered)
-        except Exception as fault:  # noqa: BLE001 - whatever it is, mail goes on, and the notice waits
+        except Exception as fault:  # noqa: BLE001 - whatever it is, mail goes on and the notice is retried
             error = type(fault).__name__
             self._metrics.count("relay_faults_total")
             self._events.fault(where="hooks", error=fault)
@@ -206,11 +206,11 @@ def _cut(value: Value) -> Value:
 
 
 class _Undelivered(Exception):  # noqa: N818 - said of a notice
-    """A receiver did not take a notice; the text may be shown."""
+    """The receiver did not take the notice; the text may be shown."""
 
 
 async def _post(hook: HookSettings, notice_id: str, content: bytes, sent_at: str) -> None:
-    import aiohttp  # noqa: PLC0415 - a quarter of a second of the start, and few have hooks
+    import aiohttp  # noqa: PLC0415 - it delays the start by 0.25 s, and few owners have hooks
 
     headers = {
         "Content-Type": "application/json",
@@ -219,7 +219,7 @@ async def _post(hook: HookSettings, notice_id: str, content: bytes, sent_at: str
         "webhook-timestamp": sent_at,
     }
     if hook.secret_file is not None:
-        # Each time: another secret counts from the next attempt on.
+        # Read for each attempt: a new secret counts from the next attempt on.
         key = await asyncio.to_thread(read_signing_key, hook.secret_file)
         signed = b".".join((notice_id.encode(), sent_at.encode(), content))
         digest = hmac.digest(key, signed, hashlib.sha256)
@@ -231,7 +231,7 @@ async def _post(hook: HookSettings, notice_id: str, content: bytes, sent_at: str
         ):
             status = response.status
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        # By its type: its text may have the URL.
+        # Not the error's own text, which may contain the URL.
         why = getattr(getattr(error, "os_error", None), "strerror", None) or type(error).__name__
         raise _Undelivered(f"the request failed: {why}") from None
     if not 200 <= status < 300:
@@ -255,7 +255,7 @@ async def _run(command: tuple[str, ...], content: bytes) -> None:
         await program.communicate(content)
     finally:
         if program.returncode is None:
-            # And what it started: all of its group.
+            # Kill the whole group: the program may have started others.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(program.pid, signal.SIGKILL)
             await program.wait()

@@ -1,10 +1,10 @@
-"""SMTP in: what a client says becomes an envelope and a stream of content, or a refusal.
+"""SMTP server: turns a client's commands into an envelope and a stream of content, or refuses them.
 
-server      from an accepted connection to its end: a balancer's header (proxied), a place, TLS, a session
-accepting   accepts connections
-session     one client: what the machine of `relay.smtp` decides, carried out; shared: for all of a listener
-wire        its connection: octets and deadlines
-content     one message coming in, and what is wrong with it; received: the line that we add
-access      who may connect, and who may relay; quotas: how much of the queue; users: passwords and guesses
-ports       what the listener needs from other rooms
+server      one listener, from accept to close: PROXY header (`proxied`), connection limits, TLS, sessions
+accepting   accepts connections on a socket
+session     one client's session, driven by the state machine of `relay.smtp`; `shared`: state of all sessions
+wire        one client's connection: lines, chunks, replies, deadlines
+content     decodes and checks the content of one message; `received`: the `Received:` line
+access      who may connect and relay; `quotas`: limits of the queue; `users`: passwords, brake on guessing
+ports       the interfaces that the listener needs from other rooms; `listener_files`: users and certificate
 """

@@ -1,8 +1,8 @@
-"""Accepting connections on one socket, also where there is no descriptor for one.
+"""Accepts connections on one socket, also when the process has no free file descriptor.
 
-`loop.create_server` will not do: without a descriptor, asyncio logs a traceback for each of a
-backlog's tries, and uvloop asks the kernel again and again, at the cost of a whole processor.
-Here that is told once, and tried again after PAUSE_S; clients wait in the kernel meanwhile.
+`loop.create_server` cannot be used.  Without a free descriptor asyncio logs a traceback for each try of
+the backlog, and uvloop calls accept in a loop that takes a whole processor.  `Door` reports the error, and
+tries again after PAUSE_S; clients wait in the kernel's backlog meanwhile.
 """
 
 import asyncio
@@ -12,23 +12,23 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 PAUSE_S = 1.0
-"""After accept failed, as asyncio's own servers wait."""
+"""The wait after a failed accept, as in asyncio's own servers."""
 
 Receive = Callable[[socket.socket, Any], Coroutine[None, None, None]]
-"""Gives an accepted socket, with its peer's address, to a protocol.  If it raises, the socket is closed."""
+"""Hands an accepted socket and the peer's address to a protocol.  If it raises, `Door` closes the socket."""
 
 
 class Door:
-    """Takes connections on a listening socket, which it closes in the end."""
+    """Owns a listening socket: accepts its connections, and closes it at the end."""
 
     def __init__(self, bound: socket.socket, receive: Receive, on_error: Callable[[OSError], None]) -> None:
-        """Accept from now on.  `on_error` is told why there is a pause."""
+        """Begin to accept.  `on_error` gets the error of a failed accept, before the pause."""
         bound.setblocking(False)  # noqa: FBT003 - the socket's own signature
         self._bound, self._receive, self._on_error = bound, receive, on_error
         self._tasks = {asyncio.get_running_loop().create_task(self._accept())}
 
     async def close(self) -> None:
-        """Accept no more, and drop what no protocol has yet.  Idempotent."""
+        """Stop accepting, and close sockets that no protocol has yet.  Idempotent."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -48,12 +48,12 @@ class Door:
             opening = loop.create_task(self._receive(accepted, peer))
             self._tasks.add(opening)
             opening.add_done_callback(functools.partial(self._opened, accepted))
-            # Open connections have their turn in between.
+            # Let open connections run between two accepts.
             await asyncio.sleep(0)
 
     def _opened(self, accepted: socket.socket, opening: "asyncio.Task[None]") -> None:
         self._tasks.discard(opening)
-        # Not in the coroutine: cancelled before its first step, it would not close the socket.
+        # Not in the coroutine: a task that is cancelled before its first step runs no `finally`.
         error = None if opening.cancelled() else opening.exception()
         if opening.cancelled() or error is not None:
             accepted.close()

@@ -1,7 +1,7 @@
-"""Who may connect, how often, and who may relay.  Pure: no clock, no sockets.
+"""Which clients may connect and relay, and how many connections they may have.  Pure: no clock, no sockets.
 
-Guarantees: nobody relays who is not in `clients` (or authenticated, which the session
-knows); the tables hold an entry per open connection and none that is left behind.
+Guarantees: a client may relay only if its address is in `clients`, or after the session called `log_in`.  The
+tables have entries for open connections only.
 """
 
 import functools
@@ -16,29 +16,29 @@ from relay.smtp import replies
 @dataclass(frozen=True, slots=True)
 class Client:
     ip: IPv4Address | IPv6Address
-    """As IPv4 where a dual-stack socket maps it into IPv6 (RFC 4291, 2.5.5.2)."""
+    """IPv4 also if a dual-stack socket mapped the address into IPv6 (RFC 4291, 2.5.5.2)."""
     address: str
 
     @classmethod
     @functools.lru_cache(maxsize=1024)
     def of_peer(cls, host: str) -> "Client":
-        """Drop the zone (`%eth0`) of a socket's peer host."""
+        """Return the client of a socket's peer host, without its zone (`%eth0`)."""
         ip = ip_address(host.partition("%")[0])
         mapped = ip.ipv4_mapped if isinstance(ip, IPv6Address) else None
         return cls(mapped or ip, str(mapped or ip))
 
     def __str__(self) -> str:
-        """Return `unknown[address]`: no name is ever looked up."""
+        """Return `unknown[address]`: the relay never looks up the client's name."""
         return f"unknown[{self.address}]"
 
     @property
     def is_loopback(self) -> bool:
-        """Return whether it is on this host, so that plain text crosses no network."""
+        """Return whether the client is on this host, so that plain text crosses no network."""
         return self.ip.is_loopback
 
     @property
     def origin(self) -> str:
-        """Return what failures are counted by: the address, or for IPv6 the /64 that one host usually has."""
+        """Return the key that counts failures: the address, or for IPv6 the /64 that one host usually has."""
         if isinstance(self.ip, IPv6Address):
             return str(ip_network((self.ip, 64), strict=False))
         return self.address
@@ -48,31 +48,31 @@ class Client:
 
 
 class ClientPlace:
-    """What one connection holds at a listener, from its first octet to its last."""
+    """One connection in the counts of `Admission`, from accept to close."""
 
     def __init__(self, client: Client, *, may_relay: bool) -> None:
         self.client, self.may_relay = client, may_relay
-        """In `clients`, or logged in since."""
+        """Whether the client is in `clients`, or has logged in."""
         self.counted_as = client.address if may_relay else client.origin
-        """Of any but a host in `clients` its origin, since one host numbers its whole /64."""
+        """The key of its counts.  Outside `clients` it is the origin: one host can use its whole /64."""
 
 
 class Admission:
-    """Counts open connections, and says which is one too many.
+    """Counts open connections, and refuses a connection above a maximum.
 
-    A stranger may not relay, or not yet.  Strangers have a fixed share of the places, and one origin a part
-    of that share: all other places are for clients that may relay, whatever strangers do.
+    A stranger is a client that may not relay, or not before it logs in.  Strangers have a fixed share of
+    `max_connections`, and one origin has a part of that share.  So strangers cannot take the other places.
     """
 
     def __init__(self, max_connections: int, max_per_client: int, *, can_log_in: bool) -> None:
         self._max_connections = max_connections
         self._max_per_client = max_per_client
-        # Where nobody logs in, a stranger can only be refused.
+        # Without a login a stranger can only be refused, so a tenth is enough.
         self._share = max(1, max_connections // (2 if can_log_in else 10))
         self._most_of_origin = min(max_per_client, max(self._share // 4, min(self._share, 10)))
         self._open: Counter[str] = Counter()
         self._strangers: Counter[str] = Counter()
-        """Of those, the strangers."""
+        """The strangers among `_open`."""
 
     @property
     def total(self) -> int:
@@ -106,4 +106,4 @@ class Admission:
 def _count_down(counts: Counter[str], key: str) -> None:
     counts[key] -= 1
     if not counts[key]:
-        del counts[key]  # what is left behind would fill the memory
+        del counts[key]  # entries of 0 would fill the memory

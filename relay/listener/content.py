@@ -1,7 +1,7 @@
-"""The content of one message, from 354 to the verdict on it.  Pure.
+"""Decodes and checks the content of one message, from 354 to the final dot.  Pure.
 
-Every flag is a property of the octets up to the end, so a client cannot
-choose an answer by its packets.  It takes a few searches at memory speed per chunk, no step per line.
+Guarantees: the result depends on the octets only, not on how the client's packets divide them.  A chunk takes
+a few searches at memory speed and no step for each line.
 """
 
 import re
@@ -10,18 +10,18 @@ from relay.mail.header import message_id_of, opened
 from relay.smtp import replies
 from relay.smtp.dot_stuffing import DotUnstuffing, has_only_crlf
 
-# A client that takes LF for a line's end stuffs the dots behind it (smtplib); a lone one is not stuffed.
+# A client that ends lines in LF doubles a dot behind it (smtplib), so a single dot there is content.
 _ANY_NEWLINE = re.compile(rb"\r\n|\r|\n(?:\.(?=\.))?")
 _CUT_NEWLINE = re.compile(rb"(?<!\r)\n\.?\Z")
-"""What the next octets may show to be stuffed."""
+"""The next octets decide whether a dot here was stuffed."""
 _HEADER_BYTES = 100 * 1024
-"""What is looked at of a header (Postfix: header_size_limit); a message that loops has its hops on top."""
+"""Only so much of a header is read (Postfix: header_size_limit).  The hops of a loop are at the top."""
 _RECEIVED = b"\r\nreceived:"
 _HEADER_END = b"\r\n\r\n"
 
 
 class ContentDecoder:
-    """Feed it what arrives after 354, store what it returns."""
+    """Feed it the octets behind 354; store what `feed` returns."""
 
     def __init__(self, max_size_bytes: int, max_hops: int, *, normalise: bool) -> None:
         self._max_size_bytes = max_size_bytes
@@ -31,20 +31,20 @@ class ContentDecoder:
         self._has_bare_newline = False
         self._held = b""
         self._head: bytearray | None = bytearray()
-        """The first octets, until they are enough for `_read_head`; then None."""
+        """The first octets, until `_read_head` has examined them; then None."""
         self.size_bytes = 0
-        """Octets of content as it is stored, so far; goes on counting after a fault."""
+        """Octets of content so far, as stored; counts on after a fault."""
         self.hops = 0
-        """Received: lines in the header (RFC 5321, 6.3), of which each server adds one on top."""
+        """`Received:` lines in the header: each server adds one on top (RFC 5321, 6.3)."""
         self.has_ascii_header = False
         self.message_id: str | None = None
         self.is_ended = False
         self.rest = b""
-        """What came behind the end."""
+        """The octets behind the end: commands."""
 
     @property
     def refusal(self) -> str | None:
-        """Return why this content cannot be accepted, as far as it is known; the most decisive first."""
+        """Return the reply that refuses this content, by its gravest fault so far; None without a fault."""
         if self.size_bytes > self._max_size_bytes:
             return replies.TOO_BIG
         if self._has_bare_newline and not self._normalise:
@@ -53,13 +53,13 @@ class ContentDecoder:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether so much came without an end that reading on is no use."""
+        """Return whether twice the maximum size came without an end: the session gives up."""
         return self.size_bytes > 2 * self._max_size_bytes
 
     def feed(self, received: bytes) -> bytes:
-        """Add what arrived; return the content that is now certain, or nothing after a fault.
+        """Add octets; return the content that is now certain, nothing after a fault.
 
-        Once `is_ended`, feed no more.
+        Must not be called once `is_ended`.
         """
         block = self._unstuffing.feed(received)
         self.is_ended, self.rest = self._unstuffing.is_ended, self._unstuffing.rest
@@ -73,14 +73,14 @@ class ContentDecoder:
         return b"" if self.refusal else block
 
     def _normalised(self, block: bytes) -> bytes:
-        """Make every line end in CRLF.  The end was found before: no dot here can be taken for it."""
+        """Make every line end a CRLF.  The end was found before, so no dot here can be taken for it."""
         block = self._held + block
         cut = None if self.is_ended else _CUT_NEWLINE.search(block[-3:])
         self._held = cut[0] if cut else b""
         return _ANY_NEWLINE.sub(b"\r\n", block[: len(block) - len(self._held)])
 
     def _read_head(self, head: bytearray, block: bytes) -> bytes:
-        """Keep the first octets back until they hold the header, or _HEADER_BYTES, and look at them once."""
+        """Hold back the first octets until they contain the header or _HEADER_BYTES; examine them once."""
         seen = max(0, len(head) - len(_HEADER_END))
         head += block
         end = head.find(_HEADER_END, seen)
@@ -90,7 +90,7 @@ class ContentDecoder:
         first = opened(bytes(head[:_HEADER_BYTES]))
         header, blank, _ = (b"\r\n" + first).partition(_HEADER_END)
         self.hops = header.lower().count(_RECEIVED)
-        # What of a longer header was not seen may be anything.
+        # The unread rest of a longer header may not be ASCII.
         self.has_ascii_header = header.isascii() and (blank != b"" or len(head) < _HEADER_BYTES)
         self.message_id = message_id_of(first)
         return first + head[_HEADER_BYTES:]

@@ -1,7 +1,7 @@
-"""The files that a listener goes by: who may log in, and the certificate that it shows.
+"""The files of a listener: its users, and the certificate that it presents.
 
-What `read_listener_files` returns was read whole and fits together.  `to_order` and `from_order` hand it
-to another process of ours.
+Guarantees: `read_listener_files` returns complete users and a certificate with its own key.  `to_order` and
+`from_order` hand them to a listener process.
 """
 
 import ssl
@@ -17,7 +17,7 @@ from relay.policy.secrets import KeyPair, read_key_pair, read_users, serving
 @dataclass(frozen=True, slots=True)
 class ListenerFiles:
     hashes: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Name to hash; empty without a users file."""
+    """Hash by user name; empty without a users file."""
     pair: KeyPair | None = None
     """None without a certificate."""
 
@@ -30,7 +30,7 @@ class ListenerFiles:
         return None if self.pair is None else serving(self.pair)
 
     def to_order(self) -> dict[str, Any]:
-        """Return JSON; it holds secrets."""
+        """Return the files for JSON, with their secrets."""
         pair = self.pair and [self.pair.chain.decode("latin-1"), self.pair.key.decode("latin-1")]
         return {"hashes": dict(self.hashes), "pair": pair}
 
@@ -45,7 +45,7 @@ def paths_of(listen: Listen) -> tuple[Path, ...]:
 
 
 def read_listener_files(listen: Listen) -> ListenerFiles:
-    """Raise SecretError for a file that cannot be used."""
+    """Return the files of a listener.  Raises SecretError for an unusable file."""
     hashes = {} if listen.users_file is None else read_users(listen.users_file)
     pair = None if listen.certificate is None else read_key_pair(listen.certificate, listen.key)
     return ListenerFiles(hashes, pair)

@@ -1,4 +1,4 @@
-"""What the listener needs from other rooms: it knows no spool and no metrics."""
+"""The interfaces that the listener needs from other rooms.  It knows neither the spool nor metrics."""
 
 from typing import Protocol
 
@@ -7,30 +7,30 @@ from relay.mail.envelope import Envelope, QueueId
 
 
 class IntakePort(Protocol):
-    """Raises Refused with a 4yz where a message is not taken; the client keeps it (RFC 5321, 6.1)."""
+    """Takes messages.  Raises Refused (4yz) if it cannot: the client keeps the message (RFC 5321, 6.1)."""
 
     def draft(self) -> Draft:
-        """Do no I/O."""
+        """Return an empty draft, without I/O."""
 
     def refusal(self, size_bytes: int) -> str | None:
-        """Return the 452 reply if this declared size cannot be stored now.  Cheap; no I/O."""
+        """Return the 452 reply if the declared size cannot be stored now, else None.  Cheap; no I/O."""
 
     async def spill(self, draft: Draft) -> None:
-        """Move what is buffered out of memory.  Raises Refused; the draft is gone then."""
+        """Move the buffered content out of memory.  Raises Refused, and then the draft is discarded."""
 
     async def accept(self, draft: Draft, envelope: Envelope) -> None:
         """Store the message durably and take responsibility: on return, 250 may be sent.
 
-        Raises Refused, and then nothing is queued.  If the caller is cancelled, the message is queued whole
-        or not at all; both are right (RFC 5321, 4.1.1.4; RFC 1047).
+        Raises Refused, and then nothing is queued.  If the caller is cancelled, either the whole message is
+        queued or nothing; both are right (RFC 5321, 4.1.1.4; RFC 1047).
         """
 
     async def discard(self, draft: Draft) -> None:
-        """Never raise."""
+        """Discard the draft; never raises."""
 
 
 class Observer(Protocol):
-    """Every call is cheap and never raises.  `listener` is the address as the policy writes it."""
+    """Takes events.  Calls are cheap and never raise.  `listener` is the address that the policy states."""
 
     def connection_opened(self, listener: str, client: str) -> None: ...
 
@@ -38,9 +38,9 @@ class Observer(Protocol):
         """`reason` is quit, lost, timeout, errors, refused, shutdown or fault."""
 
     def refused(self, listener: str, client: str, phase: str, reply: str, user: str | None) -> None:
-        """Tell of 4yz or 5yz; `phase` is connect, eod, unknown, or the command in lower case.
+        """Report a 4yz or 5yz.  `phase` is connect, eod, unknown, or the command in lower case.
 
-        `user` logged in, or tried to; never looked up, as long and as strange as the client likes.
+        `user` is the name of the login, or of the attempt: unchecked text of any length from the client.
         """
 
     def accepted(
@@ -53,7 +53,7 @@ class Observer(Protocol):
         size_bytes: int,
         commit_ns: int,
     ) -> None:
-        """`commit_ns` is from the final dot to durable; `message_id` as the client wrote it."""
+        """`commit_ns` is the time from the final dot to durable; `message_id` is the client's text."""
 
     def fault(self, listener: str, client: str, error: BaseException) -> None:
-        """Log an error of our own making; the client was told 451 4.3.0."""
+        """Report an error of the relay, or of accept.  A client in a session got 451 4.3.0."""

@@ -1,8 +1,8 @@
-"""The header by which a load balancer tells whose connection it passes on; aiosmtpd reads it.
+"""Reads the header in which a load balancer names the client of a connection; aiosmtpd parses it.
 
-PROXY protocol, versions 1 and 2 (haproxy.org, doc/proxy-protocol.txt).  Guarantees: it is read to its
-last octet and no further, within HEADER_S.
-Assumes: who sends it is believed, so the caller reads it of named networks only.
+PROXY protocol, versions 1 and 2 (haproxy.org, doc/proxy-protocol.txt).  Guarantees: reads to the last octet
+of the header and no further, within HEADER_S.
+Assumes: the peer is trusted, so the caller reads headers from the networks in `proxies` only.
 """
 
 import asyncio
@@ -12,19 +12,19 @@ from aiosmtpd import proxy_protocol
 from aiosmtpd.proxy_protocol import AF, PROTO, V2_CMD, get_proxy
 
 HEADER_S = 5.0
-"""From a balancer's connection to the end of its header, which comes with the first octets."""
+"""Seconds from accept to the end of the header, which balancers send first."""
 MOST_LINE_BYTES = 107
-"""Of a header of version 1."""
+"""The longest header of version 1."""
 _KINDS = frozenset({(AF.INET, PROTO.STREAM), (AF.INET6, PROTO.STREAM)})
 
-# aiosmtpd logs each bad header, past our own log.
+# aiosmtpd would log each bad header by the module logging, outside our log.
 proxy_protocol.log.disabled = True
 
 
 async def client_behind(accepted: socket.socket) -> str | None:
-    """Return the client's address; None for a connection of the balancer itself, as a health check.
+    """Return the client's address; None if the balancer itself connects, for a health check (`LOCAL`).
 
-    Raises OSError, also for what is no such header.
+    Raises OSError, also for an invalid, late or missing header.
     """
     try:
         async with asyncio.timeout(HEADER_S):
@@ -41,7 +41,7 @@ async def client_behind(accepted: socket.socket) -> str | None:
 
 
 class _Octets:
-    """aiosmtpd's `AsyncReader` of a socket: no octet more than asked for, what follows is the client's."""
+    """aiosmtpd's `AsyncReader` on a socket.  It reads no octet beyond the header: those are the client's."""
 
     def __init__(self, accepted: socket.socket) -> None:
         self._accepted = accepted
@@ -59,7 +59,7 @@ class _Octets:
 
     async def readuntil(self, separator: bytes = b"\n") -> bytes:
         line = b""
-        # aiosmtpd refuses a longer one, once it has it.
+        # aiosmtpd itself refuses a longer line.
         while not line.endswith(separator) and len(line) <= MOST_LINE_BYTES:
             line += await self.readexactly()
         return line

@@ -1,6 +1,6 @@
-"""How much of the queue one owner may have: a user, or a client that needs no login.  Pure.
+"""Limits the queued messages of one owner: a user, or a client without a login.  Pure.
 
-The sender counts; about once a second it tells who has as much as it may.
+The sender's process counts messages; about once a second it tells listeners which owners are at the limit.
 """
 
 from collections.abc import Iterable
@@ -10,11 +10,11 @@ from relay.policy.model import Listen
 
 
 class Owner(NamedTuple):
-    """Whose a message is: of the user who logged in, wherever from; else of the client."""
+    """The owner of a message: the user who logged in, from any client; else the client."""
 
     user: str
     client: str
-    """As envelopes have it; empty where a user logged in."""
+    """The client as in envelopes; empty if a user logged in."""
 
     @classmethod
     def of(cls, user: str | None, client: str) -> "Owner":
@@ -29,7 +29,7 @@ class Quotas:
         self._full: set[Owner] = set()
 
     def worth_telling(self, held: Iterable[tuple[tuple[str, str], int]]) -> set[Owner]:
-        """Return those who may have no more."""
+        """Return the owners that are at their limit.  `held` counts messages by user and client."""
         full: set[Owner] = set()
         for (user, client), count in held:
             most = self._listen.most_queued(user or None)
@@ -38,7 +38,7 @@ class Quotas:
         return full
 
     def told(self, full: set[Owner]) -> None:
-        """Go by what `worth_telling` returned."""
+        """Replace the owners at their limit, by the result of `worth_telling`."""
         self._full = full
 
     def is_full(self, owner: Owner) -> bool:

@@ -1,8 +1,8 @@
-"""The one line that we add: `Received:` (RFC 5321, 4.4).  Pure.
+"""The one field that the relay adds to a message: `Received:` (RFC 5321, 4.4).  Pure.
 
-Whatever a client said of itself is cut to printable ASCII without a character that means
-something in a header, so that no HELO can end the line, open a comment or forge a
-clause.  The user that authenticated is not named: the line travels to every recipient.
+Guarantees: text from the client has only ASCII letters, digits and `.:_-[]`, with `?` for other characters.
+So no HELO can end the line, open a comment or forge a clause.
+Does not: name the authenticated user, since every recipient gets the line.
 """
 
 import re
@@ -19,7 +19,7 @@ _NOT_A_NAME = re.compile(r"[^A-Za-z0-9.:_\-\[\]]")
 def received_line(
     *, helo: str, address: str, hostname: str, protocol: str, queue_id: QueueId, wall_ns: int
 ) -> bytes:
-    """Return the whole folded line with its last CRLF.  The client, at an IP address, has no name."""
+    """Return the folded field with its last CRLF.  `address` is the client's; its name is not looked up."""
     literal = f"IPv6:{address}" if ":" in address else address
     return (
         f"Received: from {as_name(helo)} (unknown [{literal}])\r\n"
@@ -29,5 +29,5 @@ def received_line(
 
 
 def as_name(text: str) -> str:
-    """Return foreign text as something that can only be read as one name in a header."""
+    """Return foreign text in a form that a header can only read as one name."""
     return _NOT_A_NAME.sub("?", text[:MAX_HELO_CHARACTERS]) or "unknown"

@@ -1,6 +1,6 @@
-"""A listener: its socket, its sessions, and how it ends.
+"""A listener: its socket, its sessions and its shutdown.
 
-Guarantees: at most `max_connections` sessions; after `close` nothing of it runs.
+Guarantees: at most `max_connections` sessions; after `close` none of its tasks runs.
 Assumes: one event loop, asyncio's or uvloop's.
 """
 
@@ -21,10 +21,7 @@ _BACKLOG = 1024
 
 
 def bind(listen: Listen) -> socket.socket:
-    """Bind before a fork, so that processes can share the socket.
-
-    `[::]` takes IPv4 too.  Raises OSError.
-    """
+    """Return a listening socket, which processes can share.  `[::]` takes IPv4 too.  Raises OSError."""
     host, port = listen.address.host, listen.address.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     dual_stack = host == "::" and socket.has_dualstack_ipv6()
@@ -32,14 +29,12 @@ def bind(listen: Listen) -> socket.socket:
 
 
 class Listener(Reception):
-    """With a socket of its own."""
-
     address: HostPort
-    """Once started, with the port that the kernel chose for port 0."""
+    """Set by `start`, with the port that the kernel chose for port 0."""
     _door: Door | None = None
 
     async def start(self, bound: socket.socket | None = None) -> None:
-        """Accept connections, on a socket of `bind` or a new one.  Raises OSError."""
+        """Accept connections on `bound`, a socket of `bind`, or on a new one.  Raises OSError."""
         bound = bound or bind(self.listen)
         self.address = HostPort(*bound.getsockname()[:2])
         self._door = Door(
@@ -47,10 +42,10 @@ class Listener(Reception):
         )
 
     async def close(self, deadline_seconds: float) -> None:
-        """Accept no more, let content in flight finish, and drop what is left at the deadline.
+        """Stop accepting, let content in flight finish, and cancel sessions that are left at the deadline.
 
-        Sessions that wait for a command get 421, and so does the next MAIL of others; EHLO and QUIT are
-        answered as ever.  A message that is cut off here was not replied to, and the client keeps it.
+        Idle sessions get 421, others at their next command; EHLO, HELO and QUIT are answered as usual.
+        A message that is cut off here gets no reply, so the client keeps it.
         """
         if self._door is not None:
             await self._door.close()
@@ -65,17 +60,17 @@ class Listener(Reception):
         self.users.close()
 
     async def _receive(self, accepted: socket.socket, peer: Any) -> None:
-        """Make a session of a connection; a `Receive` of a `Door`."""
+        """Start a session on an accepted socket; this is the `Receive` of the `Door`."""
         client = await self._client_of(accepted, Client.of_peer(peer[0]))
         place = self.place_for(client)
         if (refusal := self.admission.enter(place)) is not None:
             self.observer.refused(self.name, str(client), "connect", refusal, None)
-            if not self.is_implicit_tls:  # before its handshake the client could not read it
+            if not self.is_implicit_tls:  # the client could not read it before the handshake
                 accepted.send(refusal.encode("ascii") + b"\r\n")
             raise ConnectionRefusedError
         tls = self.tls if self.is_implicit_tls else None
         try:
-            # It has its place while it shakes hands: silent clients hold no others.
+            # Counted before the TLS handshake, so silent clients take no more places than others.
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: ClientSession(self, place), accepted, ssl=tls
             )
@@ -84,16 +79,16 @@ class Listener(Reception):
             raise
 
     async def _client_of(self, accepted: socket.socket, peer: Client) -> Client:
-        """Raise ConnectionRefusedError where a load balancer does not tell whose connection it is."""
+        """Return the client behind a peer.  Raises ConnectionRefusedError for a missing PROXY header."""
         if not peer.is_in(self.listen.proxies):
             return peer
         try:
             told = await client_behind(accepted)
         except OSError as error:
-            # No reply: who speaks something else would not read it, and a balancer has nobody to tell.
+            # No reply: a peer without the header may not speak SMTP, and a balancer has no client to tell.
             reply = f"{replies.NO_PROXY_HEADER}: {error}"
             self.observer.refused(self.name, str(peer), "connect", reply, None)
             raise ConnectionRefusedError from error
         client = peer if told is None else Client.of_peer(told)
-        # A program on the balancer's host is on no loopback of ours.
+        # A loopback address behind a remote balancer is on the balancer's host, not on ours.
         return peer if client.is_loopback and not peer.is_loopback else client

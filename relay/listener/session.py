@@ -1,9 +1,9 @@
-"""One client's session: what the machine of `relay.smtp` decides, carried out.
+"""One client's session: carries out the decisions of the state machine in `relay.smtp`.
 
-Guarantees: one reply per command, in order; `250` to content only after `IntakePort.accept`
-returned; an error of our own is 451 and never 5yz, and tells the client nothing.
-Does not: know SMTP's order (`relay.smtp.session_machine`), look up names, log, or keep
-anything once the connection is closed.
+Guarantees: one reply for each command, in order; `250` to content only after `IntakePort.accept` returned.
+An error of the relay gives 451, never 5yz, without details.
+Does not: know the order of commands (`relay.smtp.session_machine` does), look up names, log, or keep anything
+after the connection is closed.
 """
 
 import asyncio
@@ -22,28 +22,28 @@ from relay.smtp.sasl import Credentials, PasswordCheck
 from relay.smtp.session_machine import SessionMachine, SessionState
 
 MAX_IDLE_COMMANDS = 100
-"""Commands since the last message; each one more counts as an error (Postfix: smtpd_junk_command_limit)."""
+"""Commands since the last message; a further one counts as an error (Postfix: smtpd_junk_command_limit)."""
 SPILL_BYTES = 256 * 1024
 _CHUNK_BYTES = 32 * 1024
-"""What a draft is given at once, so that octets that trickle in cost it no object each."""
+"""The least that is appended to a draft at once: octets that trickle in do not cost an object each."""
 STRANGERS_S = 60.0
-"""From the greeting to a login: an idle stranger keeps its place of the few no longer."""
+"""From the greeting to the login: an idle stranger then frees its place for other strangers."""
 
 
 class ClientSession(ClientConnection):
-    """The `SessionOwner` of its machine."""
+    """The `SessionOwner` of its state machine."""
 
     reason = "shutdown"
-    """Of its end, as of `SessionEnd`; of one that is cancelled, this."""
+    """Why the session ended, as in `SessionEnd`.  A session that is cancelled keeps this value."""
 
     def __init__(self, reception: Reception, place: ClientPlace) -> None:
-        """Hold a place that was counted in, to the end."""
+        """`place` is counted by `Admission.enter`; the session calls `leave` at its end."""
         super().__init__(asyncio.get_running_loop())
         self._reception, self.place = reception, place
         self._label = str(place.client)
         self._errors = self._idle_commands = 0
         self._login: str | None = None
-        """The hash of the password that the client knew."""
+        """The password hash that the client logged in with."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -59,7 +59,7 @@ class ClientSession(ClientConnection):
         room.sessions.add(self)
         room.observer.connection_opened(room.name, self._label)
         self.task = self.loop.create_task(self._handle_client())
-        # Not in the coroutine: cancelled before its first step, it would do nothing.
+        # Not in the coroutine: a task that is cancelled before its first step runs no `finally`.
         self.task.add_done_callback(self._leave)
 
     def _leave(self, _ended: object) -> None:
@@ -69,10 +69,8 @@ class ClientSession(ClientConnection):
         room.admission.leave(self.place)
         room.observer.connection_closed(room.name, self._label, self.reason)
 
-    # Asked by the machine.
-
     def sender_refusal(self, reverse_path: str, size_bytes: int) -> str | None:
-        """Raise SessionEnd where its user is gone, or has another password by now."""
+        """Return a refusal of MAIL, or None.  Raises SessionEnd if the user is gone or has a new password."""
         user, room = self._machine.user, self._reception
         if user is not None:
             if self._login != room.users.hash_of(user):
@@ -83,8 +81,6 @@ class ClientSession(ClientConnection):
             return replies.TOO_MUCH_QUEUED
         return room.intake.refusal(size_bytes)
 
-    # The loop.
-
     async def _handle_client(self) -> None:
         self.reply(self._reception.greeting)
         try:
@@ -94,14 +90,14 @@ class ClientSession(ClientConnection):
             self.reason = end.reason
             if end.reply is not None:
                 self._say(end.reply)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it must not become a 5yz, or end others
+        except Exception as error:  # noqa: BLE001 - no error may become a 5yz, or end other sessions
             self.reason = "fault"
             self._reception.observer.fault(self._reception.name, self._label, error)
             self._say(replies.INTERNAL_FAULT)
         await self.finish(linger=self.reason != "quit")
 
     async def _obey_next(self) -> None:
-        """Raise SessionEnd."""
+        """Read one command and reply to it.  Raises SessionEnd."""
         line = await self.read_line(self._command_deadline)
         try:
             reply: str | None = self._machine.take(line, is_stopping=self.is_stopping)
@@ -123,7 +119,7 @@ class ClientSession(ClientConnection):
         return min(self.loop.time() + room.command_s, self._began_at + session_s)
 
     def _say(self, reply: str) -> None:
-        """Tell the observer of a refusal; 5yz count against the client."""
+        """Add a reply; report 4yz and 5yz to the observer, and count 5yz as errors of the client."""
         self.reply(reply)
         if reply[0] in "45":
             room, machine = self._reception, self._machine
@@ -131,7 +127,7 @@ class ClientSession(ClientConnection):
             self._errors += reply[0] == "5"
 
     async def _carry_out(self, reply: str) -> str | None:
-        """Do what the state asks for; return the next reply, or None.  Raises Refused, SessionEnd."""
+        """Carry out the machine's state; return the next reply, or None.  Raises Refused, SessionEnd."""
         match self._machine.state:
             case SessionState.EXCHANGE:
                 self._say(reply)
@@ -159,7 +155,7 @@ class ClientSession(ClientConnection):
         return reply
 
     async def _secure(self, reply: str) -> None:
-        """Forget what the client said before TLS (RFC 3207, 4.2)."""
+        """Start TLS, and discard what the client said before (RFC 3207, 4.2).  Raises SessionEnd."""
         context = self._reception.tls
         if context is None:
             raise AssertionError("TLS that is not offered")
@@ -170,7 +166,7 @@ class ClientSession(ClientConnection):
         self._machine.secured()
 
     async def _take_content(self, go_ahead: str) -> str:
-        """Return the reply to one message.  Raises Refused, SessionEnd."""
+        """Receive and accept one message; return the reply.  Raises Refused, SessionEnd."""
         room, machine, transaction = self._reception, self._machine, self._machine.transaction
         if transaction is None:
             raise AssertionError("content without a transaction")
@@ -216,10 +212,10 @@ class ClientSession(ClientConnection):
         return replies.queued(draft.queue_id)
 
     async def _receive(self, decoder: ContentDecoder, draft: Draft) -> None:
-        """Take the content in, to its end; on return the draft is whole.
+        """Read the content to its end; on return the draft is complete.
 
-        Raises Refused at the end, SessionEnd if the end never came, and the draft is discarded then, also
-        when the session is cancelled.  Memory is bounded by `_CHUNK_BYTES`, `SPILL_BYTES` and one read.
+        Raises Refused at the end, SessionEnd if the end does not come.  After either, or if the session is
+        cancelled, the draft is discarded.  Memory is bounded by `_CHUNK_BYTES`, `SPILL_BYTES` and one read.
         """
         room, pending, not_stored = self._reception, bytearray(), ""
         until = self.loop.time() + room.transfer_s
@@ -239,10 +235,10 @@ class ClientSession(ClientConnection):
                         except Refused as refused:
                             not_stored = refused.reply
             self.unread(decoder.rest)
-            # What is wrong with the message comes first: the client need not try it again.
+            # A fault of the message comes first: its 5yz keeps the client from trying again.
             if refusal := decoder.refusal or not_stored:
                 raise Refused(refusal)
         except BaseException:
-            if not not_stored:  # else it is gone
+            if not not_stored:  # a failed spill discarded it
                 await room.intake.discard(draft)
             raise

@@ -1,4 +1,4 @@
-"""What all sessions of one listener share.  Made once, before the first connection."""
+"""The state that all sessions of one listener share.  Made once, before the first connection."""
 
 from relay.clock import SECOND_NS, Clock
 from relay.listener.access import Admission, Client, ClientPlace
@@ -13,7 +13,7 @@ from relay.policy.model import Listen, Tls
 from relay.smtp.session_machine import ServerTerms
 
 MECHANISMS = ("PLAIN", "LOGIN")
-"""CRAM-MD5 would need the passwords themselves, not their hashes."""
+"""Without CRAM-MD5: it needs the passwords themselves, and the relay has only hashes."""
 
 
 class Reception:
@@ -53,7 +53,7 @@ class Reception:
         self.sessions: set[ClientConnection] = set()
 
     def use(self, files: ListenerFiles) -> None:
-        """Go by other users and another certificate; who is logged in as another user than now has to go."""
+        """Replace users and certificate.  A session with a user who is gone or changed gets 421 at MAIL."""
         self.tls = files.tls()
         self.users.use(files.hashes)
 

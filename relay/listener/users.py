@@ -1,8 +1,8 @@
-"""Who may authenticate, and the brake on guessing.
+"""Checks passwords, and slows down guessing.
 
-Guarantees: a wrong password and an unknown user cost the same hash and give the same
-answer; at most `_THREADS` hashes run at once (argon2id takes 64 MiB each), never on the
-event loop; no name and no password is kept after the call or shown in any text.
+Guarantees: a wrong password and an unknown user cost the same hash and give the same answer.  At most
+`_THREADS` hashes run at once (argon2id takes 64 MiB each), never on the event loop.  No name or password of
+a client is kept after the call, or shown in any text.
 """
 
 import asyncio
@@ -21,25 +21,23 @@ _THREADS = 2
 
 
 class Users:
-    """`close` ends its threads."""
-
     def __init__(self, hashes: Mapping[str, str], hasher: PasswordHasher | None = None) -> None:
-        """Take what `policy.secrets.read_users` returned; without a user nobody asks."""
+        """`hashes` are from `policy.secrets.read_users`.  Without users AUTH is not offered."""
         self.use(hashes)
         self._hasher = hasher or PasswordHasher()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="relay-auth")
 
     def use(self, hashes: Mapping[str, str]) -> None:
-        """Go by these from now on, for checks under way too."""
+        """Replace the users, also for checks that are running."""
         self._hashes = dict(hashes)
-        # What an unknown name is checked against, so that it takes as long as a known one.
+        # An unknown name is checked against this hash, so that it takes as long as a known one.
         self._decoy = next(iter(self._hashes.values()), "")
 
     def hash_of(self, name: str) -> str | None:
         return self._hashes.get(name)
 
     async def verify(self, name: str, password: str) -> bool:
-        """Raise what keeps the answer from being known."""
+        """Return whether the password is right.  Raises any error that prevents the check."""
         known = self._hashes.get(name)
         loop = asyncio.get_running_loop()
         matches = await loop.run_in_executor(self._threads, self._matches, known or self._decoy, password)
@@ -49,19 +47,19 @@ class Users:
         try:
             return self._hasher.verify(password_hash, password)
         except VerifyMismatchError:
-            # Its base, VerificationError, is raised for a lack of memory or threads too.
+            # The base class, VerificationError, also means a lack of memory or threads.
             return False
 
     def close(self) -> None:
-        """Drop the checks that wait."""
+        """End the threads, and cancel checks that have not begun."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 class Guesses:
-    """Judges guesses, and has an origin wait that guesses wrong: 2 s after its third failure, then double.
+    """Locks an origin out after wrong passwords: 2 s after its third failure, then double each time.
 
-    Across sessions; the guesses of an origin are judged one after the other.  An hour without
-    a failure forgives all.  Bounded: of more than `MAX_ORIGINS` the one that failed longest ago is forgotten.
+    Failures count across sessions, and an origin's checks run one after the other.  A success, or an hour
+    without a failure, forgives all.  Above `MAX_ORIGINS` the origin that failed longest ago is forgotten.
     """
 
     FREE_FAILURES = 3
@@ -73,9 +71,9 @@ class Guesses:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._failures: OrderedDict[str, tuple[int, int]] = OrderedDict()
-        """Origin: how many, and the instant of the last; the oldest first."""
+        """By origin: the number of failures, and the boottime of the last; the oldest first."""
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """Held by who waits for it."""
+        """One lock for each origin; it exists while a check uses it."""
 
     def is_locked_out(self, origin: str) -> bool:
         count, last_at_ns = self._failures.get(origin, (0, 0))
@@ -85,7 +83,7 @@ class Guesses:
         return self._clock.boottime_ns() < last_at_ns + min(self.FIRST_NS << doublings, self.LONGEST_NS)
 
     async def judge(self, origin: str, verify: Callable[[], Awaitable[bool]]) -> PasswordCheck:
-        """Count nothing where `verify` raises."""
+        """Call `verify` unless the origin is locked out.  If it raises, nothing is counted."""
         async with self._turns.setdefault(origin, asyncio.Lock()):
             if self.is_locked_out(origin):
                 return PasswordCheck.LATER

@@ -1,10 +1,10 @@
-"""One client's connection as lines, chunks and replies: the wire, without SMTP's meaning.
+"""One client's connection as lines, chunks and replies, without their meaning in SMTP.
 
-A protocol of asyncio whose coroutine waits on one future: for octets, room to write, an end or its deadline.
+An asyncio protocol.  The session waits on one future for octets, room to write, an end or its deadline.
 
-Guarantees: holds at most `READ_AHEAD_BYTES` plus one read of the event loop (256 KiB) of what a client
-sent, and the transport's 64 KiB plus `MOST_REPLIES` of what it does not read; an end of input cancels
-nothing, what came before it is still answered; every wait has a deadline.
+Guarantees: input in memory is at most `READ_AHEAD_BYTES` and one read of the event loop (256 KiB).  Output in
+memory is at most the transport's 64 KiB and `MOST_REPLIES`.  An end of input cancels nothing: commands before
+it are still answered.  Every wait has a deadline.
 """
 
 import asyncio
@@ -17,17 +17,17 @@ from relay.smtp.commands import MAX_LINE_BYTES, has_control
 
 READ_AHEAD_BYTES = 64 * 1024
 MOST_REPLIES = 16
-"""Replies to commands sent ahead that go out in one write; then other sessions have their turn."""
+"""Replies to pipelined commands in one write; then other sessions run."""
 LINGER_S = 5.0
-"""How long a client may take to read our last reply and close."""
+"""How long a client may take to read the last reply and close."""
 LINGER_BYTES = 1024 * 1024
 READING_S = 1.0
-"""At a stop, how long a client has to read its last reply and to go on.  Some take two replies that come
-together for one, the last (dma): with 421 right behind the 250 they would send the message again."""
+"""At a stop, the time between a client's last reply and the 421.  Some clients (dma) take the last of two
+replies that arrive together for the only one: with 421 right behind the 250 they send the message again."""
 
 
-class SessionEnd(Exception):  # noqa: N818 - how a session ends is not an error
-    """The session is over: `reason` as `Observer.connection_closed` has it, and a last reply."""
+class SessionEnd(Exception):  # noqa: N818 - the end of a session is not an error
+    """The session is over.  `reason` is as in `Observer.connection_closed`; `reply` is the last reply."""
 
     def __init__(self, reason: str, reply: str | None = None) -> None:
         super().__init__(reason)
@@ -38,7 +38,7 @@ class SessionEnd(Exception):  # noqa: N818 - how a session ends is not an error
 class ClientConnection(asyncio.Protocol):
     transport: asyncio.Transport
     task: "asyncio.Task[None]"
-    """The coroutine that uses it."""
+    """Runs the session's coroutine."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -51,7 +51,7 @@ class ClientConnection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's are none by inheritance
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's transports do not inherit from it
         self.is_tls = transport.get_extra_info("sslcontext") is not None
 
     def data_received(self, data: bytes) -> None:
@@ -61,12 +61,12 @@ class ClientConnection(asyncio.Protocol):
         self._wake()
 
     def eof_received(self) -> bool:
-        """Keep the other direction open; TLS closes both (RFC 8446, 6.1)."""
+        """Keep the output open; under TLS both directions close (RFC 8446, 6.1)."""
         self._is_at_end = True
         self._wake()
         return not self.is_tls
 
-    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - lost is lost
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - the cause does not matter
         self._is_lost = True
         self._wake()
 
@@ -78,7 +78,7 @@ class ClientConnection(asyncio.Protocol):
         self._wake()
 
     def shut_down(self) -> None:
-        """End the session where it waits for a command and has read its last reply."""
+        """End the session when it waits for a command, READING_S after its last reply."""
         self.is_stopping = True
         self._wake()
 
@@ -87,16 +87,16 @@ class ClientConnection(asyncio.Protocol):
         return bool(self._received)
 
     def reply(self, text: str) -> None:
-        """Add a reply; it goes out in one write with others, at the next wait."""
+        """Add a reply; the next wait sends all replies in one write."""
         self._replies.append(text)
 
     async def read_line(self, deadline: float) -> bytes:
-        """Return the line without its CRLF.  Raises SessionEnd, also for a line that is no command."""
+        """Return a line without its CRLF.  Raises SessionEnd, also for a bad or too long line."""
         if len(self._replies) >= MOST_REPLIES:
             await self._flush(deadline)
             await asyncio.sleep(0)
         while (end := self._received.find(b"\r\n")) < 0:
-            # A CR at the very end may be half of the CRLF.
+            # A CR at the end may be half of a CRLF.
             _check_line(self._received.removesuffix(b"\r"))
             await self._flush(deadline)
             until = self._sent_at + READING_S if self.is_stopping else deadline
@@ -111,7 +111,7 @@ class ClientConnection(asyncio.Protocol):
         return line
 
     async def read_chunk(self, deadline: float) -> bytes:
-        """Return everything that has come, at least one octet.  Raises SessionEnd."""
+        """Return all octets received so far, at least one.  Raises SessionEnd."""
         while not self.has_unread:
             await self._flush(deadline)
             await self._more(deadline)
@@ -120,34 +120,34 @@ class ClientConnection(asyncio.Protocol):
         return chunk
 
     def unread(self, rest: bytes) -> None:
-        """Put back what `read_chunk` returned too much; before anything else is awaited."""
+        """Put back octets of `read_chunk` behind the content.  Call it before the next await."""
         self._received[:0] = rest
 
     async def start_tls(self, context: ssl.SSLContext) -> None:
         """Send the replies and go on under TLS.  Raises SessionEnd.
 
-        Nothing may be unread: what came in the clear must not be taken for what came under TLS
-        (CVE-2011-0411).  No octet can come in between: the loop takes the transport over before it waits.
-        A handshake has a minute, as asyncio's default says.
+        Nothing may be unread: plain octets must not count as received under TLS (CVE-2011-0411).  None can
+        arrive in between, since the loop takes over the transport before it waits.  The handshake may take
+        a minute, asyncio's default.
         """
         self._send()
         secured = None
-        with contextlib.suppress(OSError):  # ssl.SSLError, ConnectionError and TimeoutError are
+        with contextlib.suppress(OSError):  # the base of ssl.SSLError and TimeoutError
             secured = await self.loop.start_tls(self.transport, self, context, server_side=True)
         if secured is None:
             self.transport.abort()
-            self._is_lost = True  # of a failed handshake nobody is told
+            self._is_lost = True  # connection_lost may never come after a failed handshake
             raise SessionEnd("lost")
         self.transport, self.is_tls = secured, True
 
     async def finish(self, *, linger: bool) -> None:
-        """Send what is left, and wait a while until the client has it.  Linger if it may still be sending.
+        """Send the last replies and close, within LINGER_S.  `linger` if the client may still be sending.
 
-        Closing at once would reset the connection, and the client would not see our last
-        reply (RFC 1122, 4.2.2.13; RFC 9112, 9.6 asks the same of a web server).
+        To close with unread input would reset the connection, and the client would lose the last reply
+        (RFC 1122, 4.2.2.13; RFC 9112, 9.6 has the same rule for web servers).
         """
         deadline = self.loop.time() + LINGER_S
-        with contextlib.suppress(OSError, SessionEnd):  # the client was quicker, or takes too long
+        with contextlib.suppress(OSError, SessionEnd):  # the client closed first, or takes too long
             await self._flush(deadline)
             if linger and not self.is_tls and not self.transport.is_closing():
                 self.transport.write_eof()
@@ -167,22 +167,22 @@ class ClientConnection(asyncio.Protocol):
             self._sent_at = self.loop.time()
 
     async def _flush(self, deadline: float) -> None:
-        """Send the replies and wait while the client does not read them.  Raises SessionEnd."""
+        """Send the replies, and wait until the transport takes more.  Raises SessionEnd."""
         self._send()
         while not self._can_write and not self._is_lost:
             await self._wait(deadline)
 
     async def _more(self, deadline: float) -> None:
-        """Wait until more may have come.  Raises SessionEnd."""
+        """Wait for more octets; may return without any.  Raises SessionEnd."""
         if self._is_at_end or self._is_lost:
             raise SessionEnd("lost")
         self.transport.resume_reading()
         await self._wait(deadline)
 
     async def _wait(self, deadline: float) -> None:
-        """Wait for octets, an end, room to write, or less.  Raises SessionEnd once the deadline is over."""
+        """Wait for any event; may return without one.  Raises SessionEnd after the deadline."""
         if self.loop.time() >= deadline:
-            # Octets that trickle in may always be quicker than the timer.
+            # Checked here too: octets that trickle in may each time wake the session before the timer.
             raise SessionEnd("timeout", replies.IDLE_TOO_LONG)
         self._waiter = self.loop.create_future()
         timer = self.loop.call_at(deadline, self._wake)
@@ -197,7 +197,7 @@ class ClientConnection(asyncio.Protocol):
 
 
 def _check_line(line: bytes | bytearray) -> None:
-    """Raise SessionEnd for the first fault of a line, so that the network's cuts make no difference."""
+    """Raise SessionEnd for the first fault of a line, whichever way TCP divides the line."""
     if has_control(line[:MAX_LINE_BYTES]):
         raise SessionEnd("errors", replies.BAD_LINE_END)
     if len(line) > MAX_LINE_BYTES:

@@ -1,14 +1,14 @@
 """The grammar of addresses: in MAIL and RCPT with their parameters, and in lists of a header.  Pure.
 
-Bytes in, the same bytes out: an address is what the client sent within its angle brackets, less blanks at
-its edges and a source route (RFC 5321, C and F.2), or it is refused; nothing is decoded, folded, unquoted or
-repaired.  `comparable` is for comparing alone and is never sent.
+An address is what the client sent between its angle brackets, without blanks at its edges and without a
+source route (RFC 5321, C and F.2).  It stays the same byte for byte, or it is refused: nothing is decoded,
+folded, unquoted or repaired.  `comparable` is for comparison only and is never sent.
 
-The grammar is that of RFC 5321, 4.1.2 and 4.1.3, with UTF-8 where RFC 6531, 3.3 puts it, and takes what mail
-in use has, as Postfix does without `strict_rfc821_envelopes`: dots anywhere in a local part, a final dot
-behind a domain, `_` in a label, any length up to MAX_ADDRESS_BYTES; around the address blanks, a display
-name, or no brackets.  A name without a domain is refused, but for the recipient `Postmaster` (4.1.1.3).
-What is taken holds no control character, and `<`, `>` and blanks only in a quoted string.
+The grammar is that of RFC 5321, 4.1.2 and 4.1.3, with UTF-8 where RFC 6531, 3.3 allows it.  It also accepts
+what mail in use has, as Postfix does without `strict_rfc821_envelopes`: dots anywhere in a local part, a
+final dot behind a domain, `_` in a label, any length up to MAX_ADDRESS_BYTES; and around the address blanks,
+a display name, or no brackets.  A name without a domain is refused, except the recipient `Postmaster`
+(4.1.1.3).  An accepted address has no control character, and has `<`, `>` and blanks only in a quoted string.
 
 `mailboxes` reads a list of addresses (RFC 5322, 3.4) and checks none of them.
 """
@@ -23,7 +23,7 @@ from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from typing import NamedTuple
 
 MAX_ADDRESS_BYTES = 986
-"""So that MAIL or RCPT, without its parameters, is no longer than 1,000 octets."""
+"""Keeps MAIL and RCPT, without parameters, within 1,000 octets."""
 
 _ATEXT = rb"A-Za-z0-9!#$%&'*+\-/=?^_`{|}~\x80-\xff"
 # qtextSMTP and quoted-pairSMTP: no control, and a quote or backslash only after a backslash.
@@ -35,14 +35,14 @@ _MAILBOX = (
     rb"@(?:" + _DOMAIN + rb"\.?|\[(?P<literal>[A-Za-z0-9.:]+)\])|(?i:postmaster)"
 )
 _SOURCE_ROUTE = rb"@" + _DOMAIN + rb"(?:,@" + _DOMAIN + rb")*:"
-# A `<` that a blank or a quote does not part from what stands before is that of a parameter, `AUTH=<>`.
+# A `<` without a blank or a quote before it belongs to a parameter, such as `AUTH=<>`.
 _DISPLAY_NAME = rb'(?:"(?:[^"\\]|\\.)*"|[^<>"\x00-\x1f\x7f])*(?<=[ "])'
 _BARE = re.compile(rb"(?P<address>" + _MAILBOX + rb")(?= |\Z)")
 _BRACKETED = re.compile(
     rb"(?:" + _DISPLAY_NAME + rb")?< *(?:" + _SOURCE_ROUTE + rb")?(?P<address>" + _MAILBOX + rb")? *>"
 )
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
-# U+0080 to U+009F: controls too, when a terminal decodes them.
+# U+0080 to U+009F are also control characters to a terminal that decodes them.
 _UTF8_CONTROL = re.compile("[\x80-\x9f]")
 _QUOTED_PAIR = re.compile(r"\\(.)", re.DOTALL)
 # RFC 5321, 4.1.2: esmtp-param; the value is any printable octet but `=`, and UTF-8 (RFC 6531, 3.3).
@@ -50,15 +50,15 @@ _PARAMETER = re.compile(rb"([A-Za-z0-9][A-Za-z0-9-]*)(?:=([!-<>-~\x80-\xff]+))?\
 
 
 class MalformedAddress(ValueError):  # noqa: N818 - it is what the client sent, and reads as such
-    """Not an address by this grammar.  The text says why and quotes nothing; safe to send."""
+    """Not an address by this grammar.  The text says why, quotes nothing, and is safe to send."""
 
 
 class MalformedParameters(ValueError):  # noqa: N818 - as above
-    """The path is well-formed, what follows it is not.  Safe to send."""
+    """The path is well-formed, and what follows it is not.  The text is safe to send."""
 
 
 class NonAsciiAddress(ValueError):  # noqa: N818 - as above
-    """An address that needs SMTPUTF8, which MAIL did not ask for (RFC 6531, 3.4).  Safe to send."""
+    """The address needs SMTPUTF8, and MAIL did not ask for it (RFC 6531, 3.4).  The text is safe to send."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,13 @@ class Path:
     address: str
     """Without the brackets; `""` for the null reverse-path."""
     parameters: Mapping[str, str | None]
-    """By keyword in upper case, in the order sent; None where no `=` followed.  Values may be UTF-8."""
+    """By keyword in upper case, in the order sent; None for a keyword without `=`.  Values may be UTF-8."""
 
 
 def parse_reverse_path(argument: bytes) -> Path:
-    """Take apart what follows `MAIL FROM:`; the path may be `<>`.
+    """Parse what follows `MAIL FROM:`; the path may be `<>`.
 
-    UTF-8 is allowed if SMTPUTF8 is among the parameters of this very command.
+    UTF-8 is allowed if SMTPUTF8 is among the parameters of the same command.
     Raises MalformedAddress, MalformedParameters or NonAsciiAddress.
     """
     found, rest = _split_path(argument)
@@ -83,7 +83,7 @@ def parse_reverse_path(argument: bytes) -> Path:
 
 
 def parse_forward_path(argument: bytes, *, smtputf8: bool) -> Path:
-    """Take apart what follows `RCPT TO:`; `smtputf8` is whether MAIL asked for it.
+    """Parse what follows `RCPT TO:`; `smtputf8` is whether MAIL asked for SMTPUTF8.
 
     Raises MalformedAddress (for `<>` too), MalformedParameters or NonAsciiAddress.
     """
@@ -95,8 +95,8 @@ def parse_forward_path(argument: bytes, *, smtputf8: bool) -> Path:
 
 @lru_cache(1024)  # the same senders over and over
 def is_valid_address(text: str, *, smtputf8: bool) -> bool:
-    """Check for the way out what was stored, by the grammar that let it in; False for `""`."""
-    with contextlib.suppress(ValueError):  # UnicodeEncodeError (a lone surrogate) is one
+    """Check a stored address before it is sent, by the grammar that accepted it; False for `""`."""
+    with contextlib.suppress(ValueError):  # a lone surrogate raises UnicodeEncodeError
         found = _BARE.fullmatch(text.encode())
         return found is not None and _checked(found, smtputf8=smtputf8) == text
     return False
@@ -104,11 +104,11 @@ def is_valid_address(text: str, *, smtputf8: bool) -> bool:
 
 @lru_cache(4096)  # the same senders over and over
 def comparable(address: str) -> str:
-    """Return what all spellings of an address have in common.
+    """Return one form for all spellings of an address.
 
     The local part is without quotes and quoted-pairs (RFC 5321, 4.1.2: the quoted form of a name is the same
-    name), without regard to case, in one Unicode normalization; the domain as in `comparable_domain`.
-    A sub-address (`a+b`) is another address.  Patterns with `*` keep it.
+    name), and `folded`.  The domain is as in `comparable_domain`.  A sub-address (`a+b`) is another address.
+    Patterns keep their `*`.
     """
     local, at, domain = address.rpartition("@")
     if len(local) > 1 and local[0] == local[-1] == '"':
@@ -117,7 +117,7 @@ def comparable(address: str) -> str:
 
 
 def folded(text: str) -> str:
-    """Return text without regard to case and to how Unicode composes its characters."""
+    """Return one form for all variants of a text in case and in Unicode composition."""
     if text.isascii():
         return text.lower()
     return unicodedata.normalize("NFC", unicodedata.normalize("NFD", text).casefold())
@@ -131,17 +131,17 @@ def comparable_domain(domain: str) -> str:
     """Return a domain, literal or pattern without case and final dot, and with U-labels as A-labels."""
     domain = folded(domain).rstrip(_FULL_STOPS)
     if domain.isascii() and not domain.startswith("[ipv6:"):
-        return domain  # as nearly always; IDNA is slow
+        return domain  # the usual case; IDNA is slow
     with contextlib.suppress(AddressValueError):
         found = IPv6Address(domain.removeprefix("[ipv6:").removesuffix("]"))
         return f"[{found.ipv4_mapped or f'ipv6:{found}'}]"
-    with contextlib.suppress(UnicodeError):  # no label that a resolver would find
+    with contextlib.suppress(UnicodeError):  # a label that no resolver would find
         return domain.encode("idna").decode("ascii")
     return domain
 
 
 def _split_path(argument: bytes) -> tuple[re.Match[bytes], bytes]:
-    """Return the address, none for the null path, and what follows the path.  Raises MalformedAddress."""
+    """Return the match of the path, without an address for `<>`, and the rest.  Raises MalformedAddress."""
     argument = argument.lstrip(b" ")
     found = _BARE.match(argument) or _BRACKETED.match(argument)
     if found is not None:
@@ -155,7 +155,7 @@ def _split_path(argument: bytes) -> tuple[re.Match[bytes], bytes]:
 
 
 def _checked(found: re.Match[bytes], *, smtputf8: bool) -> str:
-    """Return an address, and check what the pattern does not: length, a literal (RFC 5321, 4.1.3), UTF-8."""
+    """Return the address after the checks beyond the pattern: length, literal (RFC 5321, 4.1.3), UTF-8."""
     raw, literal = found["address"] or b"", (found["literal"] or b"").decode()
     if len(raw) > MAX_ADDRESS_BYTES:
         raise MalformedAddress(f"the address is longer than {MAX_ADDRESS_BYTES} octets")
@@ -175,7 +175,7 @@ def _checked(found: re.Match[bytes], *, smtputf8: bool) -> str:
 
 
 def _parse_parameters(rest: bytes) -> Mapping[str, str | None]:
-    """Take the parameters apart: spaces before each, no keyword twice.  Raises MalformedParameters."""
+    """Parse parameters: spaces before each, no keyword twice.  Raises MalformedParameters."""
     parameters: dict[str, str | None] = {}
     rest = rest.rstrip(b" ")  # RFC 5321, 4.1.1: tolerate white space before the CRLF
     if rest and not rest.startswith(b" "):
@@ -194,23 +194,23 @@ def _parse_parameters(rest: bytes) -> Mapping[str, str | None]:
     return parameters
 
 
-# A literal that is not closed is given up at the next bracket.  At most one quote has no end: every other
-# one behind it would be its end.  So no octets are looked at twice (Python's own parsers are quadratic).
+# An unclosed literal is given up at the next bracket.  At most one quote is unclosed, because any later quote
+# would close it.  So no octet is read twice (Python's own parsers are quadratic).
 _TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"|\[[^\[\]\\]*+\]|\\.|.', re.DOTALL)
 
 
 class Mailbox(NamedTuple):
     phrase: str
     address: str
-    """As it is written, less blanks at its edges and a source route; anything may be in it."""
+    """As written, without blanks at its edges and without a source route; unchecked."""
     rest: str
-    """What stands behind the angle; empty where nothing is wrong."""
+    """What follows the closing bracket; empty in a well-formed mailbox."""
 
 
 def mailboxes(text: str) -> tuple[list[Mailbox], bool]:
     """Return the mailboxes of `a@b, "A, B" <c@d> (comment), group: e@f;`, and whether brackets were closed.
 
-    Comments and empty members are left out, and nothing is decoded.  Time is linear in the text.
+    Comments and empty members are left out, and nothing is decoded.  The time is linear in the text.
     """
     members: list[list[str]] = [[]]
     depth, is_angle = 0, False
@@ -221,7 +221,7 @@ def mailboxes(text: str) -> tuple[list[Mailbox], bool]:
             members[-1].append(piece)
             is_angle = piece == "<" or (is_angle and piece != ">")
         elif piece == ":":
-            members[-1].clear()  # it was the name of a group
+            members[-1].clear()  # the name of a group
         else:
             members.append([])
     found = [_mailbox(tokens) for tokens in members if "".join(tokens).strip()]
@@ -233,7 +233,7 @@ def _mailbox(tokens: list[str]) -> Mailbox:
         return Mailbox("", "".join(tokens).strip(), "")
     begin = tokens.index("<")
     end = tokens.index(">", begin) if ">" in tokens[begin:] else len(tokens)
-    # A quote that is not closed would take the address into the phrase.
+    # An unclosed quote in the phrase would swallow the address.
     phrase = "" if '"' in tokens[:begin] else "".join(tokens[:begin]).strip()
     address = "".join(tokens[begin + 1 : end]).strip()
     if address.startswith("@"):

@@ -6,24 +6,24 @@ from relay.mail.envelope import QueueId
 
 
 class Draft(Protocol):
-    """Nothing of it is promised to anybody."""
+    """The relay has not taken responsibility for it."""
 
     queue_id: QueueId
-    """The id that the message will have if it is accepted; goes into `Received:`."""
+    """The id of the message if it is accepted; it also stands in `Received:`."""
 
     def append(self, chunk: bytes) -> None:
         """Add content, in memory only; never blocks, never fails."""
 
     @property
     def buffered_bytes(self) -> int:
-        """Return how much content is in memory, waiting to be spilled."""
+        """Return the size of the content in memory that waits for `spill`."""
 
     @property
     def is_on_disk(self) -> bool:
-        """Whether something of it is written; else to discard it is no I/O."""
+        """Whether a part of it is written; if not, `discard` does no I/O."""
 
     def spill(self) -> None:
-        """Write what is buffered.  Raises SpoolError of the engine, and the draft is discarded then."""
+        """Write the buffered content.  Raises SpoolError of the engine; the draft is then discarded."""
 
     def discard(self) -> None:
-        """Forget it, and remove what it wrote; never raises."""
+        """Drop the draft and remove what it wrote; never raises."""

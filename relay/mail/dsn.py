@@ -1,9 +1,9 @@
-"""What a sender asks to be told of, and how: the DSN parameters of MAIL and RCPT (RFC 3461, 4).  Pure.
+"""The DSN parameters of MAIL and RCPT: which reports a sender asks for, and how (RFC 3461, 4).  Pure.
 
-Guarantees: what is read here holds no space, no control and no line end, and is written again as it was read:
-RFC 3461, 5.2.1 has a relay pass on identical values.  An ORCPT of type `utf-8` (RFC 6533, 3) may hold UTF-8
-where SMTPUTF8 was asked for; `ascii_orcpt` writes it for a next hop that does not take SMTPUTF8.
-Does not: know commands and replies (`relay.smtp.commands`), or decide who is told.
+Guarantees: an accepted value has no space, control or line end.  It is written as it was read, as RFC 3461,
+5.2.1 demands of a relay, except for the case of NOTIFY and RET and the order of NOTIFY.  An ORCPT of
+type `utf-8` (RFC 6533, 3) may have UTF-8 if SMTPUTF8 was asked for; `ascii_orcpt` writes it for a next hop
+without SMTPUTF8.  Does not: know commands and replies (`relay.smtp.commands`), or decide who gets a report.
 """
 
 import enum
@@ -21,7 +21,7 @@ MAX_ENVID = 100
 
 # RFC 3461, 4: xtext of printable ASCII; only capital letters are hexadecimal digits.
 _XTEXT = re.compile(r"(?:[!-*,-<>-~]|\+[2-6][0-9A-F]|\+7[0-9A-E])+\Z")
-# Postfix writes an address beyond ASCII as octets of UTF-8, as type `rfc822`.
+# Postfix writes an address beyond ASCII as xtext of its UTF-8 octets, with the type `rfc822`.
 _XTEXT_ADDRESS = re.compile(r"(?:[!-*,-<>-~]|\+[2-6][0-9A-F]|\+7[0-9A-E]|\+[89A-F][0-9A-F])+\Z")
 # RFC 6533, 3: QCHAR, EmbeddedUnicodeChar and, in utf-8-addr-unitext, UTF-8; no controls.
 _UTF8_ADDRESS = re.compile(r"(?:[!-*,-<>-\[\]-~\xa0-\ud7ff\ue000-\U0010ffff]|\\x\{[0-9A-F]{2,6}\})+\Z")
@@ -35,7 +35,7 @@ _UTF8_TYPE = "utf-8"
 
 
 class Notify(enum.Flag):
-    """Of what the sender wants to be told about a recipient (RFC 3461, 4.1)."""
+    """The outcomes of a recipient that the sender asks reports on (RFC 3461, 4.1)."""
 
     NEVER = 0
     SUCCESS = enum.auto()
@@ -47,11 +47,11 @@ class Notify(enum.Flag):
 
 
 _UNASKED = Notify.FAILURE | Notify.DELAY
-"""Of what a sender is told that says nothing (RFC 3461, 4.1 leaves DELAY to us)."""
+"""The default without NOTIFY (RFC 3461, 4.1 leaves DELAY to us)."""
 
 
 class Ret(enum.StrEnum):
-    """What of the message a report of failure returns (RFC 3461, 4.3)."""
+    """The part of the message that a report of failure returns (RFC 3461, 4.3)."""
 
     FULL = "FULL"
     HDRS = "HDRS"
@@ -70,13 +70,13 @@ class DsnRequest:
     ret: Ret | None = None
     envid: str = ""
     recipients: tuple[RecipientRequest, ...] = ()
-    """One for each recipient of the envelope; or none, where nothing was given for any."""
+    """One for each recipient of the envelope; empty if no recipient has parameters."""
 
     def of(self, index: int) -> RecipientRequest:
         return self.recipients[index] if self.recipients else NO_REQUEST
 
     def wants(self, index: int, what: Notify) -> bool:
-        """Whether the sender is to be told of this about a recipient."""
+        """Return whether the sender is to get a report of `what` on a recipient."""
         notify = self.of(index).notify
         return what in (_UNASKED if notify is None else notify)
 
@@ -88,7 +88,7 @@ NOTHING_ASKED = DsnRequest()
 
 
 def asked_of(requests: Sequence[RecipientRequest]) -> tuple[RecipientRequest, ...]:
-    """Return the requests of all recipients, or none of them where nobody asked for anything."""
+    """Return the requests of all recipients, or an empty tuple if no recipient has parameters."""
     return tuple(requests) if any(each != NO_REQUEST for each in requests) else ()
 
 
@@ -98,7 +98,7 @@ def encode_xtext(text: str) -> str:
 
 
 def decode_xtext(text: str) -> str:
-    """Return what xtext stands for; octets beyond ASCII as UTF-8."""
+    """Return the text that xtext encodes; octets beyond ASCII are read as UTF-8."""
     octets = _HEXCHAR.sub(lambda found: chr(int(found[1], 16)), text).encode("latin-1")
     return octets.decode("utf-8", "replace")
 
@@ -120,7 +120,7 @@ def parse_ret(value: str) -> Ret:
 
 
 def parse_envid(value: str) -> str:
-    """Return it as it is.  Raises MalformedParameters."""
+    """Return the value unchanged.  Raises MalformedParameters."""
     if len(value) > MAX_ENVID:
         raise MalformedParameters(f"ENVID is longer than {MAX_ENVID} characters")
     if not _XTEXT.match(value):
@@ -129,7 +129,7 @@ def parse_envid(value: str) -> str:
 
 
 def parse_orcpt(value: str, *, smtputf8: bool) -> str:
-    """Return it as it is, of any length: Postfix makes it of the address.  Raises MalformedParameters."""
+    """Return the value, of any length: Postfix derives it from the address.  Raises MalformedParameters."""
     kind, separator, address = value.partition(";")
     if not separator or not _ADDRESS_TYPE.match(kind):
         raise MalformedParameters("ORCPT does not begin with an address type and a semicolon")
@@ -141,7 +141,7 @@ def parse_orcpt(value: str, *, smtputf8: bool) -> str:
 
 
 def ascii_orcpt(orcpt: str) -> str:
-    """Return an ORCPT as utf-8-addr-xtext, for where UTF-8 may not stand (RFC 6533, 3)."""
+    """Return an ORCPT as utf-8-addr-xtext, for places without UTF-8 (RFC 6533, 3)."""
     return _NO_ASCII.sub(_embedded, orcpt)
 
 
@@ -155,7 +155,7 @@ def _embedded(found: re.Match[str]) -> str:
 
 
 def original_recipient(orcpt: str) -> tuple[str, str]:
-    """Return type and address of an ORCPT, as Original-Recipient has them (RFC 3464, 2.3.1), in ASCII."""
+    """Return type and address of an ORCPT in ASCII, as Original-Recipient has them (RFC 3464, 2.3.1)."""
     kind, _, address = orcpt.partition(";")
     if kind.lower() == _UTF8_TYPE:
         return kind, ascii_orcpt(address)

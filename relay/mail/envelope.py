@@ -1,7 +1,7 @@
 """The envelope, and what is known about a message apart from its content.  Pure.
 
-An address is a `str` that passed `relay.mail.address`: what the client sent between the angle
-brackets, byte for byte but for a source route (UTF-8 only where SMTPUTF8 was asked for, RFC 6531).
+An address is a `str` that passed `relay.mail.address`: what the client sent between the angle brackets, byte
+for byte, without a source route.  It has UTF-8 only if SMTPUTF8 was asked for (RFC 6531).
 Does not: parse, fold case or compare domains.
 """
 
@@ -15,14 +15,14 @@ QueueId = NewType("QueueId", str)
 """The name of a message while it is queued: unique for ever, sorts by time."""
 
 QUEUE_ID_PATTERN = re.compile(r"[0-9a-z]{16}(?:r[0-9]{0,7}|w)?\Z")
-"""Sixteen characters; more for a report (`r`, perhaps a number) or the delay warning (`w`) about a message.
-Checked before an id becomes part of a path.
+"""Sixteen characters.  For a report on a message follow `r` and perhaps a number, for a delay warning `w`.
+Every id is checked before it becomes part of a path.
 """
 _OF_MAIL_CHARACTERS = 16
 
 
 def is_notice(queue_id: QueueId) -> bool:
-    """Whether it is a report or a delay warning of ours: no client handed it over."""
+    """Return whether a message is our own report or delay warning, not from a client."""
     return len(queue_id) > _OF_MAIL_CHARACTERS
 
 
@@ -35,7 +35,7 @@ class Envelope:
     arrival_at_ns: int
     """Wall clock at acceptance, nanoseconds since 1970 UTC."""
     client: str
-    """Who handed it over: `name[address]` or `unknown[address]`; `local` for reports."""
+    """The client as `name[address]` or `unknown[address]`; `local` for reports."""
     helo: str
     """The argument of HELO or EHLO in printable ASCII; `""` for reports."""
     protocol: str
@@ -44,24 +44,24 @@ class Envelope:
     smtputf8: bool = False
     """The client asked for SMTPUTF8, and an address or the header is beyond ASCII (RFC 6531, 3.4, 3.6)."""
     boot_id: str = field(default="", compare=False)
-    """The boot of its acceptance, as the intake found it; empty where its version kept none."""
+    """The boot id at acceptance; empty if the accepting version stored none."""
     boottime_ns: int = field(default=0, compare=False)
-    """When it was, in that boot: within it no step of the wall clock changes its age."""
+    """Boottime at acceptance.  Within that boot no step of the wall clock changes the message's age."""
     dsn: DsnRequest = NOTHING_ASKED
 
     @property
     def is_null(self) -> bool:
-        """Whether the reverse-path is `<>`, so that nobody may be told of a failure."""
+        """Whether the reverse-path is `<>`, so that no report may be sent."""
         return self.reverse_path == ""
 
     def arrived_at_ns(self, boot_id: str, now_ns: int, wall_ns: int) -> int:
-        """Return when it came in, by boottime of a boot: exactly in its own, in another by the wall clock."""
+        """Return the boottime of arrival: exact in the boot of acceptance, by the wall clock in another."""
         if self.boot_id == boot_id:
             return min(self.boottime_ns, now_ns)
         return now_ns - max(0, wall_ns - self.arrival_at_ns)
 
     def tells_of(self, index: int, what: Notify) -> bool:
-        """Whether the sender is to be told of this about a recipient; nobody is where it is `<>`."""
+        """Return whether the sender is to get a report of `what` on a recipient; never if it is `<>`."""
         return not self.is_null and self.dsn.wants(index, what)
 
 
@@ -70,6 +70,6 @@ class Shape:
     size_bytes: int
     """Octets of the content as it will be sent, before dot-stuffing; for SIZE= (RFC 1870)."""
     eight_bit: bool
-    """Some octet of the content is above 127: needs 8BITMIME (RFC 6152)."""
+    """The content has an octet above 127 and needs 8BITMIME (RFC 6152)."""
     smtputf8: bool
     """An address or a header needs SMTPUTF8 (RFC 6531)."""

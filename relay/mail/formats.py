@@ -1,4 +1,4 @@
-"""How instants, spans and values are written: for people, labels and the log.  Pure; nanoseconds in."""
+"""Writes instants, spans, sizes and values for people, labels and the log.  Pure; times are nanoseconds."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -78,7 +78,7 @@ def postfix_delay(delay_ns: int) -> str:
 
 
 def described(error: BaseException) -> str:
-    """Return the type of an error, and its words if it has any that can be shown.  Never raises."""
+    """Return the type of an error, and its text if that can be shown.  Never raises."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - an error that cannot even be shown
@@ -86,7 +86,7 @@ def described(error: BaseException) -> str:
 
 
 def shown_as_text(value: Value) -> str:
-    """Return a value as a line of text has it; only an instant or an option can be None.  Never raises."""
+    """Return a value as text for one line.  Only an instant or an option can be None.  Never raises."""
     if value is None:
         return "-"
     if isinstance(value, float):

@@ -1,7 +1,7 @@
 """The header section of a message, read leniently (RFC 5322, 2.2), and the first line of a content.  Pure.
 
-All who read a header read it by one pattern, in time linear in it: the header ends before the first line that
-is no field.
+All readers of a header use one pattern, in time linear in the header.  The header ends before the first line
+that is not a field.
 """
 
 import re
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 HEAD_BYTES = 32 * 1024
 LONGEST_MESSAGE_ID = 998
-"""Characters that are kept of one: as many as a line may have (RFC 5322, 2.1.1)."""
+"""The most characters kept of a Message-ID: as many as a line may have (RFC 5322, 2.1.1)."""
 LONGEST_SUBJECT = 200
 LONGEST_CLIENT_QUEUE_ID = 100
 MAILBOX_LINE = b"X-Mailbox-Line"
@@ -23,19 +23,19 @@ _LINE = rb"[^\r]*+(?:\r(?!\n)[^\r]*+)*+\r\n"
 _FIELD = re.compile(rb"([!-9;-~]++)[ \t]*+:(" + _LINE + rb"(?:[ \t]" + _LINE + rb")*+)")
 _COMMENT = re.compile(r"\([^()]*\)")
 _ID = re.compile(r"(?:^|\s)id\s+([^\s;]+)", re.IGNORECASE)
-# No other is asked for: Python remembers, for good, each name that it does not know.
+# No other charset is looked up: Python caches every unknown name for ever.
 _CHARSETS = frozenset({*aliases, *aliases.values(), "koi8_u"})
 
 
 class Names(NamedTuple):
-    """By what people and other mail servers know a message; none of them has an end of line in it."""
+    """The names by which people and other mail servers know a message.  None has a line end in it."""
 
     message_id: str | None = None
     """The first Message-ID, with its brackets."""
     subject: str = ""
     """The first Subject, decoded (RFC 2047)."""
     client_queue_id: str = ""
-    """The `id` of the Received field below ours: that of the client's own queue."""
+    """The `id` of the Received field below ours: the message's id in the client's queue."""
 
     def text(self) -> str:
         return "\n".join((self.message_id or "", self.subject, self.client_queue_id))
@@ -50,10 +50,10 @@ NO_NAMES = Names()
 
 
 def opened(content: bytes) -> bytes:
-    """Return content that can follow a field of ours, as Postfix makes it.
+    """Return content that can follow a header field of ours, as Postfix makes it.
 
-    The line of an mbox becomes a field.  A line that begins with a blank would go on with our field: an empty
-    line keeps it out of the header.
+    A first line of an mbox becomes a field.  A first line that begins with a blank would continue our field,
+    so an empty line before it ends the header.
     """
     if content.startswith(_FROM_LINES):
         return MAILBOX_LINE + b": " + content
@@ -78,7 +78,7 @@ def field_name(field: bytes) -> bytes:
 
 
 def header_fields(head: bytes) -> Iterator[tuple[str, str]]:
-    """Yield each field; names in lower case, runs of white space as one space.  The last may be cut."""
+    """Yield name, in lower case, and value, with white space as one space.  The last may be cut."""
     for found in _fields(head + b"\r\n"):
         yield found[1].lower().decode("ascii"), _value(found)
 
@@ -88,20 +88,20 @@ def _value(found: re.Match[bytes]) -> str:
 
 
 def message_id_of(content: bytes) -> str | None:
-    """Return the first Message-ID in the first HEAD_BYTES, unfolded, and cut; anything may be in it."""
+    """Return the first Message-ID in the first HEAD_BYTES: unfolded, cut, and otherwise unchecked."""
     values = (_value(found) for found in _fields(content[:HEAD_BYTES]) if found[1].lower() == b"message-id")
     return next(values, "")[:LONGEST_MESSAGE_ID] or None
 
 
 def names_of(content: bytes) -> Names:
-    """Return the names in the first HEAD_BYTES of content as it is stored, with our Received field on top."""
+    """Return the names in the first HEAD_BYTES of stored content, which has our Received field on top."""
     values: dict[bytes, list[str]] = {b"message-id": [], b"subject": [], b"received": []}
     for found in _fields(content[:HEAD_BYTES]):
         if (of_name := values.get(found[1].lower())) is not None and len(of_name) < 2:
             of_name.append(_value(found))
     message_id, subject = ([*values[name], ""][0] for name in (b"message-id", b"subject"))
     theirs = [*values[b"received"], "", ""][1]
-    # Comments may be nested: two deep is what is in use.
+    # Comments may be nested; mail in use nests them two deep.
     ids = _ID.findall(_COMMENT.sub(" ", _COMMENT.sub(" ", theirs)))
     return Names(
         message_id[:LONGEST_MESSAGE_ID] or None,
@@ -111,8 +111,8 @@ def names_of(content: bytes) -> Names:
 
 
 def decoded(value: str) -> str:
-    """Return a field's value without its encoded words (RFC 2047); one that cannot be decoded as it is."""
-    # Behind the last one no word ends: Python would look for its end from each beginning there.
+    """Return a field's value with encoded words decoded (RFC 2047), or unchanged if one cannot be."""
+    # No encoded word ends behind the last `?=`: Python would search there from each beginning.
     words, end, rest = value.rpartition("?=")
     text = ""
     try:
@@ -123,5 +123,5 @@ def decoded(value: str) -> str:
             text += part if isinstance(part, str) else part.decode(codec, "replace")
     except (MessageError, LookupError, ValueError):
         return value
-    # A charset may give half of a pair of surrogates, or an end of line.
+    # A charset may decode to a lone surrogate or a line end.
     return " ".join((text + rest).encode("utf-8", "replace").decode().split())

@@ -1,11 +1,11 @@
-r"""Reports: what a sender is told when mail failed, is late, or was relayed (RFC 3464 in RFC 6522).  Pure.
+r"""Writes reports to a sender: mail failed, is late, or was relayed (RFC 3464 in RFC 6522).  Pure.
 
-Guarantees: the same input gives the same bytes, so that a report published again after a crash is one
-report; lines end in CRLF and have at most 998 octets, but for a message that is returned whole; no foreign
-text can begin a header field or end a part; the cost is linear in the recipients.  All is ASCII, but for the
-address in To:.  Recipients outside ASCII stand as `utf-8; …\x{HEX}…` (RFC 6533, 3).
-Assumes: addresses passed `relay.mail.address`; host names, ids and status codes are ours or were checked;
-nobody is told where the sender is `<>`.
+Guarantees: the same input gives the same bytes, so a report that is published again after a crash is the same
+report.  Lines end in CRLF and have at most 998 octets, except in a message that is returned whole.  Foreign
+text cannot begin a header field or end a part.  The cost is linear in the recipients.  All octets are ASCII,
+except the address in To:.  Recipients outside ASCII stand as `utf-8; …\x{HEX}…` (RFC 6533, 3).
+Assumes: addresses passed `relay.mail.address`; host names, ids and status codes are ours or were checked; the
+sender is not `<>`.
 """
 
 import base64
@@ -28,11 +28,11 @@ from relay.mail.formats import LAST_SECOND
 from relay.mail.text import clean
 
 MAX_TEXT = 900
-"""Of an address or a reply: a line ends at 998 (RFC 5322, 2.1.1)."""
+"""The most characters of an address or a reply: a line has at most 998 octets (RFC 5322, 2.1.1)."""
 _SMTP_REPLY = re.compile(r"[2-5][0-9][0-9](?: |\Z)")
 _PLAIN_LINES = re.compile(rb"(?:[\t\x20-\x7e]{0,998}\r\n)*\Z")
 _AS_WRITTEN = compat32.clone(linesep="\r\n", max_line_length=0)
-"""Readers of delivery status may not know folded fields."""
+"""Never folds: readers of delivery status may not know folded fields."""
 
 
 class Reason(enum.StrEnum):
@@ -68,7 +68,7 @@ _OPENINGS = {
     "It was passed on for the recipients below.  THIS IS NO PROOF OF DELIVERY:\n"
     "the next mail server does not tell what becomes of it.",
 }
-"""The subject, and how the part for people begins, by the gravest action that is told of."""
+"""Subject and beginning of the part for people, by action; the first that a report has applies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class ReportedMessage:
     queue_id: QueueId
     envelope: Envelope
     content: bytes
-    """From its first octet, as received; at least its header."""
+    """As received, from its first octet to the end of the header or further."""
     is_whole: bool = False
 
 
@@ -85,9 +85,9 @@ class ReportedRecipient:
     recipient: str
     status: str
     diagnostic: str | None
-    """The upstream's reply, or what else there is to say."""
+    """The upstream's reply, or a reason of ours."""
     remote: str | None
-    """The upstream, as `host`; None where none was asked."""
+    """The host name of the upstream; None if no upstream was tried."""
     at_ns: int
     reason: Reason
     orcpt: str = ""
@@ -103,12 +103,12 @@ def report(
     suffix: str = "r",
     until_ns: int | None = None,
 ) -> bytes:
-    """Return the content of a report of what ended; with `until_ns`, of a warning about what waits till then.
+    """Return the content of a report; with `until_ns`, of a warning that mail is retried until then.
 
-    `sender` is in ASCII; `suffix` tells its Message-ID from those of other reports of the message.
+    `sender` is in ASCII.  `suffix` makes the Message-ID differ from other reports on the same message.
     """
     envelope, actions = message.envelope, {each.reason.action for each in recipients}
-    # Mailman's parser takes failed and late recipients in ASCII; without one it guesses from the text.
+    # Mailman's parser reads failed and late recipients in ASCII; without any it guesses from the text.
     is_guessed = not any(
         each.recipient.isascii() and each.reason is not Reason.RELAYED for each in recipients
     )
@@ -117,7 +117,7 @@ def report(
         and not is_guessed
         and envelope.dsn.ret is Ret.FULL
         and message.is_whole
-        and message.content.isascii()  # other content might not leave by each upstream
+        and message.content.isascii()  # some upstreams may not take other content
         and b"\0" not in message.content
     )
     opening = next(text for action, text in _OPENINGS.items() if action in actions)
@@ -125,7 +125,7 @@ def report(
     opening = opening.format(date=_date(envelope.arrival_at_ns), until=_date(until_ns or 0))
     attached = "message" if returns_all else "header of the message"
     opening = f"This is the mail relay at {hostname}.\n\n{opening}  The {attached}\nis attached."
-    # Nothing can hold its own SHA-256, so what is told cannot hold its boundary.
+    # A text cannot contain its own SHA-256, so no part can contain the boundary.
     digest = hashlib.sha256(repr((message, recipients)).encode()).hexdigest()
     fields = {
         "From": f"Mail Delivery System <{sender}>",
@@ -140,7 +140,7 @@ def report(
     parts: list[Message | str] = [
         _encoded("text/plain; charset=utf-8", _for_people(opening, recipients), is_guessed=is_guessed),
         _for_machines(message, recipients, hostname, until_ns),
-        # It knows no encoding (RFC 2046, 5.2.1).
+        # message/rfc822 allows no encoding (RFC 2046, 5.2.1).
         _part({"Content-Type": "message/rfc822"}, message.content.decode("ascii"))
         if returns_all
         else _encoded("text/rfc822-headers", _header(message.content), is_guessed=is_guessed),
@@ -181,9 +181,9 @@ def _for_machines(
 
 
 def _recipient_fields(each: ReportedRecipient, until_ns: int | None) -> dict[str, str]:
-    """Return the fields of a recipient (RFC 3464, 2.3); damage on the disk may have reached its texts."""
+    """Return the fields of a recipient (RFC 3464, 2.3), cleaned: a disk may have damaged its texts."""
     diagnostic = clean(each.diagnostic or "")[:MAX_TEXT]
-    # RFC 3464, 2.3.6: `smtp` promises a reply as the server sent it; ours are not that.
+    # RFC 3464, 2.3.6: `smtp` promises the server's own reply, which our texts are not.
     kind = "smtp" if _SMTP_REPLY.match(diagnostic) else "X-relay"
     is_attempted = each.remote is not None or each.reason is not Reason.DELAYED
     return {
@@ -205,14 +205,14 @@ def _header(content: bytes) -> bytes:
 
 
 def _encoded(kind: str, text: bytes, *, is_guessed: bool) -> MIMEPart:
-    """Return a part of text, to the octet: legible, but in base64 where a guess would go by it."""
+    """Return a part of text, exact to the octet: legible, or in base64 if Mailman would guess from it."""
     fields = {"Content-Type": kind}
     if is_guessed:
         encoded = base64.encodebytes(text).decode()
         return _part(fields | {"Content-Transfer-Encoding": "base64"}, encoded)
     if _PLAIN_LINES.match(text):
         return _part(fields, text.decode())
-    # By lines, since an end of line other than CRLF is to be an octet like any other (RFC 2045, 6.7).
+    # Line by line, so that a bare CR or LF is encoded like any other octet (RFC 2045, 6.7).
     lines = [binascii.b2a_qp(line, istext=False).decode() for line in text.split(b"\r\n")]
     return _part(fields | {"Content-Transfer-Encoding": "quoted-printable"}, "\n".join(lines))
 
@@ -227,13 +227,13 @@ def _part(fields: Mapping[str, str], payload: list[Message | str] | str = "") ->
 
 
 def _typed(kind: str, address: str) -> str:
-    """Return an address as a delivery status has it, beyond ASCII as utf-8-addr-xtext (RFC 6533, 3)."""
+    """Return an address for a delivery status; beyond ASCII as utf-8-addr-xtext (RFC 6533, 3)."""
     if address.isascii():
         return f"{kind}; {clean(address)[:MAX_TEXT]}"
     return f"utf-8; {utf8_address(address)[:MAX_TEXT]}"
 
 
 def _date(at_ns: int) -> str:
-    """Return an instant in UTC as RFC 5322, 3.3 writes it; the nearest that has a year of four digits."""
+    """Return an instant in UTC by RFC 5322, 3.3; outside 1970 to 9999, the nearest one within."""
     seconds = min(max(at_ns // SECOND_NS, 0), LAST_SECOND)
     return format_datetime(datetime.fromtimestamp(seconds, UTC))

@@ -1,16 +1,14 @@
-"""A message that is sent by another sender than it was handed over by (`rewrite` of a route).  Pure.
+"""Rewrites the sender of a message (`rewrite` of a route).  Pure.
 
-The rule is one address, or `@` and a domain, which takes the place of every other domain.  It changes the
-reverse-path, and of the header the fields From and Sender; their values of before are kept, as they were, in
-X-Original-From and X-Original-Sender, and the first From that named an author in Reply-To where the message
-has none.
+The rule is one address, or `@` and a domain that replaces every other domain.  It changes the reverse-path
+and the header fields From and Sender.  Their old values are kept unchanged in X-Original-From and
+X-Original-Sender.  The first From that named an author is also kept in Reply-To if the message has none.
 
-Guarantees: the null reverse-path stays null; a message that is as the rule wants it stays as it is, octet
-for octet; so does whatever stands behind the header, and every other field; only ASCII is added; any header
-is dealt with, in time linear in it.  A From or Sender that is changed is written anew, with the names as they
-were written and without comments and groups.
-Reads only the first FRONT_BYTES of the content: what stands behind them is left.
-Does not: touch signatures, which no longer hold then, Resent- fields, or Return-Path, or fold long lines.
+Guarantees: the null reverse-path stays null.  A message that already fits the rule stays the same, octet for
+octet; so do every other field and everything behind the header.  Only ASCII is added.  Any header is read,
+in time linear in it.  A changed From or Sender is written anew: names stay the same, comments and groups go.
+Reads only the first FRONT_BYTES of the content and leaves the rest.
+Does not: touch signatures (which then fail), Resent- fields or Return-Path, or fold long lines.
 """
 
 from collections.abc import Sequence
@@ -21,7 +19,7 @@ from relay.mail.envelope import Shape
 from relay.mail.header import field_name, parted
 
 FRONT_BYTES = 128 * 1024
-"""How much of a content is looked at; a header rarely has 16 KiB."""
+"""How much of a content is read; a header rarely has 16 KiB."""
 _ORIGINAL = {b"from": b"X-Original-From", b"sender": b"X-Original-Sender"}
 _TRACE = {b"received", b"return-path"}
 
@@ -41,16 +39,15 @@ class Rewritten:
 
 @dataclass(frozen=True, slots=True)
 class Rewriting:
-    """A rule.  In ASCII: `policy.lane` checks that it makes addresses."""
+    """A rule in ASCII.  `policy.lane` checks that it makes valid addresses."""
 
     rule: str
 
     def reverse_path(self, original: str) -> str:
-        """Return the reverse-path that is sent; the null one for the null one."""
         return self.address(original) if original else ""
 
     def address(self, original: str) -> str:
-        """Return what stands in the place of an address: itself, where it is as the rule wants it."""
+        """Return the address that replaces `original`, or `original` if it fits the rule."""
         local, _, domain = original.rpartition("@")
         if not self.rule.startswith("@"):
             return original if comparable(original) == comparable(self.rule) else self.rule
@@ -58,13 +55,13 @@ class Rewriting:
         return original if is_there else f"{local or original}{self.rule}"
 
     def rewritten(self, reverse_path: str, front: bytes) -> Rewritten:
-        """Return what is sent of a message; `front` is its first FRONT_BYTES, or all of its content."""
+        """Return what is sent for a message; `front` is its first FRONT_BYTES, or all of its content."""
         sender = self.reverse_path(reverse_path)
         fields, rest = parted(front)
         is_cut = b"\r\n" not in rest and (rest != b"" or len(front) >= FRONT_BYTES)
         if is_cut and rest[:1] in b" \t":
-            del fields[-1:]  # its next line goes on with it, or may
-        # What stands where no address stood; for a report none, unless the rule names one.
+            del fields[-1:]  # the next line continues it, or may
+        # Replaces a field without an address; empty for a report, unless the rule is an address.
         instead = sender if self.rule.startswith("@") else self.rule
         written = self._written(fields, instead, is_cut=is_cut)
         if written == fields:
@@ -86,13 +83,13 @@ class Rewriting:
                 written.append(b"Reply-To: %b\r\n" % value.strip())
                 tells_authors = False
         if b"from" not in names and names and instead and not is_cut:
-            # Not above the lines of the hosts that it came by.
+            # Keep the trace fields of earlier hosts on top.
             at = next((n for n, name in enumerate(names) if name not in _TRACE), len(names))
             written.insert(at, b"From: <%b>\r\n" % instead.encode())
         return written
 
     def _value(self, value: bytes, instead: str) -> bytes | None:
-        """Return the value of From or Sender that is sent; None where it stays as it is."""
+        """Return the value of From or Sender to send; None if it stays the same."""
         found = _read(value)
         old = [_address(each) for each in found]
         new = [self.address(each) if each else instead for each in old]

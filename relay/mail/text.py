@@ -1,4 +1,4 @@
-"""Foreign text as it may stand in a log line, a header, a reply or on a terminal.  Pure."""
+"""Makes foreign text safe for a log line, a header, a reply or a terminal.  Pure."""
 
 import re
 

@@ -1,7 +1,7 @@
-"""Where a policy names a PostgreSQL database, and how the relay logs in there.  Pure.
+"""The keys of a policy that name a PostgreSQL database and the relay's login there.  Pure.
 
-Guarantees: no URL has a password in it, or a parameter that would weaken TLS.
-Does not: look whether it can be reached, or how it is set up (`relay database check`).
+Guarantees: no URL contains a password or a parameter that would weaken TLS.
+Does not: connect to the database, or check its tables (`relay database check` does).
 """
 
 import re
@@ -38,16 +38,14 @@ DatabaseUrl = Annotated[str, AfterValidator(_database_url)]
 
 
 class PasswordKeys(Section):
-    """Where a password is."""
-
     password_file: PolicyPath | None = None
     password_env: VariableName | None = None
     password_credential: CredentialName | None = None
-    """A name under `$CREDENTIALS_DIRECTORY` (systemd LoadCredential=)."""
+    """The name of a file in `$CREDENTIALS_DIRECTORY` (systemd LoadCredential=)."""
 
 
 class DatabaseLogin(PasswordKeys):
-    """Keys of what may be kept in a database; in a policy a plain URL is the whole of it."""
+    """The keys of the spool and of a history in a database.  A policy may write the URL alone."""
 
     postgresql: DatabaseUrl | None = None
     ca_file: PolicyPath | None = None
@@ -69,7 +67,7 @@ class HistorySettings(DatabaseLogin):
 
 
 def history_settings(value: object) -> object:
-    """Return what a plain path or URL stands for."""
+    """Expand a plain path or URL to a mapping."""
     if value is None or isinstance(value, Mapping | HistorySettings):
         return value
     return {"postgresql" if is_database_url(value) else "path": value}

@@ -1,10 +1,10 @@
-"""YAML as plain values, and where each of them stands.  Pure.
+"""Parses YAML into plain values, and keeps the position of each value.  Pure.
 
-Guarantees: any bytes become a value, or faults with a position; nothing else is raised, and memory and time
-stay bounded: depth and number are counted before any node is made, and again for what aliases repeat.
-No fault quotes what is written, which may be a misplaced secret.
-Scalars mean what YAML 1.2 says, and less: `true`, `false`, `null`, `~`, nothing, and decimal whole numbers;
-everything else is text (`no`, `22:22`, `0777`, `1e3`, dates).  A key that is true or false takes `no` too.
+Guarantees: any bytes become a value, faults with positions, or both; nothing is raised.  Memory and time are
+bounded: depth and number of nodes are counted before any node is made, and again as aliases are expanded.
+A fault never quotes the file, which may contain a misplaced secret.
+Scalars are a subset of YAML 1.2: `true`, `false`, `null`, `~`, an empty value and decimal whole numbers.
+Every other scalar is text (`no`, `22:22`, `0777`, `1e3`, dates).  Boolean keys of a policy take `no` too.
 """
 
 import re
@@ -19,39 +19,39 @@ MAX_NODES = 20_000
 
 Step = int | str
 Steps = tuple[Step, ...]
-"""From the root, or from a section, to a value: keys, and places in lists."""
+"""The path from the root, or from a section, to a value: keys and list indices."""
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _WHOLE_NUMBER = re.compile(r"(?:0|[-+]?[1-9][0-9]{0,29})\Z")
 _WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "null": None, "~": None, "": None}
-# What YAML 1.2, 5.1 allows, less NEL, LS and PS, which libyaml takes for line ends and no editor counts as
-# such: a position must be the one that the editor shows.
+# YAML 1.2, 5.1 forbids these, except NEL, LS and PS.  libyaml counts those three as line ends and editors do
+# not, so positions would differ from the editor's.
 _NOT_ALLOWED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 
 
 class Mark(NamedTuple):
-    """Both count from 1; the column in characters."""
+    """A position.  Line and column count from 1; columns are characters."""
 
     line: int = 1
     column: int = 1
 
 
 class Fault(NamedTuple):
-    """Something that is wrong with a policy.  Its message never quotes the policy."""
+    """An error in a policy.  The message never quotes the policy."""
 
     message: str
     at: Steps = ()
-    """To the key at fault; none where it is about the whole."""
+    """The path to the key at fault; empty for the whole policy."""
     mark: Mark = Mark()
 
 
 class Document:
     def __init__(self, content: bytes) -> None:
         self.value: object = None
-        """None where a fault left nothing worth looking at."""
+        """The root value; None if a fault stopped the parsing."""
         self.faults: list[Fault] = []
         self._places: dict[Steps, tuple[Mark, Mark]] = {}
-        """Of each key, or place in a list, and of its value."""
+        """By path: the mark of the key or list entry, and the mark of its value."""
         self._count = 0
         text = ""
         try:
@@ -69,7 +69,7 @@ class Document:
             self.faults.append(Fault("not YAML"))
 
     def mark_of(self, steps: Sequence[Step], *, of_key: bool = False) -> Mark:
-        """Where a step leads nowhere, return the mark of the value that lacks it."""
+        """Return the mark of a value, or of the nearest value above it that exists."""
         place = self._places.get(tuple(steps))
         if place is None:
             return self.mark_of(steps[:-1]) if steps else Mark()
@@ -110,7 +110,7 @@ class Document:
 
 
 class _RefusedError(Exception):
-    """Nothing of the file is worth reading any further.  Its arguments are those of a `Fault`."""
+    """Stops the parsing.  The arguments are those of a `Fault`."""
 
 
 def _text(content: bytes) -> str:
@@ -133,7 +133,7 @@ def _end_of(before: str) -> Mark:
 
 
 def _refuse_too_much(text: str) -> None:
-    """Count before any node is made: the composer in C has no bounds, and its stack would overflow."""
+    """Refuse before any node is made: the composer in C has no bounds, and its stack would overflow."""
     depth = nodes = 0
     for event in yaml.parse(text, Loader=_LOADER):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -166,7 +166,7 @@ def _not_yaml(text: str, error: yaml.MarkedYAMLError) -> Fault:
     line = [*text.splitlines(), ""][mark.line - 1 :][0]
     if (tab := re.match(" *\t", line)) is not None:
         return Fault("not YAML: a tab in the indentation; use spaces", mark=Mark(mark.line, tab.end()))
-    # The words of libyaml are fixed; the loader in Python quotes what it read.
+    # libyaml's messages are fixed texts; those of the loader in Python quote the file.
     parts = [error.context, error.problem] if _LOADER is not yaml.SafeLoader else []
     hint = "an IPv6 address needs quotes" if "::" in line else None
     return Fault(": ".join(["not YAML", *(part for part in (*parts, hint) if part)]), mark=mark)

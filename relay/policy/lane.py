@@ -1,9 +1,9 @@
-"""Limits, lanes and routes as a policy states them, and what they are for queue and throttle.  Pure.
+"""Limits, lanes and routes of a policy, and their conversion for queue and throttle.  Pure.
 
-Guarantees: a limit has exactly one unit, a number of at least 1 and a window.  Lanes and routes say by the
-same keys which mail they are for (`MatchSettings`).  Shares add up to at most 100, and every lane has one,
-written or of what is left; so none starves.  A ceiling is at least one slot.  With routes, every recipient
-matches one, since the last matches all; every upstream that a route names is one of the policy.
+Guarantees: a limit has exactly one unit, a number of at least 1 and a window.  Lanes and routes select mail
+by the same keys (`MatchSettings`).  Shares add up to at most 100.  Lanes without a share divide the rest, so
+no lane starves.  A ceiling is at least one slot.  The last route matches every recipient.  The policy has
+every upstream that a route names.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,7 +47,7 @@ class LimitSettings(Section):
     per_ns: Duration = Field(alias="per")
     for_each: Literal["sender", "sender_domain", "recipient_domain", "client", "user"] | None = None
     only: ClassVar[None] = None
-    """Each key of a `for_each` counts, not one alone."""
+    """A limit of the policy counts every key of its `for_each`; a `Ceiling` counts one lane."""
 
     def faults(self) -> Iterator[Fault]:
         if len(given := self.given(UNITS)) > 1:
@@ -67,7 +67,7 @@ class LimitSettings(Section):
 
     @property
     def label(self) -> str:
-        """Such as `8 messages per 60s for each sender`, for a metric and a status line."""
+        """The limit in metrics and status lines, such as `8 messages per 60s for each sender`."""
         each = f" for each {self.for_each.replace('_', ' ')}" if self.for_each else ""
         return f"{self.count} {self.unit} per {in_seconds(self.per_ns)}{each}"
 
@@ -76,11 +76,11 @@ Limits = Annotated[
     tuple[LimitSettings, ...],
     AfterValidator(lambda limits: tuple({each.label: each for each in limits}.values())),
 ]
-"""Those of an upstream.  A limit that is written twice is one: metrics tell limits apart by their labels."""
+"""Limits of an upstream.  A limit that is written twice counts once: metrics tell limits apart by label."""
 
 MOST_LANES = 64
 MOST_ROUTES = 64
-"""Each message asks all of them at worst, and each is a label of some metrics."""
+"""At worst a message is compared with every lane and route, and each is a label of some metrics."""
 LONGEST_PATTERN = 300
 ALL_PERCENT = 100
 
@@ -114,13 +114,13 @@ RewriteRule = Annotated[
 
 
 class MatchSettings(Section):
-    """What a lane or a route asks of a message.  Of the keys that are there every one must match."""
+    """The conditions of a lane or a route.  A message must match every key that is written."""
 
     sender: Several[SenderPattern] | None = None
     client: Several[AnyNetwork] | None = None
     user: Several[Pattern] | None = None
     recipient_domain: Several[DomainPattern] | None = None
-    """A lane's every recipient is in one of these, a route's each by itself."""
+    """A lane needs every recipient in one of these domains; a route looks at each recipient by itself."""
     header: Annotated[dict[FieldName, Several[Pattern]], NotEmpty] | None = None
     recipients_above: Count | None = None
 
@@ -149,7 +149,7 @@ class LaneSettings(MatchSettings):
 
 class RouteSettings(MatchSettings):
     upstreams: Several[Text]
-    """In the order of preference."""
+    """In order of preference."""
     failover_after_ns: Duration | None = Field(default=15 * MINUTE_NS, alias="failover_after")
     spill_after_ns: Duration | None = Field(default=None, alias="spill_after")
     rewrite: RewriteRule | None = None
@@ -177,7 +177,7 @@ def faults_of_lanes(of_policy: Lanes) -> Iterator[Fault]:
 def faults_of_routes(routes: Routes) -> Iterator[Fault]:
     for index, route in enumerate(routes):
         at, is_last = ("routes", index), index == len(routes) - 1
-        # Not so `failover_after`: it has a default, which a policy that is written out states.
+        # `failover_after` is allowed: `as_written` states its default.
         if len(route.upstreams) == 1 and route.spill_after_ns is not None:
             yield Fault("spill_after needs a second upstream", (*at, "spill_after"))
         if not route.asked() and not is_last:
@@ -187,9 +187,9 @@ def faults_of_routes(routes: Routes) -> Iterator[Fault]:
 
 
 def faults_of_names(lists: Mapping[Steps, Sequence[str]], histories: Mapping[str, Path]) -> Iterator[Fault]:
-    """Judge lists of upstreams, by where they stand in the policy; `histories` of each upstream there is.
+    """Check lists of upstreams, by their paths in the policy; `histories` has every upstream of the policy.
 
-    Upstreams of routes cannot share a history: their pauses are one file beside it, which both would write.
+    Upstreams of routes cannot share a history: both would write the file of pauses beside it.
     """
     user_of: dict[Path, str] = {}
     for at, names in lists.items():
@@ -203,12 +203,11 @@ def faults_of_names(lists: Mapping[Steps, Sequence[str]], histories: Mapping[str
 
 
 def _with_default(of_policy: Lanes) -> Lanes:
-    """Put the default lane last unless it is written."""
     return {**of_policy, lanes.DEFAULT_LANE: of_policy.get(lanes.DEFAULT_LANE, LaneSettings())}
 
 
 def lanes_of(of_policy: Lanes) -> tuple[lanes.Lane, ...]:
-    """Return none where the policy has none."""
+    """Return the lanes for the queue; none if the policy has none."""
     every = _with_default(of_policy) if of_policy else {}
     shares = [lane.share for lane in every.values()]
     without_share, left = shares.count(None), ALL_PERCENT - sum(share or 0 for share in shares)
@@ -234,9 +233,10 @@ class Ceiling:
 
 
 def with_ceilings(limits: Sequence[LimitSettings], of_policy: Lanes) -> tuple[LimitSettings | Ceiling, ...]:
-    """Of limits over all mail only: what counts for each sender, say, has no whole to take a part of.
+    """Return the limits with the ceilings of lanes.
 
-    Not of bytes: a message goes whole, and one larger than its lane's part could never go.
+    Only limits over all mail have ceilings: a limit `for_each` sender has no total to take a part of.
+    Limits of bytes have none: a message larger than its lane's part could never go.
     """
     found: list[LimitSettings | Ceiling] = [*limits]
     for limit in limits:
@@ -249,7 +249,7 @@ def with_ceilings(limits: Sequence[LimitSettings], of_policy: Lanes) -> tuple[Li
 
 
 def price_of(limits: Sequence[LimitSettings]) -> lanes.Price:
-    """Price a slot of N in T at T / N."""
+    """Return the price of a message and of a recipient: the highest T / N of limits over all mail."""
     costs: dict[Unit, int] = {"messages": 0, "recipients": 0, "connections": 0, "bytes": 0}
     for limit in limits:
         if limit.for_each is None:
@@ -270,9 +270,9 @@ def routes_of(routes: Routes) -> tuple[Route, ...]:
 
 
 def numbers_of(routes: Routes) -> dict[Route, tuple[int, ...]]:
-    """Return the numbers of each route, from 1, by what the queue knows of it.
+    """Return the numbers, from 1, that each `Route` of the queue has in the policy.
 
-    Routes that differ in nothing but what they take are one there.
+    Routes of the policy that differ only in their conditions are one `Route`.
     """
     numbers: dict[Route, tuple[int, ...]] = {}
     for number, route in enumerate(routes_of(routes), 1):
@@ -295,6 +295,6 @@ def sorter_of(of_policy: Lanes, routes: Routes) -> sorting.Sorter:
 
 
 def numbering_sorter(routes: Routes) -> sorting.Sorter:
-    """Return a sorter that gives each recipient a route with the number of its own, from 1, for a name."""
+    """Return a sorter whose every route has as its only upstream its number in the policy, from 1."""
     numbered = (each.model_copy(update={"upstreams": (str(n),)}) for n, each in enumerate(routes, 1))
     return sorter_of({}, tuple(numbered))

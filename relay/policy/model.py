@@ -1,10 +1,10 @@
-"""The types of a policy, with their defaults.  docs/policy.md says what each key means.  Pure.
+"""The sections of a policy, with their defaults.  docs/policy.md says what each key means.  Pure.
 
-Guarantees: a `Policy` is whole and consistent; its holders check nothing again.
-Durations are integer nanoseconds and end in `_ns`; in YAML the same key has no suffix
-and a unit (`per: 1m`).  Paths are absolute, resolved against the policy's own folder.
-A rule between keys is asked once all keys of its section are good by themselves.
-Does not: read any file (see `secrets`), look up any name, or know YAML (see `source`).
+Guarantees: a `Policy` is complete and consistent; its users check nothing again.
+Durations are integer nanoseconds, in fields that end in `_ns`; in YAML the key has no suffix and the value a
+unit (`per: 1m`).  Paths are absolute, resolved against the policy's folder.
+Rules between keys are checked once all keys of the section are good by themselves.
+Does not: read the files that a policy names (see `secrets`), look up names, or know YAML (see `document`).
 """
 
 import enum
@@ -75,17 +75,17 @@ from relay.policy.units import (
 from relay.queue.sorting import NULL_SENDER, is_address
 
 SPOOL_OF_A_SERVICE = "/var/lib/relay/spool"
-"""In StateDirectory= of deploy/relay.service."""
+"""A folder in StateDirectory= of deploy/relay.service."""
 LEAST_RECENT_BYTES = 1024 * 1024
 MOST_HOOKS = 8
 RESTART_KEYS = ("storage", "listen", "http", "hostname", "practice")
-"""Fields of a policy that are taken up at the start only; every other key is live."""
+"""Fields that take effect only at a start; all other fields are live."""
 
 _NOT_IN_A_FILE_NAME = re.compile(r"[^a-z0-9@._+-]|^\.")
 
 
 class Tls(enum.StrEnum):
-    """How a connection is protected.  Never opportunistic."""
+    """How a connection is protected.  Towards an upstream TLS is never opportunistic."""
 
     STARTTLS = "starttls"
     IMPLICIT = "implicit"
@@ -93,18 +93,18 @@ class Tls(enum.StrEnum):
 
 
 class Mechanism(enum.StrEnum):
-    """A SASL mechanism towards the upstream; AUTO is the strongest one offered."""
+    """A SASL mechanism for the login at an upstream.  AUTO uses the strongest one offered."""
 
     AUTO = "auto"
     CRAM_MD5 = "cram-md5"
     PLAIN = "plain"
     LOGIN = "login"
     EXTERNAL = "external"
-    """By the client's certificate (RFC 4422, A), and never by AUTO."""
+    """The client certificate logs in (RFC 4422, A).  AUTO never uses it."""
 
 
 class TimeoutSettings(Section):
-    """How long a client may take, per phase (RFC 5321, 4.5.3.2: 5 min a command, 3 min a block)."""
+    """How long a client may take (RFC 5321, 4.5.3.2: 5 min for a command, 3 min for a block of content)."""
 
     command_ns: Duration = Field(default=5 * MINUTE_NS, alias="command")
     content_ns: Duration = Field(default=3 * MINUTE_NS, alias="content")
@@ -119,7 +119,7 @@ class ListenUser(Section):
 
 ANY_USE = ListenUser()
 ALL_OTHERS = "*"
-"""In `users`, whoever has no entry."""
+"""The key in `users` for all users without an entry."""
 
 
 def _processes(value: object) -> object:
@@ -135,20 +135,20 @@ class Listen(Section):
     users_file: PolicyPath | None = None
     users: dict[Text, ListenUser] = Field(default_factory=dict)
     certificate: PolicyPath | None = None
-    """STARTTLS is offered only with one.  Never self-made: clients verify."""
+    """Without a certificate STARTTLS is not offered.  The relay makes none itself: clients verify it."""
     key: PolicyPath | None = None
     tls: Tls = Tls.STARTTLS
     processes: Annotated[int | Literal["auto"], BeforeValidator(_processes)] = "auto"
-    """0: inside the sender's.  `daemon.capacity` says what auto is."""
+    """Listener processes; 0: the sender's process listens.  `daemon.capacity` decides what auto means."""
     max_size: Size = 50 * 1024 * 1024
     max_recipients: Count = 1000
     max_connections: Count = 200
-    """Per listener process.  Strangers have a share of it (`listener.access`)."""
+    """In each listener process.  Strangers get a share of it (`listener.access`)."""
     max_connections_per_client: Count = 50
     max_queued_per_client: Count | None = None
     max_errors: Count = 20
     max_hops: Count = 50
-    """RFC 5321, 6.3."""
+    """A message with more `Received:` lines loops (RFC 5321, 6.3)."""
     bare_newlines: Literal["refuse", "normalise"] = "refuse"
     normalise_from: tuple[AnyNetwork, ...] = ()
     timeouts: TimeoutSettings = TimeoutSettings()
@@ -169,12 +169,12 @@ class Listen(Section):
             yield Fault("implicit TLS needs a certificate", ("tls",))
 
     def may_send(self, user: str, reverse_path: str) -> bool:
-        """Return whether a user may give this at MAIL.  A bounce pretends to be nobody."""
+        """Return whether a user may give a reverse-path at MAIL.  Each user may give `<>`."""
         senders = self._rule_of(user).senders
         return senders is None or not reverse_path or is_address(senders, reverse_path)
 
     def most_queued(self, user: str | None) -> int | None:
-        """Return how many messages a user, or a client without a login, may have in the queue."""
+        """Return how many messages a user, or a client without a login, may have queued; None: no limit."""
         return self.max_queued_per_client if user is None else self._rule_of(user).max_queued
 
     def _rule_of(self, user: str) -> ListenUser:
@@ -182,7 +182,7 @@ class Listen(Section):
 
 
 class GrantType(enum.StrEnum):
-    """How an access token is asked for (RFC 6749; of a service account RFC 7523)."""
+    """How the relay requests an access token (RFC 6749; for a service account RFC 7523)."""
 
     REFRESH_TOKEN = "refresh_token"  # noqa: S105 - the name of a grant
     CLIENT_CREDENTIALS = "client_credentials"
@@ -190,7 +190,7 @@ class GrantType(enum.StrEnum):
 
 
 class TokenMechanism(enum.StrEnum):
-    """A SASL mechanism that takes an access token; AUTO is the one offered, OAUTHBEARER before XOAUTH2."""
+    """A SASL mechanism for an access token.  AUTO uses one that is offered, OAUTHBEARER before XOAUTH2."""
 
     AUTO = "auto"
     XOAUTH2 = "xoauth2"
@@ -200,13 +200,13 @@ class TokenMechanism(enum.StrEnum):
 SECRETS = ("client_secret_file", "client_secret_env", "client_secret_credential")
 _KEYS = ("key_file", "key_credential")
 _OF_GRANTS = ("client_id", *SECRETS, "refresh_token_file", *_KEYS)
-"""The keys that not all grants use."""
+"""The keys that only some grants use."""
 _NEEDS = {
     GrantType.REFRESH_TOKEN: (("client_id",), ("refresh_token_file",), ("token_url",)),
     GrantType.CLIENT_CREDENTIALS: (("client_id",), SECRETS, ("token_url",), ("scope",)),
     GrantType.SERVICE_ACCOUNT: (_KEYS, ("scope",)),
 }
-"""Of each of these one key.  A public client with a refresh token has no secret, any other may."""
+"""By grant: groups of keys; one key of each group is required.  With REFRESH_TOKEN a secret is optional."""
 
 ServerUrl = Annotated[
     str, BeforeValidator(lambda value: https_url(value, "https://login.example.net/token", "secrets"))
@@ -228,12 +228,12 @@ TokenScope = Annotated[
 
 
 class OAuth2(Section):
-    """What takes the place of a password; `provider` fills in the URLs and the scope."""
+    """OAuth2 in place of a password.  `provider` fills in the URLs and the scope."""
 
     grant: GrantType
     client_id: Text | None = None
     client_secret_file: PolicyPath | None = None
-    """A public client of the refresh_token grant has no secret."""
+    """With the refresh_token grant a public client has no secret."""
     client_secret_env: VariableName | None = None
     client_secret_credential: CredentialName | None = None
     refresh_token_file: PolicyPath | None = None
@@ -281,41 +281,41 @@ class Auth(PasswordKeys):
 
 
 class ShieldSettings(Section):
-    """When refusals that no rule knows are taken for one refusal of the account (`relay.verdicts.shield`)."""
+    """When refusals that no rule knows count as one refusal of the account (`relay.verdicts.shield`)."""
 
     in_a_row: Annotated[int, Field(strict=True, ge=1, le=100)] = 10
 
 
 class Upstream(Section):
-    """One account at one smarthost, and what may be asked of it."""
+    """One account at one smarthost: connection, login and limits."""
 
     provider: Annotated[str, one_of(providers)] | None = None
-    """Fills in what its owner does not write, and knows its refusals (`providers.yaml`)."""
+    """Supplies keys that the owner leaves out, and rules for the provider's replies (`providers.yaml`)."""
     host: UpstreamHost
     port: Annotated[int, Field(strict=True, ge=1, le=65535)] = 587
     tls: Tls = Tls.STARTTLS
     ca_file: PolicyPath | None = None
     auth: Auth | None = None
     tls_certificate: PolicyPath | None = None
-    """PEM chain that is shown to the upstream, which may know the relay by it."""
+    """PEM chain of the client certificate that the relay presents to the upstream."""
     tls_key: PolicyPath | None = None
     source_address: SourceAddress | None = None
     connections: Annotated[int, Field(strict=True, ge=1, le=1000)] = 4
     max_recipients: Count = 100
-    """Per transaction."""
+    """In each transaction."""
     max_messages: Count = 100
-    """Per connection; then it is closed and another opened."""
+    """On each connection; then the relay closes it and opens another."""
     max_age_ns: Duration = Field(default=10 * MINUTE_NS, alias="max_age")
     idle_ns: Duration = Field(default=10 * SECOND_NS, alias="idle")
     pipelining: bool = True
     max_transaction_ns: Duration = Field(default=30 * MINUTE_NS, alias="max_transaction")
-    """Of a message; the last third is for the last reply, 10 minutes at most.  A slot whose end nobody saw
-    ends then: after a crash, or where a reply was lost."""
+    """The last third, at most 10 minutes, is for the last reply.  If the end of a transaction is unknown (a
+    crash, a lost reply), its slot counts as ended at this deadline."""
     limits: Limits
-    """Written, or of the provider: an edit that was cut off must not lose them without a word."""
+    """Required unless the provider supplies them: a half-written edit must not drop them silently."""
     guard_ns: Duration | None = Field(default=None, alias="guard")
     shield: ShieldSettings | None = ShieldSettings()
-    """Waits instead of bouncing a list; null: every permanent refusal is believed at once."""
+    """Pauses instead of bouncing a list; null: the relay believes each permanent refusal at once."""
     history: Annotated[HistorySettings | None, BeforeValidator(history_settings)] = None
     verdicts: tuple[VerdictRule, ...] = ()
 
@@ -333,7 +333,7 @@ class Upstream(Section):
 
 
 class SpoolEngine(enum.StrEnum):
-    """How messages are kept; `relay spool convert` leads from one that is on a disk to the other."""
+    """The spool's engine.  `relay spool convert` converts between MAILDIR and LOG."""
 
     MAILDIR = "maildir"
     LOG = "log"
@@ -341,10 +341,10 @@ class SpoolEngine(enum.StrEnum):
 
 
 class SpoolSettings(DatabaseLogin):
-    """In a policy a plain path is the whole of it, or a plain URL."""
+    """A policy may write a path or a URL alone."""
 
     path: PolicyPath
-    """With a database, what is this host's own."""
+    """With a database, the folder of files that belong to this host alone."""
     engine: SpoolEngine
 
     def faults(self) -> Iterator[Fault]:
@@ -354,7 +354,7 @@ class SpoolSettings(DatabaseLogin):
 
 
 def _spool_settings(value: object) -> object:
-    """Return what a plain path or URL stands for, and which engine that is."""
+    """Expand a plain path or URL to a mapping, with the default engine."""
     if is_database_url(value):
         value = {"path": SPOOL_OF_A_SERVICE, "postgresql": value}
     settings = value if isinstance(value, Mapping) else {"path": value}
@@ -366,7 +366,7 @@ class Retry(Section):
     min_ns: Duration = Field(default=5 * MINUTE_NS, alias="min")
     max_ns: Duration = Field(default=4 * HOUR_NS, alias="max")
     lifetime_ns: Duration = Field(default=5 * DAY_NS, alias="lifetime")
-    """RFC 5321, 4.5.4.1: at least 4-5 days."""
+    """RFC 5321, 4.5.4.1: a client gives up after at least 4-5 days."""
     warn_after_ns: Duration | None = Field(default=4 * HOUR_NS, alias="warn_after")
 
     def faults(self) -> Iterator[Fault]:
@@ -376,7 +376,7 @@ class Retry(Section):
 
 
 def _is_report_sender(value: str) -> bool:
-    # Only the recipient `Postmaster` needs no domain.
+    # `is_valid_address` accepts `Postmaster` without a domain; only a recipient may be that.
     return "@" in value and len(value) <= LONGEST_PATTERN and is_valid_address(value, smtputf8=False)
 
 
@@ -406,9 +406,9 @@ def _server(url: str) -> str:
 
 
 def _without_path(url: str) -> str:
-    """Return a URL as any output may show it: its path may be secret.
+    """Return a URL for output: `…` replaces path and query, which may be secret.
 
-    `…` stands for path and query, and makes it a URL that no policy takes.
+    No policy takes a URL with `…`.
     """
     return url if url.removeprefix(_server(url)) in ("", "/") else f"{_server(url)}/…"
 
@@ -445,13 +445,13 @@ class HookSettings(Section):
 
     @property
     def key(self) -> str:
-        """Return what is the same as long as the receiver is: twelve hexadecimal digits."""
+        """Return an id of the receiver, 12 hexadecimal digits.  It changes only with the receiver."""
         receiver = self.url if self.command is None else "\0".join(self.command)
         return hashlib.sha256((receiver or "").encode()).hexdigest()[:12]
 
     @property
     def shown(self) -> str:
-        """Return the receiver as any output may name it: of a URL without its path, which may be secret."""
+        """Return the receiver for output: of a URL the server only, since the path may be secret."""
         return _server(self.url or "") if self.command is None else self.command[0]
 
 
@@ -474,7 +474,7 @@ class RecentSettings(Section):
 
 
 class Practice(Section):
-    """A smarthost to practise on: it counts, refuses and cuts off, and sends nothing on."""
+    """The practice smarthost: it counts, refuses and cuts off, and sends nothing on."""
 
     address: Endpoint
     user: Text = "practice"
@@ -493,12 +493,12 @@ class Practice(Section):
 
 class HistoryPlace(NamedTuple):
     path: Path
-    """Its file.  Of one in a database this host keeps its mark and its pauses beside that name."""
+    """The history's file.  With a database, this host keeps its mark and its pauses beside this path."""
     account: str
-    """What it is called in a database."""
+    """The name of the account in a database."""
     database: DatabaseLogin | None
     host: str = ""
-    """What this one is called there; empty: as the system calls it."""
+    """The name of this host in the database; empty: the system's host name."""
 
     def __str__(self) -> str:
         return str(self.path) if self.database is None else f"{self.account} in {self.database.postgresql}"
@@ -523,7 +523,7 @@ class Policy(Section):
         yield from faults_of_routes(self.written_routes)
         yield from faults_of_hooks(self.notify)
         of_reports = self.reports.upstreams or ()
-        # Without routes the first upstream gets all other mail, which no list says.
+        # Without routes the first upstream gets all other mail, though no list names it.
         first = (self.default_upstream,) if of_reports and not self.written_routes else ()
         lists: dict[Steps, tuple[str, ...]] = {("upstreams",): first, ("reports", "upstreams"): of_reports}
         lists |= {
@@ -541,7 +541,7 @@ class Policy(Section):
 
     @property
     def routes(self) -> Routes:
-        """Return the routes, that of `reports.upstreams` first."""
+        """Return the routes; the route of `reports.upstreams` is the first."""
         if self.reports.upstreams is None:
             return self.written_routes
         first = RouteSettings(sender=(NULL_SENDER,), upstreams=self.reports.upstreams)
@@ -549,7 +549,7 @@ class Policy(Section):
 
     @property
     def upstreams_of_reports(self) -> tuple[str, ...]:
-        """Return those of the first route that takes the sender of reports and asks for nothing else."""
+        """Return the upstreams of the first route that takes `<>` and has no other condition."""
         for route in self.routes:
             is_open = route.asked() in ([], ["sender"])
             if is_open and (route.sender is None or is_address(route.sender, "")):
@@ -558,29 +558,29 @@ class Policy(Section):
 
     @property
     def listed_upstreams(self) -> frozenset[str]:
-        """Return the upstreams that may get mail: those that routes name, or else the first."""
+        """Return the upstreams that may get mail: those of the routes, or without routes the first."""
         listed = frozenset(name for route in self.routes for name in route.upstreams)
         return listed or frozenset([self.default_upstream])
 
     @property
     def stand_ins(self) -> tuple[tuple[str, str], ...]:
-        """Return each upstream that routes use instead of another one, with that one."""
+        """Return all pairs of upstreams in a route, of which the route prefers the second."""
         pairs = (combinations(reversed(route.upstreams), 2) for route in self.routes)
         return tuple(dict.fromkeys(chain.from_iterable(pairs)))
 
     @property
     def reports_history(self) -> Path:
-        """Return where the reports of the last hour are counted."""
+        """Return the path of the history that counts the reports of the last hour."""
         return self.spool / "reports"
 
     def history_of(self, upstream: str) -> HistoryPlace:
-        """Name the default by the account, not by the upstream.
+        """Return the place of an upstream's history, by default named after the account.
 
-        A new name in the policy must not forget what was sent; upstreams of one account share its limits.
+        So a renamed upstream keeps its history, and upstreams with the same account share its limits.
         """
         its = self.upstreams[upstream]
         account = (f"{its.auth.user}@{its.host}" if its.auth else its.host).lower()
-        # Quoted, so that no account can name a file elsewhere; cut, so that any name fits.
+        # Quoted, so that no account names a file in another folder; cut to fit NAME_MAX.
         name = _NOT_IN_A_FILE_NAME.sub(lambda found: f"%{ord(found[0]):02x}", account)[:200]
         default, settings = self.spool.parent / "history" / name, its.history
         if settings is None or settings.path is not None:

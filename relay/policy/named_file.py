@@ -1,8 +1,8 @@
-"""How a file that an owner names is opened and watched: the policy itself, and every file that it points to.
+"""Opens and watches the policy file and the files that the policy names.
 
-Guarantees: nothing here blocks on a FIFO or a device, whatever stands under the name; only
-a regular file is read, at the end of symbolic links as well; never more than was asked for.
-Does not: help against a network file system whose server is gone; there every call waits.
+Guarantees: only a regular file is read, also behind symbolic links, and at most one byte more than asked for.
+A FIFO or a device under the name does not block.
+Does not: help if the server of a network file system is gone; there every call waits.
 """
 
 import enum
@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 class SecretError(ValueError):
-    """A secret, or another file that a policy names, is not there or not fit for use.
+    """A secret, or another file that a policy names, is missing or unusable.
 
-    The words never hold what is in it.  `str` names the file or the variable.  A fault of a policy has the
-    words alone: where a policy is not good yet, the name may be the password itself.
+    `words` never quote the content.  `str` adds the name of the file or the variable.  A fault of a policy
+    has `words` only: in a wrong policy the name may be the password itself.
     """
 
     def __init__(self, words: str, named: object = "") -> None:
@@ -35,29 +35,29 @@ class SecretError(ValueError):
 class FileChange(enum.Enum):
     NOTHING = enum.auto()
     CHANGED = enum.auto()
-    """What they say now is in force; by request also where it is as before."""
+    """The files' content was put in force; after a request also if it is as before."""
     REFUSED = enum.auto()
-    """They changed, or were asked for, and cannot be used: what was in force stays."""
+    """The files are unusable, and they changed or a look was requested.  The last good content stays."""
 
 
 class WatchedFiles(Generic[T]):
-    """What some files say together, read at each look.
+    """The common content of several files, read again at each look.
 
-    Guarantees: files that are not whole or not fit for use change nothing: the last good ones stay in force,
-    and they are read again until they are good.  A change counts once the files say the same at two looks, or
-    at once by request.
+    Guarantees: incomplete or unusable files change nothing: the last good content stays in force, and the
+    files are read at each look until they are good.  A change counts once two successive looks read the same
+    content, or at once by request.
     """
 
     def __init__(self, paths: Sequence[Path], read: Callable[[], T]) -> None:
-        """Read them for the first time: what `read` raises is passed on; later it may raise SecretError."""
+        """Read the files; an error of `read` is passed on.  At a look `read` may raise SecretError only."""
         self.paths = tuple(paths)
         self.error = ""
-        """Why they cannot be used as they are now."""
+        """Why the files are unusable; empty if they are good."""
         self._read = read
         self.in_force = read()
         self._decided: T | str = self.in_force
         self._seen: T | str = self.in_force
-        """What they said, or why they could not be used: when it was loaded or refused; at the last look."""
+        """The content or the error: `_decided` was loaded or refused last, `_seen` is from the last look."""
 
     def look(self, *, is_asked: bool = False) -> FileChange:
         try:
@@ -76,12 +76,12 @@ class WatchedFiles(Generic[T]):
 
 
 def read_regular(path: Path, most_bytes: int, check: Callable[[os.stat_result], None] | None = None) -> bytes:
-    """Return what a regular file holds; where that is more than allowed, one byte more.
+    """Return the content of a regular file; of a longer file, `most_bytes` and one byte.
 
-    Raises OSError, and what `check` raises of the file that was opened.
+    Raises OSError, and any error of `check`, which gets the status of the open file.
     """
     try:
-        # O_NONBLOCK: a FIFO without a writer must not stop us before fstat tells it apart.
+        # O_NONBLOCK: a FIFO without a writer must not block the open, before fstat can refuse it.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except ValueError:
         raise OSError(errno.EINVAL, "not a path") from None

@@ -1,10 +1,8 @@
-"""The files that a policy points to: passwords, users, certificates.  Reads the disk.
+"""Reads the secrets and files that a policy names: passwords, users, certificates.
 
-Guarantees: no error holds what is in such a file, whole or in part; a password or a private key that
-others can read is refused, and so is one that somebody else could have put there; a
-name that leads to a device or a FIFO does not block.
-Does not: keep anything.  A password is read when a connection needs it, so that a new
-one counts from the next connection on.
+Guarantees: no error quotes such a file.  A password or a private key is refused if another user, except root,
+owns it or can read or write it; a group may read a certificate's key.  A device or a FIFO does not block.
+Does not: keep anything.  A password is read for each connection, so a new one counts from the next on.
 """
 
 import base64
@@ -32,13 +30,13 @@ from relay.policy.units import Section, written_key
 MAX_PASSWORD_BYTES = 4096
 MAX_REFRESH_TOKEN_BYTES = 16 << 10
 MAX_FILE_BYTES = 8 << 20
-"""Of any other file: the authorities of Debian have 220 KiB."""
+"""Of any other file; Debian's bundle of authorities has 220 KiB."""
 NO_PSYCOPG = "it needs the package psycopg: install relay-smarthost[postgresql]"
 MAX_HASH_MEMORY_KIB = 1 << 20
-"""Of one argon2id check, 1 GiB: a file of users must not become a memory bomb."""
+"""1 GiB for one check of argon2id: a users file must not exhaust the memory."""
 
 USER_NAME = re.compile(r"[^\s:#\x00-\x1f\x7f][^:\x00-\x1f\x7f]{0,254}\Z")
-"""A user in a users file: no colon and no control character, and no `#` or space in front."""
+"""A user in a users file: no colon, no control character, and neither `#` nor space in front."""
 _HASH = re.compile(
     r"\$argon2id\$v=19\$m=([0-9]{1,10}),t=0*[1-9][0-9]{0,2},p=0*[1-9][0-9]?"
     r"\$[A-Za-z0-9+/]{11,128}\$[A-Za-z0-9+/]{16,128}\Z"
@@ -49,24 +47,24 @@ _OPEN_TO_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 @dataclass(frozen=True, slots=True, repr=False)
 class AccountSecrets:
-    """All that an account's login needs and nobody else may know; never shown.  Empty where it needs none."""
+    """The secrets for the login of one account; never shown.  A secret that is not needed is empty."""
 
     password: str = ""
     client_secret: str = ""
     refresh_token: str = ""
     service_account: str = ""
-    """A file of Google's, JSON."""
+    """The content of a JSON key file (Google)."""
 
     def digest(self) -> bytes:
         return hashlib.sha256("\0".join(astuple(self)).encode("utf-8", "surrogateescape")).digest()
 
 
-class NotLoggedIn(SecretError):  # noqa: N818 - what the owner is
-    """There is no refresh token yet: nobody has consented."""
+class NotLoggedIn(SecretError):  # noqa: N818 - a state of the owner
+    """There is no refresh token: the owner has not consented yet (`relay login`)."""
 
 
 def read_secrets(auth: Auth) -> AccountSecrets:
-    """Return the secrets of the owner's account at an upstream.  Raises SecretError."""
+    """Return the secrets of an account at an upstream.  Raises SecretError."""
     return AccountSecrets(
         password=_secret_of(auth, *PASSWORDS),
         client_secret=_secret_of(auth.oauth2, *SECRETS),
@@ -76,12 +74,12 @@ def read_secrets(auth: Auth) -> AccountSecrets:
 
 
 def read_client_secret(oauth2: OAuth2) -> str:
-    """Return nothing for a public client.  Raises SecretError."""
+    """Return the client secret; empty for a public client.  Raises SecretError."""
     return _secret_of(oauth2, *SECRETS)
 
 
 def database_password(login: DatabaseLogin) -> str:
-    """Return nothing where it logs in without one.  Raises SecretError."""
+    """Return the password; empty for a login without a password.  Raises SecretError."""
     return _secret_of(login, *PASSWORDS)
 
 
@@ -91,7 +89,7 @@ def _secret_of(section: Auth | OAuth2 | DatabaseLogin | None, *keys: str) -> str
 
 
 def read_refresh_token(path: Path) -> str:
-    """Return a refresh token.  Raises SecretError, and NotLoggedIn where there is no such file."""
+    """Return a refresh token.  Raises SecretError; NotLoggedIn if the file does not exist."""
     try:
         return _password(_read_private(path, MAX_REFRESH_TOKEN_BYTES), path)
     except SecretError as error:
@@ -101,7 +99,7 @@ def read_refresh_token(path: Path) -> str:
 
 
 def read_service_account(path: Path) -> str:
-    """Return a service account's key file, which has what a signature needs.  Raises SecretError."""
+    """Return the JSON of a service account's key, with the fields for a signature.  Raises SecretError."""
     content = _read_private(path, MAX_FILE_BYTES)
     with contextlib.suppress(ValueError, RecursionError):
         match json.loads(content):
@@ -111,7 +109,7 @@ def read_service_account(path: Path) -> str:
 
 
 def read_password_file(path: Path) -> str:
-    """Return the password in a file; one newline at its end is cut.  Raises SecretError."""
+    """Return the password in a file, without one line end behind it.  Raises SecretError."""
     return _password(_read_private(path, MAX_PASSWORD_BYTES), path)
 
 
@@ -131,13 +129,13 @@ def _credential(name: str) -> Path:
 
 
 def credentials_folder() -> Path | None:
-    """Return where this process was given credentials, as systemd does with LoadCredential=."""
+    """Return the folder in which systemd gives this process its credentials (LoadCredential=)."""
     folder = os.environ.get("CREDENTIALS_DIRECTORY")
     return Path(folder) if folder else None
 
 
 def _password(content: bytes, named: object) -> str:
-    """Return content as a password that SASL can carry."""
+    """Return content as a password that SASL can carry.  Raises SecretError."""
     content = content.removesuffix(b"\n").removesuffix(b"\r")
     if not content:
         raise SecretError("it is empty", named)
@@ -154,9 +152,9 @@ def _text(content: bytes, named: object) -> str:
 
 
 def read_signing_key(path: Path) -> bytes:
-    """Return the key in a file, which signs notices.  Raises SecretError.
+    """Return the key that signs notices.  Raises SecretError.
 
-    After `whsec_` it is base64, as Standard Webhooks has it; any other text is the key itself.
+    Text behind `whsec_` is base64 (Standard Webhooks); any other text is the key itself.
     """
     prefix, whsec, encoded = read_password_file(path).partition("whsec_")
     if prefix or not whsec:
@@ -168,7 +166,7 @@ def read_signing_key(path: Path) -> bytes:
 
 
 def read_users(path: Path) -> dict[str, str]:
-    """Return name to hash, without empty lines and those that start with `#`.  Raises SecretError."""
+    """Return name to hash.  Empty lines and lines that start with `#` are ignored.  Raises SecretError."""
     users: dict[str, str] = {}
     for number, line in enumerate(_text(_read_private(path, MAX_FILE_BYTES), path).splitlines(), start=1):
         if not line.strip() or line.startswith("#"):
@@ -188,7 +186,7 @@ def read_users(path: Path) -> dict[str, str]:
 
 def _look_at_program(command: tuple[str, ...]) -> None:
     path = Path(command[0])
-    # By the ids that it will run under, which need not be those of who asks.
+    # A hook runs under the effective ids; os.access looks at the real ids by default.
     if not (path.is_file() and os.access(path, os.X_OK, effective_ids=True)):
         raise SecretError("it is no program that we may run", path)
 
@@ -208,13 +206,13 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "key_file": read_service_account,
     "key_credential": lambda name: read_service_account(_credential(name)),
 }
-"""By keys of a policy: what reads the file or the secret that each names.  Raises SecretError."""
+"""By key of a policy: the reader of the file or secret that it names.  Readers raise SecretError."""
 
 
 def unusable(policy: Policy, *, is_service: bool) -> Iterator[Fault]:
-    """Yield a fault for each file or variable of a policy that the relay could not use.
+    """Yield a fault for each file or variable of a policy that the relay cannot use.
 
-    Outside the service its credentials are not looked at: systemd gives them to nobody else.
+    Credentials are checked only in the service or with $CREDENTIALS_DIRECTORY: no other process has them.
     """
     for section, at in _sections(policy, ()):
         for key, read in _READERS.items():
@@ -223,7 +221,7 @@ def unusable(policy: Policy, *, is_service: bool) -> Iterator[Fault]:
                 try:
                     read(named)
                 except NotLoggedIn:
-                    pass  # `relay login` makes it
+                    pass  # `relay login` creates the file
                 except SecretError as error:
                     yield Fault(error.words, (*at, key))
         if getattr(section, "postgresql", None) is not None and find_spec("psycopg") is None:
@@ -237,7 +235,7 @@ def unusable(policy: Policy, *, is_service: bool) -> Iterator[Fault]:
 
 
 def _sections(value: object, at: Steps) -> Iterator[tuple[Section, Steps]]:
-    """Yield every section that a value is or holds, with the steps to it."""
+    """Yield every section in a value, itself included, each with its path."""
     match value:
         case Section():
             yield value, at
@@ -252,15 +250,15 @@ def _sections(value: object, at: Steps) -> Iterator[tuple[Section, Steps]]:
 
 
 def read_authorities(path: Path) -> str:
-    """Return a PEM file, unchecked.  Raises SecretError."""
-    # Bundles have comments in any encoding.
+    """Return the text of a PEM file, unchecked.  Raises SecretError."""
+    # Bundles contain comments in any encoding.
     return _read(path, MAX_FILE_BYTES).decode("ascii", "ignore")
 
 
 def trusting(path: Path, authorities: str) -> ssl.SSLContext:
-    """Trust no other authorities; `path` is what an error calls them.  Raises SecretError."""
+    """Return a context that trusts only these authorities.  Raises SecretError, which names `path`."""
     try:
-        # With an empty text it would trust the system's.
+        # With an empty text the context would trust the system's authorities.
         return ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cadata=authorities or "none")
     except (OSError, ValueError):
         raise SecretError("it holds no certificate that can be loaded (PEM)", path) from None
@@ -273,13 +271,13 @@ class KeyPair:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the certificate that is shown, as `openssl x509 -fingerprint -sha256` prints it."""
+        """SHA-256 of the first certificate, as `openssl x509 -fingerprint -sha256` prints it."""
         return hashlib.sha256(self._shown()).digest().hex(":").upper()
 
     @property
     def ends_at_ns(self) -> int | None:
-        """Wall clock: when the certificate that is shown ends; None where nobody can tell."""
-        from cryptography import x509  # noqa: PLC0415 - it takes 0.2 s, and listener processes do not ask
+        """When the first certificate expires (wall clock); None if it cannot be parsed."""
+        from cryptography import x509  # noqa: PLC0415 - it takes 0.2 s; listener processes do without
 
         try:
             shown = x509.load_der_x509_certificate(self._shown())
@@ -293,9 +291,9 @@ class KeyPair:
 
 
 def read_key_pair(certificate: Path, key: Path | None) -> KeyPair:
-    """Return a certificate and its private key, which only its owner can read.  Raises SecretError."""
+    """Return a certificate and its private key.  Raises SecretError, also for a world-readable key."""
     chain = _read(certificate, MAX_FILE_BYTES)
-    # A group may read it: Debian's ssl-cert group is how several daemons share one.
+    # A group may read the key: daemons on Debian share keys by the group ssl-cert.
     pair = KeyPair(chain, _read(key or certificate, MAX_FILE_BYTES, stat.S_IRWXO | stat.S_IWGRP))
     try:
         serving(pair)
@@ -306,7 +304,7 @@ def read_key_pair(certificate: Path, key: Path | None) -> KeyPair:
 
 
 def serving(pair: KeyPair) -> ssl.SSLContext:
-    """Return what a listener shows clients.  Raises OSError where the two do not belong together."""
+    """Return a listener's context, TLS 1.2 at least.  Raises OSError if the key is of another certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     show(pair, context)
@@ -314,8 +312,8 @@ def serving(pair: KeyPair) -> ssl.SSLContext:
 
 
 def show(pair: KeyPair, context: ssl.SSLContext) -> None:
-    """Have a context show a certificate.  Raises OSError where the two do not belong together."""
-    # OpenSSL reads files, and these two are not to be read from their names again.
+    """Load a certificate into a context.  Raises OSError if the key is of another certificate."""
+    # OpenSSL reads paths only.  The files on disk may have changed since they were checked.
     with _in_memory(pair.chain) as chain_path, _in_memory(pair.key) as key_path:
         # The empty passphrase keeps OpenSSL from asking the terminal for one.
         context.load_cert_chain(chain_path, key_path, password="")
@@ -323,7 +321,7 @@ def show(pair: KeyPair, context: ssl.SSLContext) -> None:
 
 @contextlib.contextmanager
 def _in_memory(content: bytes) -> Iterator[str]:
-    """Give the name of a file that is on no disk.  Raises OSError."""
+    """Yield the path of an anonymous file in memory with this content.  Raises OSError."""
     with open(os.memfd_create("relay-pem"), "wb", buffering=0) as file:  # noqa: PTH123 - a descriptor
         file.write(content)
         yield f"/proc/self/fd/{file.fileno()}"
@@ -332,14 +330,14 @@ def _in_memory(content: bytes) -> Iterator[str]:
 def _read_private(path: Path, most_bytes: int) -> bytes:
     exposed = _OPEN_TO_OTHERS
     if path.parent == credentials_folder():
-        # systemd grants a credential to the service's user by an ACL, and the mask of
-        # an ACL shows as group-readable; the folder lets nobody else in.  systemd #29435.
+        # systemd grants a credential to the service's user by an ACL, whose mask shows as group-readable.
+        # No other user can enter the folder (systemd #29435).
         exposed &= ~stat.S_IRGRP
     return _read(path, most_bytes, exposed)
 
 
 def _read(path: Path, most_bytes: int, exposed: int = 0) -> bytes:
-    """`exposed`: bits that the mode of a secret must not have.  Raises SecretError."""
+    """Read a file whose mode has none of the bits `exposed`.  Raises SecretError."""
 
     def check(status: os.stat_result) -> None:
         if status.st_mode & exposed:

@@ -1,11 +1,11 @@
-"""Rules about replies, and providers: as YAML states them, the owner's and those shipped beside this file.
+"""Verdict rules and providers in YAML: the owner's rules, and the files beside this module.
 
-The shipped files are read once, and are sound as the tests find them; each rule there has its source.
-Text is phrases, not regular expressions: any case, any run of spaces, and `*` for at most 80
-characters; so no rule can hang on a long reply, however many it has.
-In the shipped files a phrase by which a refusal is not about us begins a word: else `mail quota` of
-a full mailbox is found in `your outmail quota`, and bounces.  A phrase by which it is about us may
-begin inside one: a pause keeps the message.  An owner's phrases are found wherever they stand.
+The shipped files are read once and trusted; the tests check them.  Each shipped rule names its source.
+Rules match phrases, not regular expressions: any case, any run of spaces, and `*` for at most 80 characters.
+So no rule takes long on a long reply, however many phrases it has.
+In shipped rules a phrase by which a refusal is not ours (`text` of a bounce, `but_not` of a pause) matches
+only at the start of a word: else `mail quota` of a full mailbox would match `your outmail quota`, and bounce.
+Other phrases also match inside a word: a pause keeps the message.  An owner's phrases match anywhere.
 """
 
 import functools
@@ -50,7 +50,7 @@ Phrase = Annotated[
 
 
 class VerdictRule(Section):
-    """One rule.  What it does not name matches anything; it must name something."""
+    """One rule.  A key that is absent matches anything; at least one condition is required."""
 
     phase: Several[Phase] = tuple(sorted(FROM_MAIL))
     code: Several[Code] | None = None
@@ -66,7 +66,7 @@ class VerdictRule(Section):
 
     def faults(self) -> Iterator[Fault]:
         try:
-            self.rule(Layer.OPERATOR, "")  # it knows what its phases allow
+            self.rule(Layer.OPERATOR, "")  # Rule refuses a verdict that its phases do not allow
         except ValueError as error:
             yield Fault(str(error), ("verdict",))
         if not (self.code or self.enhanced or self.text or self.names_sender):
@@ -111,17 +111,17 @@ def _any_phrase(phrases: tuple[str, ...] | None, *, begin_words: bool) -> Phrase
 @dataclass(frozen=True, slots=True)
 class Provider:
     hosts: list[str]
-    """Hosts that are the provider's whatever the policy calls them; `*` is any part of a name."""
+    """Hosts of the provider, also for upstreams without the key `provider`; `*` is any part of a name."""
     note: str
     source: str
     checked: str
-    """The day on which the source said so."""
+    """The day on which the source was read."""
     preset: dict[str, object]
-    """Keys of an upstream, as they would be written."""
+    """Keys of an upstream, as a policy writes them."""
     refuses_reports: str = ""
-    """Who says that it takes no mail from `<>`, or from another address than the account's."""
+    """The source that says that it refuses mail from `<>`, or from any address but the account's."""
     oauth2: dict[str, Any] = field(default_factory=dict)
-    """Keys of `auth.oauth2`, where `{tenant}` stands for the owner's; of `scopes` the one of the grant."""
+    """Keys of `auth.oauth2`: `{tenant}` is the owner's tenant, `scopes` has the scope of each grant."""
     verdicts: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -133,7 +133,7 @@ def _read(path: Path) -> tuple[Any, Document]:
 
 @functools.cache
 def providers() -> Mapping[str, Provider]:
-    """In the order of the file."""
+    """Return the providers by name, in the order of the file."""
     return {name: Provider(**its) for name, its in _read(PROVIDERS_FILE)[0]["providers"].items()}
 
 
@@ -150,12 +150,12 @@ def standard_judge() -> Judge:
 
 @functools.cache
 def provider_rules(name: str | None) -> tuple[Rule, ...]:
-    """Return the rules of a provider; none where it is not known."""
+    """Return the rules of a provider; none if the provider is None or unknown."""
     return _rules(Layer.PROVIDER, PROVIDERS_FILE, ("providers", name, "verdicts")) if name else ()
 
 
 def _rules(layer: Layer, path: Path, steps: Steps) -> tuple[Rule, ...]:
-    """Return the rules in a list of a file, each with the line where it stands."""
+    """Return the rules of the list at `steps` in a file, each with its line."""
     rows, document = _read(path)
     for step in steps:
         rows = rows.get(step, [])
@@ -168,7 +168,7 @@ def _rules(layer: Layer, path: Path, steps: Steps) -> tuple[Rule, ...]:
 
 
 def rules_of(name: str, upstream: "Upstream") -> tuple[Rule, ...]:
-    """Return the rules of an upstream of the policy: the owner's, its provider's, everybody's."""
+    """Return the rules of an upstream: the owner's, then its provider's, then the standard rules."""
     owners = (
         rule.rule(Layer.OPERATOR, f"upstreams.{name}.verdicts[{index}]")
         for index, rule in enumerate(upstream.verdicts)
@@ -177,7 +177,7 @@ def rules_of(name: str, upstream: "Upstream") -> tuple[Rule, ...]:
 
 
 def provider_of(name: str | None, host: str) -> str | None:
-    """Return which provider an upstream is: by its key, else by its host, else None."""
+    """Return the name of an upstream's provider: by the key `provider`, else by the host, else None."""
     if name is not None:
         return name
     wanted = host.lower().removesuffix(".")
@@ -186,7 +186,7 @@ def provider_of(name: str | None, host: str) -> str | None:
 
 
 def with_presets(policy: object) -> object:
-    """Keep what the owner wrote; whatever is not as it should be is left to the model."""
+    """Add the providers' presets; the owner's keys win.  Malformed parts stay for the model to report."""
     match policy:
         case {"upstreams": dict() as upstreams, **others}:
             return {**others, "upstreams": {name: _filled(each) for name, each in upstreams.items()}}
@@ -208,7 +208,7 @@ def _filled(upstream: object) -> object:
 
 
 def _oauth2_of(known: Mapping[str, Any], written: Mapping[str, object]) -> dict[str, object]:
-    """Return what a provider knows; a URL with the tenant only where the owner wrote a tenant."""
+    """Return the provider's keys of `oauth2`; a URL with a tenant only if the owner wrote a tenant."""
     grant, tenant = written.get("grant"), written.get("tenant")
     filled: dict[str, object] = {}
     for key, its in known.items():

@@ -1,13 +1,12 @@
-"""From the text of `policy.yaml` to a `Policy`, or to everything that is wrong with it; and back to text.
+"""Turns the text of `policy.yaml` into a `Policy` or all its faults; compares and writes policies.
 
-Guarantees: any bytes become a `Policy` or a `PolicyError`, and nothing else is raised.  `parse_policy` is
-pure; `read_policy` reads the file, and like `inspected_policy` looks at every file and secret that a good
-text names, so that a policy which it returns can be put to work.
-A fault quotes nothing of the file, since a password may stand at any place by mistake, as a value or as a
-key: it has file, line, column, the kind of value, and of keys only those that a policy has.  Any other key is
-shown as `?`.
-Policies are compared as they are written out, and told so (`Section.as_written`), so two of them without a
-difference mean the same, but for what is hidden (the path of a hook's URL, the name of a credential).
+Guarantees: any bytes become a `Policy` or a `PolicyError`; nothing else is raised.  `parse_policy` is pure.
+`read_policy` and `inspected_policy` also check every file and secret that a valid text names, so the relay
+can use the policy that they return.
+A fault never quotes the file, since a misplaced password may be any value or key.  A fault has file, line,
+column, the expected kind of value, and the keys that a policy has; every other key is shown as `?`.
+Policies are compared by `Section.as_written`.  Two policies without a difference mean the same, except for
+hidden parts: the path of a hook's URL, and the name of a credential.
 """
 
 import difflib
@@ -32,9 +31,9 @@ from relay.policy.units import BROKEN, Section, written_key
 _RESTART = frozenset(written_key(Policy, key) for key in RESTART_KEYS)
 _LONGEST_LINE = 1_000_000
 WHOLE = "policy"
-"""The key of a fault that is about the whole file."""
+"""The key of a fault of the whole file."""
 FOREIGN_KEY = "?"
-"""Stands for a key that is not a policy's own, and so may be anything."""
+"""Replaces a key that no policy has: it may be a misplaced secret."""
 _LONGEST_GUESSED = 40
 _NAME = re.compile(r"[a-z0-9_-]{1,64}\Z")
 _WORDS = {
@@ -56,16 +55,16 @@ _WORDS = {
     "less_than_equal": "expected a whole number of at most {le}",
     "value_error": "{error}",
 }
-"""By pydantic's types of errors; another one `does not fit here`."""
+"""Messages by pydantic's type of error; any other type says `does not fit here`."""
 
 
 class PolicyFault(NamedTuple):
     path: Path
     line: int
     column: int
-    """Both count from 1; the column in characters."""
+    """Line and column count from 1; columns are characters."""
     key: str
-    """Such as `upstreams.isp.limits[0].per`; `policy` where it is about the whole file."""
+    """Such as `upstreams.isp.limits[0].per`; `policy` for the whole file."""
     message: str
 
     def __str__(self) -> str:
@@ -74,11 +73,11 @@ class PolicyFault(NamedTuple):
 
 class PolicyError(Exception):
     def __init__(self, path: Path, faults: Iterable[Fault]) -> None:
-        """There is at least one."""
+        """`faults` has at least one."""
         told = [PolicyFault(path, *each.mark, _key(each.at), each.message) for each in faults]
         told.sort(key=lambda each: (each.line, each.column, each.key == WHOLE, each.key))
         self.errors = tuple(told)
-        """In the order of the file; never empty."""
+        """In the order of the file."""
         super().__init__(*self.errors)
 
     def __str__(self) -> str:
@@ -86,9 +85,9 @@ class PolicyError(Exception):
 
 
 def read_policy(path: Path, *, looks_at_files: bool = True) -> Policy:
-    """Read it for somebody who asks, not for the service.  Raises PolicyError, also for no file.
+    """Read a policy for a command, outside the service.  Raises PolicyError, also for a missing file.
 
-    Looks at the files that it names, unless told not to.
+    `looks_at_files`: also check the files that the policy names.
     """
     content = policy_bytes(path)
     if looks_at_files:
@@ -97,9 +96,8 @@ def read_policy(path: Path, *, looks_at_files: bool = True) -> Policy:
 
 
 def policy_bytes(path: Path) -> bytes:
-    """Return the text of a policy's file.  Raises PolicyError where it cannot be read."""
+    """Return the text, at most MAX_BYTES and one byte more.  Raises PolicyError if it cannot be read."""
     try:
-        # One byte more than allowed is enough to tell that it is too large.
         return read_regular(path, MAX_BYTES)
     except OSError as error:
         raise unreadable(path, error) from None
@@ -110,7 +108,7 @@ def unreadable(path: Path, error: OSError) -> PolicyError:
 
 
 def inspected_policy(content: bytes, path: Path, *, is_service: bool = True) -> Policy:
-    """Look at the files that it names, too.  Raises PolicyError with all faults."""
+    """Parse a policy and check the files that it names.  Raises PolicyError with all faults."""
     policy, document = _validated(content, path)
     faults = [
         each._replace(mark=document.mark_of(each.at)) for each in unusable(policy, is_service=is_service)
@@ -121,7 +119,7 @@ def inspected_policy(content: bytes, path: Path, *, is_service: bool = True) -> 
 
 
 def parse_policy(content: bytes, path: Path) -> Policy:
-    """Read no file; relative paths start beside `path`.  Raises PolicyError with all faults."""
+    """Parse a policy; relative paths start at the folder of `path`.  Raises PolicyError with all faults."""
     return _validated(content, path)[0]
 
 
@@ -133,7 +131,7 @@ def _validated(content: bytes, path: Path) -> tuple[Policy, Document]:
     try:
         policy = Policy.model_validate(
             with_presets(document.value),
-            # Not resolved: a policy behind a symbolic link stands where the link is.
+            # Symbolic links are not resolved: paths start at the folder of the link.
             context=path.absolute().parent,
             by_alias=True,
             by_name=False,
@@ -147,7 +145,7 @@ def _validated(content: bytes, path: Path) -> tuple[Policy, Document]:
 
 
 def _faults_of(document: Document, error: ValidationError) -> Iterator[Fault]:
-    """Yield what pydantic found, in words of ours: its own quote the values."""
+    """Yield pydantic's errors with our messages: pydantic's own quote the values."""
     for detail in error.errors(include_url=False):
         kind, steps = detail["type"], detail["loc"]
         if kind == BROKEN:
@@ -156,10 +154,10 @@ def _faults_of(document: Document, error: ValidationError) -> Iterator[Fault]:
             continue
         is_of_key = kind == "extra_forbidden"
         if steps[-1:] == ("[key]",) and not is_of_key:
-            # Pydantic's own step, behind the key of a mapping of names.
+            # Pydantic adds this step behind the key of a mapping.
             steps, is_of_key = steps[:-1], True
         if steps and kind != "missing" and not document.has(steps):
-            # One value that stands for a list of it, or for a section that has no other key.
+            # A single value stands for a list, or for a section (the spool as a plain path).
             steps = steps[:-1]
         yield Fault(_words(detail, steps), steps, document.mark_of(steps, of_key=is_of_key))
 
@@ -170,7 +168,7 @@ def _words(detail: ErrorDetails, steps: Steps) -> str:
         return _of_unknown_key(steps)
     if kind == "missing" and steps[-1] == "limits":
         return "this key is required: what the provider allows, or `limits: []` for as fast as it takes mail"
-    # pydantic puts the words of an enumeration in quotes, all of which are ours
+    # pydantic puts the words of an enumeration in quotes; all of them are words of the policy's format.
     words = _WORDS.get(kind, "this does not fit here").format(**detail.get("ctx", {}))
     return words.replace("'", "") if kind in ("enum", "literal_error") else words
 
@@ -178,7 +176,7 @@ def _words(detail: ErrorDetails, steps: Steps) -> str:
 def _of_unknown_key(steps: Steps) -> str:
     within = [step for step in steps[:-1] if step in _sections()]
     known = sorted(_annotations(_sections()[within[-1] if within else WHOLE]))
-    # Guessing at something long takes long.
+    # difflib is slow on long texts.
     guessed = str(steps[-1]).lower().replace("-", "_")[:_LONGEST_GUESSED]
     if near := difflib.get_close_matches(guessed, known, n=1):
         return f"unknown key; did you mean {near[0]}?"
@@ -203,7 +201,7 @@ def _policy_keys() -> frozenset[str]:
 
 @functools.cache
 def _sections() -> dict[Step, type[Section]]:
-    """Return each section by the key that it stands under: no key holds two kinds."""
+    """Return the type of each section by its key; no key has two types."""
     found: dict[Step, type[Section]] = {}
     unread: list[tuple[str, object]] = [(WHOLE, Policy)]
     while unread:
@@ -225,24 +223,24 @@ class Difference:
     about: str
     """The key, such as `upstreams.isp.limits`."""
     was: str | None
-    """As a policy has it; None: it was added."""
+    """The value as YAML; None: the key was added."""
     now: str | None
-    """None: it was removed."""
+    """None: the key was removed."""
     needs_restart: bool = False
 
     @property
     def words(self) -> str:
-        """Return what was and what is now: `upstreams.isp.connections: 4 → 5`."""
+        """Return the key with its old and new value: `upstreams.isp.connections: 4 → 5`."""
         return f"{self.about}: {' → '.join(each for each in (self.was, self.now) if each is not None)}"
 
     @property
     def sign(self) -> str:
-        """Return + for what was added, - for what was removed, ~ for what is another."""
+        """Return + for an added key, - for a removed key, ~ for a changed key."""
         return "+" if self.was is None else "-" if self.now is None else "~"
 
 
 def changes_needing_restart(old: Policy, new: Policy) -> list[str]:
-    """Return the fields; `written_key` says what a policy calls them."""
+    """Return the names of the fields; `written_key` returns the keys."""
     return [key for key in RESTART_KEYS if getattr(old, key) != getattr(new, key)]
 
 
@@ -255,7 +253,7 @@ def differences(old: Policy, new: Policy) -> list[Difference]:
 
 
 def policy_text(policy: Policy) -> str:
-    """Return a policy file that means the same, but for what it hides (`Section.as_written`)."""
+    """Return the text of an equal policy, except for hidden parts (`Section.as_written`)."""
     return _yaml(policy.as_written(), is_flow=None)
 
 

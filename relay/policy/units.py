@@ -1,8 +1,8 @@
-"""What a policy is made of: sections, and scalars (numbers, durations, sizes, addresses, names).  Pure.
+"""The parts of a policy: sections, and scalars (numbers, durations, sizes, addresses, names).  Pure.
 
-Guarantees: what the type of a scalar raises says what would have been right, and never what was written,
-which may be a misplaced password.  A section writes itself as a policy has it (`as_written`).
-Does not: know YAML, or where a value stands (see `faults`); look at any file (see `secrets`).
+Guarantees: the error of a scalar says what is expected and never quotes the value, which may be a misplaced
+password.  A section can return itself as a policy states it (`as_written`).
+Does not: know YAML or the position of a value (see `document`); read any file (see `secrets`).
 """
 
 import re
@@ -35,10 +35,10 @@ LARGEST_SIZE_BYTES = 1 << 40
 LARGEST_COUNT = 1_000_000_000
 LONGEST_URL = 2000
 SHORTEST_PREFIX = {4: 8, 6: 7}
-"""Bits that a network of clients must fix: 10.0.0.0/8 and fc00::/7 are the widest private ones
-(RFC 1918, 3; RFC 4193, 3.1); anything wider is a part of the Internet, and an open relay."""
+"""The shortest prefix of a network of clients, by IP version.  10.0.0.0/8 and fc00::/7 are the widest private
+networks (RFC 1918, 3; RFC 4193, 3.1).  A wider network is a part of the Internet: an open relay."""
 BROKEN = "broken"
-"""The type of the error of a section whose keys do not fit together."""
+"""The type of pydantic's error for keys of a section that do not fit together."""
 
 _DURATION = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?) ?(ms|s|m|h|d|w)\Z")
 MINUTE_NS = 60 * SECOND_NS
@@ -55,13 +55,13 @@ WEB_URL = re.compile(rf"(?P<scheme>https?)://{_URL_HOST}(?P<port>:[0-9]{{1,5}})?
 
 
 class Section(BaseModel):
-    """What every part of a policy is: frozen, and closed to unknown keys."""
+    """The base of every mapping in a policy: frozen, without unknown keys."""
 
-    # Compiled as a part of the whole, when a policy is read: each by itself would take as long again.
+    # Compiled as a part of Policy, when a policy is read: to compile each by itself would double the time.
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, defer_build=True)
 
     def faults(self) -> Iterator[Fault]:
-        """Yield the rules that keys break together; asked once each of them is good by itself."""
+        """Yield the broken rules between keys.  Called once each key is good by itself."""
         yield from ()
 
     @model_validator(mode="after")
@@ -77,7 +77,7 @@ class Section(BaseModel):
         return {key: value for key, value in write(self).items() if key not in unset}
 
     def given(self, keys: Iterable[str]) -> list[str]:
-        """Return those of the keys that are there."""
+        """Return the keys that have a value."""
         return [key for key in keys if getattr(self, key) is not None]
 
     def at_most_one(self, keys: Iterable[str], what: str) -> Iterator[Fault]:
@@ -85,17 +85,17 @@ class Section(BaseModel):
             yield Fault(f"expected one {what}, got {' and '.join(given)}", (given[-1],))
 
     def as_written(self) -> dict[str, Any]:
-        """Return what a policy would say, presets and defaults written out; no secret is in it."""
+        """Return the section as a policy states it, with presets and defaults, and without secrets."""
         return self.model_dump(mode="json", by_alias=True)
 
 
 def written_key(section: type[Section], name: str) -> str:
-    """Return a key as a policy writes it: without its unit."""
+    """Return the key in a policy for a field: the field's name without its unit."""
     return section.model_fields[name].alias or name
 
 
 def duration_ns(value: object) -> int:
-    """Take such as `90s`, `1.5h`, `5d`.  Raises ValueError, also for zero and for more than a year."""
+    """Parse a duration such as `90s`, `1.5h`, `5d`.  Raises ValueError, also for zero and above 366 days."""
     if isinstance(value, str) and (match := _DURATION.match(value)):
         total_ns = int(Decimal(match[1]) * _UNITS_NS[match[2]])
         if 0 < total_ns <= LONGEST_DURATION_NS:
@@ -104,7 +104,7 @@ def duration_ns(value: object) -> int:
 
 
 def size_bytes(value: object) -> int:
-    """Take such as `50M` (units of 1024) or bytes.  Raises ValueError, also for zero and above a tebibyte."""
+    """Parse a size such as `50M` (1024 * 1024), or bytes.  Raises ValueError, also for 0 and above 1 TiB."""
     total_bytes = 0
     if isinstance(value, int) and not isinstance(value, bool):
         total_bytes = value
@@ -116,7 +116,7 @@ def size_bytes(value: object) -> int:
 
 
 def checked(is_right: Callable[[Any], object], expected: str) -> AfterValidator:
-    """Return the check of a text; `expected` says what would have been right."""
+    """Return a validator; `expected` completes its error, "expected …"."""
 
     def check(value: Any) -> Any:
         if not is_right(value):
@@ -131,7 +131,7 @@ def matching(pattern: str, expected: str) -> AfterValidator:
 
 
 def one_of(options: Callable[[], Iterable[str]]) -> AfterValidator:
-    """Return the check of a text against words that are not known before they are asked for."""
+    """Return a validator for the texts that `options` returns at the time of the check."""
 
     def check(value: str) -> str:
         if value not in (known := list(options())):
@@ -142,7 +142,7 @@ def one_of(options: Callable[[], Iterable[str]]) -> AfterValidator:
 
 
 def absolute_path(value: object, info: ValidationInfo) -> object:
-    """Return a path, starting at the policy's folder if it is relative.  Raises ValueError."""
+    """Resolve a relative path against the policy's folder.  Raises ValueError."""
     if not isinstance(value, str):
         return value
     if not value:
@@ -167,7 +167,7 @@ class HostPort(NamedTuple):
 
 
 def endpoint(value: object) -> HostPort:
-    """Take `ADDRESS:PORT`, IPv6 in brackets.  Raises ValueError, also for names: they may resolve anew."""
+    """Parse `ADDRESS:PORT`, IPv6 in brackets.  Raises ValueError, also for host names: they may change."""
     if isinstance(value, str):
         host, _, port = value.rpartition(":")
         bracketed = host.startswith("[") and host.endswith("]")
@@ -179,7 +179,7 @@ def endpoint(value: object) -> HostPort:
 
 
 def network(value: object) -> IPv4Network | IPv6Network:
-    """Take one address too.  Raises ValueError, also for bits behind the prefix and for an open relay."""
+    """Parse a network of clients, or one address.  Raises ValueError, also for an open relay."""
     found = any_network(value)
     least = SHORTEST_PREFIX[found.version]
     if found.prefixlen < least:
@@ -190,7 +190,7 @@ def network(value: object) -> IPv4Network | IPv6Network:
 
 
 def any_network(value: object) -> IPv4Network | IPv6Network:
-    """Take a bare address as a network of one.  Raises ValueError, also for bits set behind the prefix."""
+    """Parse a network, or one address.  Raises ValueError, also if bits are set behind the prefix."""
     try:
         if not isinstance(value, str) or "%" in value:
             raise ValueError
@@ -203,7 +203,7 @@ def any_network(value: object) -> IPv4Network | IPv6Network:
 
 
 def source_address(value: object) -> str:
-    """Take an IP address that a host may have, without a zone.  Raises ValueError."""
+    """Parse an IP address that a host can have, without a zone.  Raises ValueError."""
     found = _ip_address(value) if isinstance(value, str) and "%" not in value else None
     if found is None or found.is_unspecified or found.is_multicast:
         raise ValueError("expected an IP address of this host, such as 192.0.2.1 or '2001:db8::1'")
@@ -211,9 +211,9 @@ def source_address(value: object) -> str:
 
 
 def upstream_host(value: str) -> str:
-    """Take a host; a final dot goes, which certificates do not have and which names no other account."""
+    """Return a host name or IP address, without a final dot: certificates have none.  Raises ValueError."""
     host = value.removesuffix(".")
-    # A last label of digits is an IP address or a slip in one, never a domain (RFC 3696, 2).
+    # A last label of digits is an IP address or a misspelt one, never a domain (RFC 3696, 2).
     if _HOST_NAME.match(host) and not host.rpartition(".")[2].isdigit():
         return host
     if (address := _ip_address(value)) is not None:
@@ -222,7 +222,7 @@ def upstream_host(value: str) -> str:
 
 
 def is_own_name(value: str) -> bool:
-    """Return whether it can be our name in SMTP: a domain, or an address literal (RFC 5321, 4.1.3)."""
+    """Return whether a text can be our name in SMTP: a domain, or an address literal (RFC 5321, 4.1.3)."""
     is_literal = value.startswith("[") and value.endswith("]")
     return bool(_HOST_NAME.match(value) or (is_literal and _ip_address(value[1:-1].removeprefix("IPv6:"))))
 
@@ -235,13 +235,13 @@ def _ip_address(value: str) -> Any:
 
 
 def is_loopback_host(host: str) -> bool:
-    """Whether a host is this one by its very spelling: `localhost` or a loopback IP address."""
+    """Return whether a host is `localhost` or a loopback IP address.  No name is looked up."""
     address = _ip_address(host)
     return host.lower() == "localhost" if address is None else bool(address.is_loopback)
 
 
 def https_url(value: object, example: str, what_crosses: str) -> str:
-    """Take an https URL, or http of this host itself.  Raises ValueError."""
+    """Parse an https URL, or an http URL of this host.  Raises ValueError."""
     found = WEB_URL.match(value) if isinstance(value, str) and len(value) <= LONGEST_URL else None
     if found is None or "#" in found[0] or int((found["port"] or ":1")[1:]) not in range(1, 65536):
         raise ValueError(f"expected a URL such as {example}, without user, password and #")
@@ -253,14 +253,14 @@ def https_url(value: object, example: str, what_crosses: str) -> str:
 
 
 NotEmpty = checked(bool, "at least one")
-"""Not `min_length`, which pydantic finds at fault also where each of the entries is."""
+"""Not `min_length`: pydantic reports that too if all entries are invalid."""
 _T = TypeVar("_T")
 Several = Annotated[
     tuple[_T, ...],
     BeforeValidator(lambda value: value if isinstance(value, list | tuple) else (value,)),
     NotEmpty,
 ]
-"""One value stands for a list of it."""
+"""A single value stands for a list with one entry."""
 Count = Annotated[int, Field(strict=True, ge=1, le=LARGEST_COUNT)]
 Percent = Annotated[int, Field(strict=True, ge=1, le=100)]
 Duration = Annotated[int, BeforeValidator(duration_ns), PlainSerializer(period)]
@@ -276,13 +276,13 @@ SourceAddress = Annotated[str, BeforeValidator(source_address)]
 UpstreamHost = Annotated[str, AfterValidator(upstream_host)]
 OwnName = Annotated[str, checked(is_own_name, "a domain name such as mail.example.net")]
 Name = Annotated[str, matching("[a-z0-9_-]{1,64}", "a name of a-z, 0-9, _ and -, at most 64 of them")]
-"""It is also a label of metrics, and part of a file name or key."""
+"""A name is also a label of metrics, and a part of file names and keys."""
 VariableName = Annotated[
     str, matching("[A-Za-z_][A-Za-z0-9_]{0,127}", "the name of an environment variable, such as ISP_PASSWORD")
 ]
 CredentialName = Annotated[
     str,
     matching(r"(?!\.\.?\Z)[^/]{1,255}", "the name of a credential, without / and not .."),
-    # Whoever takes the key for the password's own place writes the password there.
+    # An owner may write the password itself here by mistake.
     PlainSerializer(lambda _: "…"),
 ]

@@ -1,1 +1,1 @@
-"""The practice upstream: an owner without an account practises on it, and the demo shows it."""
+"""The practice upstream, for an owner who has no account yet, and for the demonstration (`make demo`)."""

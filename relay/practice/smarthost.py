@@ -1,11 +1,11 @@
-"""The practice smarthost: one account with one limit, which it counts by its own clock.
+"""The practice smarthost: an SMTP server with one account and one limit, which it counts by its own clock.
 
 A message counts when its final dot arrives.  The window is half-open: `(t - T, t]` for any t, so two messages
-exactly T apart never share one.  Whoever exceeds the limit is cut off for a while: everything is refused
-then, and nothing is counted.  What it takes goes nowhere but into the folder `keep`.
-Guarantees: mail needs AUTH; lines end in CRLF, and content at CRLF.CRLF only; memory holds at most
+exactly T apart never share a window.  A client that exceeds the limit is cut off for a while: the smarthost
+refuses every message then, and counts none.  It relays nothing; it writes messages to the folder `keep`.
+Guarantees: mail needs AUTH.  Lines end in CRLF, and content ends only at CRLF.CRLF.  Memory holds at most
 MOST_CONNECTIONS, each with MAX_CONTENT_BYTES, and an instant for each message of one window.
-Assumes: one event loop.  Does not: share code with `relay.throttle`, whose errors it is to show.
+Assumes: one event loop.  Does not: share code with `relay.throttle`, since it has to show that code's errors.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from relay.smtp.sasl import Credentials, PasswordCheck
 from relay.smtp.session_machine import MailTransaction, ServerTerms, SessionMachine, SessionState
 
 HOSTNAME = "practice.invalid"
-"""RFC 6761, 6.4: a name that exists nowhere, since this host needs none."""
+"""RFC 6761, 6.4: a name that never exists, since this host needs none."""
 MAX_LINE_BYTES = 1024 * 1024
 MAX_CONTENT_BYTES = 64 * 1024 * 1024
 MOST_CONNECTIONS = 50
@@ -32,7 +32,7 @@ _TERMS = ServerTerms(HOSTNAME, MAX_CONTENT_BYTES, 1000, mechanisms=("PLAIN", "LO
 
 
 class PracticeAccount:
-    """Pure."""
+    """Counts messages against the limit; without I/O."""
 
     def __init__(self, limit: LimitSettings, cut_off_ns: int) -> None:
         self.limit = limit
@@ -40,11 +40,11 @@ class PracticeAccount:
         self.refused = 0
         self.cut_offs = 0
         self.most = 0
-        """What the fullest window so far held."""
+        """How much the fullest window held so far, in the limit's unit."""
         self._cut_off_ns = cut_off_ns
         self._cut_off_until_ns = 0
         self._window: deque[tuple[int, int]] = deque()
-        """Instants and what each counts."""
+        """For each message: its instant, and how much it counts."""
 
     def admit(self, recipients: int, now_ns: int) -> bool:
         if now_ns >= self._cut_off_until_ns and self._count(recipients, now_ns) <= self.limit.count:
@@ -66,10 +66,10 @@ class PracticeAccount:
 
 
 class Practised(NamedTuple):
-    """A message that came to its final dot."""
+    """A message whose final dot arrived."""
 
     at_ns: int
-    """When it counted, by the clock of the smarthost."""
+    """When the final dot arrived, by the clock of the smarthost."""
     reverse_path: str
     recipients: tuple[str, ...]
     reply: str
@@ -86,7 +86,7 @@ class PracticeSmarthost:
         keep: Path | None = None,
         observer: Callable[[Practised], object] = lambda _: None,
     ) -> None:
-        """Make the folder `keep`.  Raises OSError; ValueError for an address that others reach."""
+        """Make the folder `keep`.  Raises OSError, and ValueError if the address is not loopback."""
         if not address.is_loopback:
             raise ValueError(f"{address}: a practice smarthost listens on loopback only")
         self._address = address
@@ -99,7 +99,7 @@ class PracticeSmarthost:
         self._open: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self.port = address.port
-        """The kernel's choice, once started, where the address said 0."""
+        """If the address says 0, the kernel chooses the port in `start`."""
 
     async def start(self) -> None:
         """Raise OSError if the address is taken."""
@@ -125,7 +125,7 @@ class PracticeSmarthost:
         conversation = cast("asyncio.Task[None]", asyncio.current_task())
         self._open.add(conversation)
         try:
-            # A client that is gone, sends lines without end, or is cut off by `close` gets no reply.
+            # A client gets no reply if it is gone, sends a line without end, or is cut off by `close`.
             with contextlib.suppress(EOFError, OSError, asyncio.LimitOverrunError, asyncio.CancelledError):
                 await self._converse(reader, writer)
         finally:
@@ -151,9 +151,9 @@ class PracticeSmarthost:
                 is_right = self._credentials.are_proven_by(machine.proof)
                 reply = machine.judged(PasswordCheck.RIGHT if is_right else PasswordCheck.WRONG)
 
-    # Asked by the machine.
+    # Called by the session machine.
 
-    def sender_refusal(self, reverse_path: str, size_bytes: int) -> str | None:  # noqa: ARG002 - any that fits
+    def sender_refusal(self, reverse_path: str, size_bytes: int) -> str | None:  # noqa: ARG002 - every sender may
         return None
 
     def _decide(self, transaction: MailTransaction, content: bytes) -> str:
@@ -172,7 +172,7 @@ class PracticeSmarthost:
     def _take(self, content: bytes) -> str:
         if self._keep is not None:
             try:
-                # Neither synced nor in a thread: nothing is promised about these files.
+                # Without a sync and on the loop: nothing is promised about these files.
                 (self._keep / f"{self._kept + 1:06}.eml").write_bytes(content)
             except OSError as error:
                 return f"452 4.3.1 Cannot keep the message: {error.strerror}"
@@ -181,7 +181,7 @@ class PracticeSmarthost:
 
 
 async def _content(reader: asyncio.StreamReader) -> bytes:
-    """Return content up to its final dot; of one that is too large, a little more than may be."""
+    """Return the content up to its final dot; if it is too large, a little more than MAX_CONTENT_BYTES."""
     content = bytearray()
     while (line := await reader.readuntil(b"\r\n")) != b".\r\n":
         if len(content) <= MAX_CONTENT_BYTES:
@@ -190,7 +190,7 @@ async def _content(reader: asyncio.StreamReader) -> bytes:
 
 
 def _last_kept(folder: Path) -> int:
-    """Make the folder, and return the highest number in it: what was kept before stays."""
+    """Make the folder, and return the highest number in it, so that no file is overwritten."""
     folder.mkdir(parents=True, exist_ok=True)
     names = (re.fullmatch(r"([0-9]+)\.eml", path.name) for path in folder.iterdir())
     return max((int(name[1]) for name in names if name), default=0)

@@ -1,1 +1,1 @@
-"""Which message goes next, and by which route: a line for each upstream, and what waits there.  Pure."""
+"""The queue in memory: which message goes next, by which route, and what the others wait for.  Pure."""

@@ -1,18 +1,18 @@
-"""The order of what may go now: lanes by weight, senders in turn, then first come first served.  Pure.
+"""The order of messages that may go now: lanes by weight, senders in turn, first come first served.  Pure.
 
-Guarantees, while nothing waits beyond its lane's patience:
-- two lanes that always have mail differ by at most one message each, measured in shares; no lane is
+Guarantees, while no message has waited longer than its lane's patience:
+- two lanes that always have mail differ by at most one message each, measured in shares; no lane gets
   more than one message above its own share;
 - an idle lane earns no credit; once it has mail it goes next, unless it had its share just before;
-- within a lane senders take turns, a message each; a sender's messages leave in order.  Only a message that
-  was taken and given back goes ahead of all senders;
-- a closed lane keeps back no other.
-Messages beyond their lane's patience go oldest first, as one more lane with as much weight as all lanes
-together: it gets half, and a lane that uses less than half of its share is as quick as ever.
+- within a lane senders take turns, one message each; a sender's messages leave in order.  Only a message
+  that was taken and given back goes ahead of all senders;
+- a closed lane delays no other lane.
+Messages beyond their lane's patience go oldest first.  They form one more lane, with as much weight as all
+lanes together.  So they get half, and do not delay a lane that uses less than half of its share.
 
-How: start-time fair queuing (Goyal, Vin, Cheng 1996).  Each message that a lane gives moves the lane's
-tag by cost / weight; the lowest tag goes next, and an idle lane's tag is raised to the last one that went.
-Without lanes there is one, and senders take no turns.  Each call is O(lanes + log n), amortized.
+How: start-time fair queuing (Goyal, Vin, Cheng 1996).  The lane with the lowest tag goes next.  Each message
+raises its lane's tag by cost / weight; the tag of an idle lane is raised to the tag that went last.  A policy
+without lanes has one lane, in which senders take no turns.  Each call is O(lanes + log n), amortized.
 """
 
 from collections import OrderedDict
@@ -29,7 +29,7 @@ from relay.queue.queued import DEFAULT_LANE, Queued
 __all__ = ["DEFAULT_LANE", "Arrangement", "Lane", "LaneQueue", "Price", "Turn", "turn_of"]
 
 MOST_FIRST = 64
-"""Messages that are to go before all others (`put_first`) and are looked at."""
+"""How many of the messages that go before all others (`put_first`) are examined for the next turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,13 @@ class Lane:
     weight: int = 1
     """A lane's share is its weight over the sum of all weights."""
     patience_ns: int | None = None
-    """A message that is ready for longer goes before its turn."""
+    """A message that is ready for longer than this goes before its turn."""
     has_ceiling: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a transaction costs its lane: how long its slots take of the limit that they take longest of."""
+    """What a transaction costs its lane: the highest T / N of the limits over all mail, for each unit."""
 
     of_message_ns: int = 1
     of_recipient_ns: int = 0
@@ -54,29 +54,29 @@ class Price:
 
 
 class Arrangement(NamedTuple):
-    """By what a policy orders the line of an upstream."""
+    """The settings of a policy that order the line of an upstream."""
 
     lanes: Sequence[Lane] = ()
-    """None, or one of them is named DEFAULT_LANE."""
+    """Empty, or one lane is named DEFAULT_LANE."""
     price: Price = Price()
     most_recipients: int = 1
-    """In a transaction."""
+    """In one transaction."""
 
 
 class _Flow:
-    """A lane, or the overdue messages: gives messages by its weight."""
+    """A lane, or the overdue messages as one more lane: it gives messages by its weight."""
 
     def __init__(self, step: int, patience_ns: int | None = None) -> None:
-        """`step`: how far its tag moves for a cost of 1."""
+        """`step` is how far a cost of 1 moves the tag."""
         self.step, self.patience_ns = step, patience_ns
         self.tag = self.closed_until_ns = self.length = 0
         self.senders: OrderedDict[str, _SenderLine] = OrderedDict()
-        """The first sender is next."""
+        """The first sender has the next turn."""
         self.ages: Instants[Queued] = Instants(self._is_there)
-        """Since when each message is ready; of a lane with patience."""
+        """Since when each message is ready; used in a lane with patience."""
 
     def overdue(self, now_ns: int) -> tuple[int, Queued] | None:
-        """Return when the lane's patience ended first, and for which message; None where it did not."""
+        """Return when the lane's patience first ended, and for which message; None if it has not ended."""
         if self.patience_ns is None or (oldest := self.ages.first()) is None:
             return None
         due_ns = oldest[0] + self.patience_ns
@@ -94,11 +94,9 @@ class _SenderLine(MessageLine):
 
 
 class Turn(NamedTuple):
-    """Which message goes next."""
-
     message: Queued
     flow: _Flow
-    """Which is charged: the lane, or the overdue messages."""
+    """The flow that is charged: the lane, or the overdue messages."""
 
 
 class _Charge(NamedTuple):
@@ -117,11 +115,11 @@ class LaneQueue:
         self._lanes = {lane.name: _Flow(unit // lane.weight, lane.patience_ns) for lane in lanes}
         self._overdue = _Flow(unit // weights)
         self._tag = 0
-        """The tag of what went last: no lane and no overdue message is behind it."""
+        """The tag of the message that went last: no lane and no overdue message is behind it."""
         self._charged: dict[Queued, _Charge] = {}
-        """Messages that were taken, and of which it is not known whether they go."""
+        """Messages that were taken, until it is known whether they go."""
         self.firsts: dict[Queued, None] = {}
-        """Messages that go before those of all lanes, in this order; `granted` ends that."""
+        """Messages that go before those of all lanes, in this order, until `granted`."""
 
     def __len__(self) -> int:
         return sum(lane.length for lane in self._lanes.values())
@@ -136,14 +134,11 @@ class LaneQueue:
         return self._lanes.keys()
 
     def home_of(self, lane: str) -> str:
-        """Return this lane, or the default one where there is none of this name."""
+        """Return this lane, or the default lane if no lane has this name."""
         return lane if lane in self._lanes else DEFAULT_LANE
 
     def add(self, message: Queued, *, is_in_front: bool = False, is_next: bool = False) -> None:
-        """Put a message behind the others of its sender, or in front of them.
-
-        `is_next`: in front, and the next turn of its lane is its sender's.
-        """
+        """Put a message behind its sender's others, or in front; `is_next` also gives its sender the turn."""
         lane = self._lanes[self.home_of(message.lane)]
         turn = turn_of(message.reverse_path) if self.by.lanes else ""
         line = lane.senders.get(turn)
@@ -158,7 +153,7 @@ class LaneQueue:
             lane.ages.add(message.since_ns, message)
 
     def remove(self, message: Queued) -> None:
-        """Take a message out of the order; one that is not in it is ignored."""
+        """Take a message out of the order; a message that is not in it is ignored."""
         if isinstance(line := message.spot, _SenderLine):
             line.discard(message)
             line.lane.length -= 1
@@ -180,7 +175,7 @@ class LaneQueue:
         return Turn(next(iter(lane.senders.values())).first(), lane)
 
     def take(self, turn: Turn) -> None:
-        """Take what goes next, and charge its lane; `granted` or `refund` must follow."""
+        """Take the message of this turn, and charge its flow; `granted` or `refund` must follow."""
         message, flow = turn
         line = message.spot
         self.remove(message)
@@ -192,25 +187,25 @@ class LaneQueue:
         self._charged[message] = _Charge(flow, cost, self._tag, before)
 
     def granted(self, message: Queued, recipients: int) -> None:
-        """Correct the charge of a taken message to what goes."""
+        """Correct the charge of a taken message to the recipients that go."""
         self.firsts.pop(message, None)
         if (charged := self._charged.pop(message, None)) is not None:
             charged.flow.tag += (self._cost(recipients) - charged.cost) * charged.flow.step
 
     def refund(self, message: Queued) -> None:
-        """Undo the charge of a taken message that does not go.  The last one that was taken comes first."""
+        """Undo the charge of a taken message that does not go.  Refund the last taken message first."""
         if (charged := self._charged.pop(message, None)) is not None:
             charged.flow.tag -= charged.cost * charged.flow.step
             if self._tag == charged.tag:
-                # Else others went since, and a lane that was idle meanwhile would have saved something.
+                # If other messages went since, this would give credit to a lane that was idle meanwhile.
                 self._tag = charged.tag_before
 
     def close(self, lane: str, until_ns: int) -> None:
-        """Have a lane give nothing until an instant."""
+        """Let a lane give no message until an instant."""
         self._lanes[self.home_of(lane)].closed_until_ns = until_ns
 
     def opens_ns(self, now_ns: int) -> int | None:
-        """Return when the first of the closed lanes with mail gives again."""
+        """Return when the first closed lane with mail opens; None without such a lane."""
         lanes = [lane for lane in self._lanes.values() if lane.length and lane.closed_until_ns > now_ns]
         return earliest(*(lane.closed_until_ns for lane in lanes))
 
@@ -225,10 +220,10 @@ def turn_of(reverse_path: str) -> str:
     """Return the sender that takes turns: the address without what bulk mail adds for each recipient.
 
     A list that names the recipient in its return address (VERP: `list-return-7-me=here.example@…`,
-    `list+me=here.example@…`) is one sender, or it would have a turn for each recipient.
+    `list+me=here.example@…`) is one sender.  Otherwise it would have a turn for each recipient.
     """
     local, at, domain = comparable(reverse_path).rpartition("@")
-    if local.startswith("prvs="):  # BATV: tag before the address
+    if local.startswith("prvs="):  # BATV: a tag before the address
         local = local.rpartition("=")[2]
     local = local.partition("+")[0] or local
     if "=" in local:

@@ -1,4 +1,4 @@
-"""What the lines of the queue are made of: messages in order, messages until an instant, counts.  Pure."""
+"""The building blocks of a line: messages in order, items that wait until an instant, and counts.  Pure."""
 
 import heapq
 from collections import OrderedDict, defaultdict
@@ -10,11 +10,11 @@ from relay.queue.queued import Queued, State
 Item = TypeVar("Item")
 
 SPARE = 1024
-"""Entries of a heap that are never swept."""
+"""A heap with at most this many entries is not swept."""
 
 
 class MessageLine(OrderedDict[Queued, None]):
-    """Messages in order, each in the line that is its `Queued.spot`; each call is O(1)."""
+    """Messages in order; `Queued.spot` of a message is the line that holds it.  Each call is O(1)."""
 
     __slots__ = ()
 
@@ -25,7 +25,7 @@ class MessageLine(OrderedDict[Queued, None]):
         message.spot = self
 
     def first(self) -> Queued:
-        """Return the first message; the line must not be empty."""
+        """Return the first message.  The line must not be empty."""
         return next(iter(self))
 
     def discard(self, message: Queued) -> None:
@@ -34,21 +34,21 @@ class MessageLine(OrderedDict[Queued, None]):
 
 
 class Instants(Generic[Item]):
-    """What waits until an instant, the earliest first; O(log n) a call, amortized.
+    """Items that wait until an instant, the earliest first; O(log n) a call, amortized.
 
-    An item whose wait ended otherwise stays until it is first, or until such items are half of the heap.
+    An item whose wait ended early stays until it comes first, or until the heap has more than doubled.
     """
 
     __slots__ = ("_entries", "_heap", "_is_true", "_sweeps_at")
 
     def __init__(self, is_true: Callable[[int, Item], bool]) -> None:
-        """`is_true`: whether an item still waits until that instant."""
+        """`is_true` tells whether an item still waits until that instant."""
         self._is_true = is_true
         self._heap: list[tuple[int, int, Item]] = []
         self._entries, self._sweeps_at = 0, SPARE
 
     def add(self, at_ns: int, item: Item) -> None:
-        self._entries += 1  # of one instant, first come first served
+        self._entries += 1  # breaks ties: first come, first served
         heapq.heappush(self._heap, (at_ns, self._entries, item))
         if len(self._heap) > self._sweeps_at:
             self._heap = [each for each in self._heap if self._is_true(each[0], each[2])]
@@ -67,7 +67,7 @@ class Instants(Generic[Item]):
         return None if (first := self.first()) is None else first[0]
 
     def pop_due(self, now_ns: int) -> Item | None:
-        """Take out the first item, if its instant has come."""
+        """Take out and return the first item if its instant has come."""
         if (first := self.first()) is None or first[0] > now_ns:
             return None
         heapq.heappop(self._heap)
@@ -75,7 +75,7 @@ class Instants(Generic[Item]):
 
 
 def earliest(*instants_ns: int | None) -> int | None:
-    """Return the first instant; None is never."""
+    """Return the earliest instant; None stands for never."""
     return min((each for each in instants_ns if each is not None), default=None)
 
 
@@ -84,18 +84,15 @@ class Sums(NamedTuple):
     recipients: int = 0
     size_bytes: int = 0
     oldest_arrived_at_ns: int | None = None
-    """Boottime; None where there is no message, or where nobody looked."""
+    """Boottime; None without a message, and in the sums of `Counts`."""
 
 
 class Counts:
-    """How much stands in a line, by state and lane.
-
-    A message is taken out before anything changes by which it is counted, and added again after that.
-    """
+    """Counts mail by state and lane.  Take a message out before a counted field changes, and add it after."""
 
     def __init__(self) -> None:
         self._of: defaultdict[tuple[State, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
-        """Parts of messages, messages, recipients, octets."""
+        """Each has four sums: parts, messages, recipients, octets."""
 
     def add(self, message: Queued, by: int = 1) -> None:
         sums = self._of[message.state, message.lane]
@@ -106,7 +103,7 @@ class Counts:
             sums[3] += by * message.size_bytes
 
     def members(self, *states: State) -> int:
-        """Return how many messages and parts of messages are in these states; none named: in any."""
+        """Return how many parts are in these states, or in any state if none is named."""
         return sum(sums[0] for (state, _), sums in self._of.items() if not states or state in states)
 
     def of(self, state: State) -> dict[str, Sums]:

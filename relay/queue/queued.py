@@ -1,10 +1,10 @@
-"""A message as the queue in memory has it, or the part of it that goes by one route.  Pure.
+"""A message in the queue in memory, or the part of a message that goes by one route.  Pure.
 
-Only `UpstreamQueue` changes what a `Queued` is counted by, and only `Queues` the line where it stands.
-Instants are nanoseconds of one boot (`Clock.boottime_ns`).
+Only `UpstreamQueue` changes a field by which a message is counted.  Only `Queues` moves a message to another
+line.  Instants are nanoseconds of one boot (`Clock.boottime_ns`).
 
-Hundreds of thousands of them are in memory.  So messages share what many have alike (`Origin`, `Choice`) and
-what few have at all (`Past`), and what only listings show is one text.
+Memory holds hundreds of thousands of these objects.  So messages share equal values (`Origin`, `Choice`,
+`NO_PAST`), and the words that only listings show are one text.
 """
 
 import enum
@@ -22,26 +22,26 @@ from relay.queue.routes import WHOLE, Choice, Part
 class State(enum.StrEnum):
     """Where a queued message stands, in the operator's words.
 
-    The verbs of `UpstreamQueue` lead by way of ACTIVE: `take` and `seize` to it, all others from it.  Time
-    alone leads from DEFERRED to WAITING.
+    `UpstreamQueue.take` and `Queues.seize` lead to ACTIVE, the end of a back-off from DEFERRED to WAITING,
+    and `release` from DEFERRED or HELD to WAITING.  All other changes start from ACTIVE.
     """
 
     WAITING = "waiting"
-    """Not attempted yet, or back from its back-off; it goes when there is room for it and its sender."""
+    """Not attempted yet, or its back-off is over.  It goes once its limits and its sender's pause allow."""
     ACTIVE = "active"
-    """In a transaction or about to be, or seized by an operator's verb."""
+    """In a transaction, about to be in one, or seized by an operator's verb."""
     DEFERRED = "deferred"
     """Attempted and refused for now."""
     HELD = "held"
     REPORTING = "reporting"
-    """No recipient is left; only the report about those that failed is owed."""
+    """No recipient is left; only the report about the failed recipients is owed."""
 
 
 class WaitKind(enum.Enum):
     WORDS = "words"
-    """No rule asks about it."""
+    """The text is only shown; no decision depends on it."""
     REFUSAL = "refusal"
-    """The last reply of the upstream, or what went wrong without one."""
+    """The last reply of the upstream, or the failure that left no reply."""
     SENDER_PAUSE = "sender pause"
 
 
@@ -51,30 +51,28 @@ class WaitReason:
     """For showing only."""
     kind: WaitKind = WaitKind.WORDS
     status: str = ""
-    """The enhanced status code that a REFUSAL came with (RFC 3463)."""
+    """The enhanced status code of a REFUSAL (RFC 3463)."""
 
 
 NO_REASON = WaitReason("")
 NOWHERE = Choice("")
-"""Of a message that stands in no line."""
+"""The choice of a message that stands in no line."""
 RECIPIENTS_SHOWN = 3
 DEFAULT_LANE = "default"
 """The lane of messages that match no other."""
 
 
 class Origin(NamedTuple):
-    """Whose mail it is, and in which lane."""
-
     reverse_path: str
     client: str
-    """As the envelope has it."""
+    """As in the envelope."""
     user: str
-    """The login of the client; empty for none."""
+    """The login of the client; empty without a login."""
     lane: str
     sent_reverse_path: str
-    """The reverse-path that the upstream sees: limits for each sender count by it."""
+    """The reverse-path that the upstream sees.  Limits for each sender count by it."""
     sender: str
-    """`sent_reverse_path` in the form that all its spellings share.  Never to be sent or shown."""
+    """`sent_reverse_path` in the form that all its spellings share.  It is never sent or shown."""
 
 
 @lru_cache(maxsize=65_536)
@@ -85,28 +83,28 @@ def origin_of(
     lane: str = DEFAULT_LANE,
     rewriting: Rewriting | None = None,
 ) -> Origin:
-    """Return the same object each time: many messages share it."""
+    """Return an origin.  Equal arguments give the same object, because many messages share it."""
     sent = reverse_path if rewriting is None else rewriting.reverse_path(reverse_path)
     sender = comparable(sent)
     return Origin(reverse_path, client, user, lane, sent, sent if sender == sent else sender)
 
 
 class Past(NamedTuple):
-    """What is known of a message that was attempted, or that moved from another line."""
+    """What memory knows of a message after an attempt, or after a move from another line."""
 
     tried: frozenset[int] = frozenset()
-    """Recipients deferred in this round, waiting for the others to be tried."""
+    """Recipients that were deferred in this round and wait until the others were tried."""
     refusals: int = 0
     """In how many of its transactions the upstream refused us, or its sender."""
     unknown_until_ns: int = 0
-    """Until then its last transaction may still relay it, unheard; 0: it cannot."""
+    """Until then the upstream may still relay its last transaction, although no reply came; 0: it cannot."""
     paused_ns: int = 0
-    """For how long it stood in other lines while their upstreams were paused."""
+    """How long it stood in other lines while their upstreams were paused."""
     rested_ns: int = 0
-    """For how long it did, or its sender was paused there."""
+    """How long it stood in other lines while their upstreams, or its sender there, were paused."""
 
     def but(self, **changes: Any) -> "Past":
-        """Return it with changes; the one value of most messages where they leave nothing to know."""
+        """Return a copy with changes; `NO_PAST` itself if the copy equals it, as for most messages."""
         changed = self._replace(**changes)
         return NO_PAST if changed == NO_PAST else changed
 
@@ -115,25 +113,23 @@ NO_PAST = Past()
 
 
 class RecipientsLeft(NamedTuple):
-    """What is kept in memory of the recipients left."""
-
     recipients: int = 0
     domain: str = ""
-    """The key of the domain that all have; empty where they have several."""
+    """The key of the domain that all of them share; empty if they have several domains."""
     shown: tuple[str, ...] = ()
 
 
 class ListedWords(NamedTuple):
-    """What only listings show of a message."""
+    """The words of a message that only listings show."""
 
     names: Names = NO_NAMES
     arrival_at_ns: int | None = None
-    """Wall clock, as the envelope has it; None of a message that left the queue."""
+    """Wall clock, as in the envelope; None for a message that left the queue."""
     recipients: tuple[str, ...] = ()
-    """The first few that are left."""
+    """The first few recipients that are left."""
 
     def text(self) -> bytes:
-        """Return it as a line each: none of them has an end of line in it."""
+        """Return the values as text, one a line: no value contains a line end."""
         arrival = "" if self.arrival_at_ns is None else str(self.arrival_at_ns)
         return "\n".join((arrival, self.names.text(), *self.recipients)).encode()
 
@@ -147,34 +143,33 @@ class ListedWords(NamedTuple):
 class Queued:
     queue_id: QueueId
     origin: Origin
-    """By `origin_of`, with the rewriting of its part."""
+    """Made by `origin_of`, with the rewriting of the part."""
     size_bytes: int
     arrived_at_ns: int
-    """Negative for a message that came in before this boot."""
+    """Negative for a message that arrived before this boot."""
     recipients_left: int
     state: State = State.WAITING
     due_at_ns: int = 0
     """When a deferred message may be attempted again."""
     why: WaitReason = NO_REASON
     is_warned: bool = False
-    """Its sender was told that it is late, or wants to hear of no delay."""
+    """The sender was told of the delay, or wants no report of delays."""
     listed: bytes = b""
-    """`ListedWords.text`."""
+    """The result of `ListedWords.text`."""
     ready_at_ns: int = 0
-    """Since when it could go, but for limits and connections."""
+    """Since when only limits and connections keep it waiting."""
     past: Past = NO_PAST
     domain: str = ""
-    """As `RecipientsLeft.domain`."""
+    """As in `RecipientsLeft.domain`."""
     part: Part = WHOLE
-    """Which of its recipients this is about."""
+    """The recipients of the message that this object stands for."""
     choice: Choice = NOWHERE
     """The upstream whose line it stands in, and why."""
     stands_since_ns: int = 0
-    """Since when it stands in that line."""
     is_counted: bool = True
-    """Of a message's parts one counts as the message, with its octets."""
+    """Exactly one part of a message counts as the message, with its octets."""
     spot: object = field(default=None, init=False, repr=False)
-    """Where in that line it waits; for whoever put it there."""
+    """The place in that line where it waits; only the owner of that place uses this."""
 
     @property
     def shown(self) -> ListedWords:
@@ -182,7 +177,7 @@ class Queued:
 
     @property
     def upstream(self) -> str:
-        """Return the upstream whose line it stands in; empty where the message left the queue."""
+        """Return the upstream whose line it stands in; empty after the message left the queue."""
         return self.choice.upstream
 
     @property
@@ -203,16 +198,16 @@ class Queued:
 
     @property
     def refusal(self) -> WaitReason | None:
-        """Return the refusal that deferred a message in its back-off, if one did."""
+        """Return the refusal that deferred the message, while its back-off lasts; else None."""
         is_refused = self.state is State.DEFERRED and self.why.kind is WaitKind.REFUSAL
         return self.why if is_refused else None
 
     @property
     def is_sitting_out(self) -> bool:
-        """Whether it waits only because its sender is paused."""
+        """Return whether the message waits only because its sender is paused."""
         return self.state is State.WAITING and self.why.kind is WaitKind.SENDER_PAUSE
 
     @property
     def since_ns(self) -> int:
-        """Return since when it could go, but for limits and connections; never before it came in."""
+        """Return since when only limits and connections keep it waiting; never before its arrival."""
         return max(self.ready_at_ns, self.arrived_at_ns)

@@ -1,20 +1,20 @@
-"""The whole queue: a line for each upstream account, and in which line each message stands.  Pure: no clock.
+"""The whole queue: a line for each upstream account, and the line of each message.  Pure: no clock.
 
 A message whose recipients go by several routes is in the queue in parts; every other message is one part.
-A part stands in one line at a time, as `relay.queue.routes.choose` says, and moves when that changes:
-`note` and `use` tell what changed, `move_on` moves, and `next_look_ns` is when time alone changes it.
-Lines are independent, so what keeps one upstream's mail keeps no other's.
+A part stands in one line at a time, as `relay.queue.routes.choose` says, and moves when the choice changes.
+`note` and `use` report a change, `move_on` moves parts, `next_look_ns` returns when time alone moves one.
+Lines are independent: what delays the mail of one upstream delays no other mail.
 
 Guarantees:
-- a part that is active moves only once it is not, and one whose last transaction may still relay it stays
-  with that upstream until the deadline;
-- a part that can never go through an upstream (`pass_on`) is not asked for there again until an edit;
-- a part that has waited in a line for its route's `spill_after` goes to the next upstream that is usable;
-- no call looks at more than `SLICE` messages, but for a copy of the list of all, and `counts`.
+- an active part moves only once it is no longer active.  A part whose last transaction may still relay it
+  stays with that upstream until the deadline;
+- a part that can never go through an upstream (`pass_on`) does not return there before an edit;
+- a part that has waited in a line for its route's `spill_after` goes to the next usable upstream;
+- no call looks at more than `SLICE` messages, except a copy of the list of all, and `counts`.
 
 An upstream that proves itself while its mail goes elsewhere gets one message at a time, as the probe: the
-oldest that may go there, or one that just came or came back.  One that it refuses goes back to the front of
-its sender's others.
+oldest that may go there, or one that just came or came back.  A probe that is refused goes back to the front
+of its sender's others.
 """
 
 from collections import Counter, deque
@@ -32,44 +32,43 @@ from relay.queue.upstream_queue import AT_ONCE_NS, SLICE, KeysOf, UpstreamQueue
 Counted = TypeVar("Counted")
 
 PROBE_SOUGHT_NS = 15 * 10**9
-"""How often all are looked at while an upstream proves itself: its probe may have proven nothing."""
+"""How often all parts are looked at while an upstream proves itself: its probe may have proven nothing."""
 GONE = Availability(down_since_ns=0)
-"""Of an upstream that the policy has no more."""
+"""The availability of an upstream that is no longer in the policy."""
 _FURTHEST_FIRST = (State.ACTIVE, State.WAITING, State.DEFERRED, State.HELD, State.REPORTING)
 
 
 class Queues:
     def __init__(self, keys_of: KeysOf = lambda _: ()) -> None:
-        """`keys_of`: as `UpstreamQueue` asks for it."""
         self.on_change: Callable[[], None] = lambda: None
-        """Called where `move_on` has something to do."""
+        """Called when `move_on` has something to do."""
         self.on_routed: Callable[[Route, Choice, Because], None] = lambda _route, _choice, _before: None
-        """Told once where mail of a route goes elsewhere than before, and why it went where it went before.
+        """Called once when mail of a route goes elsewhere than before, with the reason of the choice before.
 
-        Of spilled mail only that it begins.
+        For spilled mail it is called only when spilling begins.
         """
         self.owners: Counter[tuple[str, str]] = Counter()
-        """How many messages each has: a user, else a client; the other is empty."""
+        """How many messages each owner has: (user, "") with a login, ("", client) without."""
         self._keys_of = keys_of
         self._lines: dict[str, UpstreamQueue] = {}
         self._parts: dict[QueueId, tuple[Queued, ...]] = {}
-        """Of each message, in the order in which they came; the first part counts as the message."""
+        """The parts of each message, in order of arrival; the first part counts as the message."""
         self._default = Route(("",))
         self._routes: tuple[Route, ...] = ()
         self._standings: dict[str, Availability] = {}
         self._proving: list[str] = []
         self._choices: dict[Route, tuple[Choice, int]] = {}
-        """As of the last time that they were asked, and since when mail of the route goes there."""
+        """The last choice of each route, and since when mail of the route goes there."""
         self._present: Counter[tuple[str, Route | None]] = Counter()
         """How many parts of each route stand in each line."""
         self._walk: deque[Queued] = deque()
-        """Parts to be looked at: all where anything changed, and those that just became able to move."""
+        """Parts to look at: all parts after a change, and those that just became able to move."""
         self._looks: Instants[Queued] = Instants(lambda _, part: part.upstream != "")
         """When time alone may move a part."""
         self._unfit: dict[Queued, frozenset[str]] = {}
-        """The upstreams that can never take a part, as the policy is."""
+        """The upstreams that can never take a part under this policy."""
         self._walks_at_ns: int | None = None
-        """When all are looked at anew."""
+        """When all parts are looked at again."""
 
     def line(self, upstream: str) -> UpstreamQueue:
         if (line := self._lines.get(upstream)) is None:
@@ -107,7 +106,7 @@ class Queues:
     def counts(self, state: State) -> dict[str, Sums]:
         """Return the sums of a state by lane; lanes without mail are left out.
 
-        The oldest of a lane is the first that came: mostly it is found near the beginning.
+        The oldest message of a lane is the first that came: the search mostly ends near the beginning.
         """
         each = [line.counts.of(state) for line in self._lines.values()]
         found = {lane: total([its[lane] for its in each if lane in its]) for lane in set(chain(*each))}
@@ -119,7 +118,7 @@ class Queues:
         return found
 
     def state_of(self, queue_id: QueueId) -> State | None:
-        """Return the state of a message: that of the part which is furthest on its way."""
+        """Return the state of a message: that of its most advanced part; None for an absent message."""
         return min((part.state for part in self.parts(queue_id)), key=_FURTHEST_FIRST.index, default=None)
 
     def where(self) -> dict[Route, dict[str, int]]:
@@ -130,7 +129,7 @@ class Queues:
         return found
 
     def diverted_since_ns(self, route: Route) -> int | None:
-        """Return since when mail of a route goes elsewhere than it prefers; None where it does not."""
+        """Return since when mail of a route goes elsewhere than it prefers; None if it does not."""
         choice, since_ns = self._choices.get(route, (NOWHERE, 0))
         return None if choice.because is Because.PREFERRED else since_ns
 
@@ -139,7 +138,7 @@ class Queues:
         self._own(parts[0], 1)
         for part in parts:
             part.is_counted = part is parts[0]
-            # Mail that just came in stands there since it came in.
+            # A new message stands there since its arrival.
             is_new = part.choice is NOWHERE
             self._enter(part, self._choose(part, now_ns), part.arrived_at_ns if is_new else now_ns)
             if part.past.unknown_until_ns:
@@ -147,12 +146,12 @@ class Queues:
                 self.on_change()
 
     def remove(self, queue_id: QueueId) -> None:
-        """Forget a message, all its parts; absent ids are ignored."""
+        """Forget all parts of a message; absent ids are ignored."""
         for part in self.parts(queue_id):
             self.end_part(part)
 
     def end_part(self, part: Queued) -> None:
-        """Forget a part whose recipients are done; the message goes on with its others."""
+        """Forget a part whose recipients are done; the message keeps its other parts."""
         if not part.upstream:
             return
         self._take_out(part)
@@ -168,16 +167,16 @@ class Queues:
             part.is_warned = True
 
     def owe_report(self, queue_id: QueueId, why: WaitReason) -> None:
-        """Keep a message of which only the report is left; it is sent nowhere."""
+        """Keep a message that only owes its report; it is sent nowhere."""
         for other in self.parts(queue_id)[1:]:
             self.end_part(other)
         for part in self.parts(queue_id):
             self.line_of(part).put(part, State.REPORTING, why=why, recipients_left=0)
 
     def seize(self, queue_id: QueueId) -> dict[Queued, State]:
-        """Keep a message from being sent until `put_back`; return the state of each part before.
+        """Keep a message from being sent until `put_back`; return the earlier state of each part.
 
-        Nothing where a part is active.
+        Changes and returns nothing if a part is active.
         """
         before = {part: part.state for part in self.parts(queue_id)}
         if State.ACTIVE in before.values():
@@ -187,7 +186,7 @@ class Queues:
         return before
 
     def put_back(self, queue_id: QueueId, before: Mapping[Queued, State]) -> None:
-        """End `seize`: put each part that is still active into its state before."""
+        """End `seize`: put each part that is still active into its earlier state."""
         for part in self.parts(queue_id):
             if part in before:
                 self.line_of(part).put_back(part, before[part])
@@ -197,7 +196,6 @@ class Queues:
             self.line_of(part).put(part, State.HELD, why=why)
 
     def release(self, queue_id: QueueId) -> None:
-        """Put a held or deferred message into its lines, to be attempted at once."""
         for part in self.parts(queue_id):
             self.line_of(part).release(part)
 
@@ -206,16 +204,16 @@ class Queues:
             self.line_of(part).put_first(part)
 
     def stay_unknown(self, part: Queued, until_ns: int) -> None:
-        """Keep a part with its upstream, which may still relay it until an instant."""
+        """Keep a part with its upstream, which may still relay it until that instant."""
         part.past = part.past.but(unknown_until_ns=max(part.past.unknown_until_ns, until_ns))
         self._looks.add(until_ns, part)
         self._walk.append(part)
         self.on_change()
 
     def pass_on(self, part: Queued, why: WaitReason, now_ns: int) -> bool:
-        """Have an active part go through another upstream of its route, as it can never go through this one.
+        """Send an active part through another upstream of its route, as it can never go through this one.
 
-        Returns False, and changes nothing, where no other may take it, or this one may have taken it.
+        Returns False, and changes nothing, if no other upstream may take it or this one may have taken it.
         """
         if not part.upstream:
             return True  # it ended
@@ -228,7 +226,7 @@ class Queues:
         return True
 
     def use(self, upstreams: Sequence[str], routes: Iterable[Route]) -> None:
-        """Go by another policy's upstreams, the first the default, and routes."""
+        """Use the upstreams and routes of another policy; the first upstream is the default."""
         self._default, self._routes = Route((upstreams[0],)), tuple(dict.fromkeys(routes))
         self._standings = {name: self._standings.get(name, Availability()) for name in upstreams}
         self._choices = {route: its for route, its in self._choices.items() if route in self._routes}
@@ -242,9 +240,9 @@ class Queues:
             self._change()
 
     def sort_anew(self, fresh: Sequence[Queued], now_ns: int) -> bool:
-        """Go by the lane and parts that an edit gives a message; False while it is active in others.
+        """Use the lane and parts that an edit gives a message; return False while its old parts are active.
 
-        `fresh` is the message as a start would find it.
+        `fresh` is the message as a start would load it.
         """
         before = self.parts(fresh[0].queue_id)
         is_same = [(each.part, each.lane) for each in before] == [(each.part, each.lane) for each in fresh]
@@ -259,15 +257,15 @@ class Queues:
         for part in before:
             self._take_out(part)
         self._own(before[0], -1)
-        self.add(*fresh, now_ns=now_ns)  # in the place that it had among all
+        self.add(*fresh, now_ns=now_ns)  # keeps its place in the order of arrival
         return True
 
     def next_look_ns(self) -> int | None:
-        """Return when `move_on` has something to do though nothing happens; None: never."""
+        """Return when `move_on` has something to do although nothing happens; None: never."""
         return AT_ONCE_NS if self._walk else earliest(self._walks_at_ns, self._looks.first_ns())
 
     def move_on(self, now_ns: int) -> None:
-        """Move parts to the lines where they stand by now, at most `SLICE` of them."""
+        """Move parts to the lines where they belong by now, at most `SLICE` of them."""
         if self._walks_at_ns is not None and now_ns >= self._walks_at_ns:
             self._begin_walk(now_ns)
         for _ in range(SLICE):
@@ -277,9 +275,9 @@ class Queues:
             self._look_at(part, now_ns)
 
     def choice_of(self, route: Route, now_ns: int) -> Choice:
-        """Return where mail of a route stands now, but for what is spilled, probes or is unknown.
+        """Return where mail of a route goes now, apart from spilled, probing and unknown parts.
 
-        The same object until it changes: many parts share it.
+        Returns the same object until it changes, because many parts share it.
         """
         choice = choose(route, self._standings, now_ns)
         before, since_ns = self._choices.get(route, (Choice(route.upstreams[0]), now_ns))
@@ -307,7 +305,7 @@ class Queues:
         self._walk = deque(() if is_settled else self)
 
     def _notice(self, part: Queued) -> None:
-        """Hear that a part waits for its turn, or is active no more: it may have to stand elsewhere."""
+        """Queue a look at a part that waits for its turn or is no longer active: it may belong elsewhere."""
         if part.state is State.ACTIVE:
             return
         route = self._route(part)
@@ -335,7 +333,7 @@ class Queues:
         self._leave(part)
         self._enter(part, choice, now_ns, is_in_front=is_back)
         if is_back:
-            # Another one probes next.
+            # Another message probes next.
             self._parts[part.queue_id] = self._parts.pop(part.queue_id)
 
     def _enter(self, part: Queued, choice: Choice, since_ns: int, *, is_in_front: bool = False) -> None:
@@ -349,7 +347,7 @@ class Queues:
         part.choice = NOWHERE
 
     def _rest(self, part: Queued, now_ns: int) -> None:
-        """Have a part that leaves its line keep what counts elsewhere too."""
+        """Keep what counts in other lines too, when a part leaves its line."""
         paused_ns, rested_ns = self.line_of(part).rests_of(part, now_ns)
         part.past = part.past.but(refusals=0, paused_ns=paused_ns, rested_ns=rested_ns)
 
@@ -389,7 +387,7 @@ class Queues:
         return choice
 
     def _stays(self, part: Queued, route: Route, choice: Choice) -> bool:
-        """Return whether a part stands elsewhere than its route says, and still has its reason to."""
+        """Return whether a part still has a reason to stand elsewhere than its route says."""
         if part.choice.because is Because.PROBE and part.upstream in self._proving:
             is_to_go = part.state in (State.WAITING, State.ACTIVE)
             return is_to_go and is_better(route, part.upstream, choice.upstream, self._standings)
@@ -412,14 +410,14 @@ def _tally(counts: Counter[Counted], key: Counted, by: int) -> None:
 
 
 def _spills_ns(part: Queued, route: Route) -> int | None:
-    """Return when a part has waited in its line for too long; None where it does not wait there, or may."""
+    """Return when a part has waited too long in its line; None if it does not wait, or may wait forever."""
     if route.spill_after_ns is None or part.state is not State.WAITING or part.is_sitting_out:
         return None
     return max(part.ready_at_ns, part.stands_since_ns) + route.spill_after_ns
 
 
 def _carry_over(part: Queued, before: Sequence[Queued]) -> None:
-    """Have a new part, as a start finds it, go on with what only memory knows."""
+    """Give a new part, loaded as at a start, what only memory knows of the parts before it."""
     was = [each for each in before if _overlap(each.part, part.part)] or before
     last = max(was, key=lambda each: (each.past.unknown_until_ns, each.due_at_ns))
     pasts = [each.past for each in was]
@@ -428,7 +426,7 @@ def _carry_over(part: Queued, before: Sequence[Queued]) -> None:
     )
     part.choice, part.is_warned, part.ready_at_ns = last.choice, last.is_warned, last.ready_at_ns
     if part.state is State.WAITING and all(each.state is State.DEFERRED for each in was):
-        # The spool has the next attempt of a whole message only.
+        # The spool stores the next attempt only for a whole message.
         part.state, part.due_at_ns = State.DEFERRED, max(each.due_at_ns for each in was)
     if part.state is not State.WAITING:
         part.why = last.why

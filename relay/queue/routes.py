@@ -1,11 +1,11 @@
-"""Which upstream mail of a route goes through now, and why.  Pure: no clock.
+"""Which upstream the mail of a route goes through now, and why.  Pure: no clock.
 
-A route lists upstreams in the order of preference.  `choose` answers with one of them, the reason, and the
-instant at which the answer is another one although nothing happens.
+A route lists upstreams in order of preference.  `choose` returns one of them, the reason, and the instant at
+which the choice changes although nothing happens.
 
-The next upstream is used where the one before has been down for `failover_after`: paused, stopped,
-unreachable, paused by an operator, or proving after any of these.  So a pause counts from its first
-refusal until something is relayed again.  Where all are down for that long, mail waits for the first.
+The next upstream is used when the one before it has been down for `failover_after`.  Down means paused,
+stopped, unreachable, paused by an operator, or proving after any of these.  So a pause counts from its first
+refusal until something is relayed again.  If all upstreams are down for that long, mail waits for the first.
 """
 
 import enum
@@ -20,30 +20,30 @@ from relay.verdicts.account import Paused
 @dataclass(frozen=True, slots=True)
 class Route:
     upstreams: tuple[str, ...]
-    """In the order of preference; at least one."""
+    """In order of preference; at least one."""
     failover_after_ns: int | None = None
-    """How long an upstream is down before the next one is used; None: for ever."""
+    """How long an upstream is down before the next one is used; None: the next one is never used."""
     spill_after_ns: int | None = None
-    """After so long in an upstream's line a message goes to the next one; None: never."""
+    """After this time in the line of an upstream a message goes to the next one; None: never."""
     rewriting: Rewriting | None = None
-    """Of what goes by it, whichever of the upstreams it goes through; None: sent as it was handed over."""
+    """Applied to all mail of the route, on any of its upstreams; None: mail is sent as it was accepted."""
 
 
 class Part(NamedTuple):
     """The recipients of one message that go by one route."""
 
     route: Route | None = None
-    """None: the policy has no routes, and its first upstream gets all."""
+    """None: the policy has no routes, and all mail goes to its first upstream."""
     indices: frozenset[int] | None = None
-    """Of the recipients in the envelope; None: all of them."""
+    """Indices of the recipients in the envelope; None: all recipients."""
 
     def left(self, left: tuple[int, ...]) -> tuple[int, ...]:
-        """Return those of the recipients left that are in this part."""
+        """Return the recipients of `left` that are in this part."""
         return left if self.indices is None else tuple([each for each in left if each in self.indices])
 
     @property
     def whole(self) -> "Part":
-        """Return the part that all recipients left are in, where all are in this one."""
+        """Return this part without indices, for a message whose recipients left are all in it."""
         return self if self.indices is None else Part(self.route)
 
     @property
@@ -55,13 +55,13 @@ WHOLE = Part()
 
 
 class Because(enum.StrEnum):
-    """Why mail stands for an upstream; `words_of` has the words."""
+    """Why mail stands in the line of an upstream; `words_of` puts it into words."""
 
     PREFERRED = "preferred"
-    """Nothing is listed before it, or nothing of that is in the policy any more."""
+    """No upstream listed before this one is in the policy."""
     FAILOVER = "failover"
     ALL_DOWN = "all_down"
-    """Mail waits for the first."""
+    """Mail waits for the first upstream."""
     SPILL = "spill"
     UNFIT = "unfit"
     PROBE = "probe"
@@ -69,14 +69,14 @@ class Because(enum.StrEnum):
 
 
 class Availability(NamedTuple):
-    """What routing sees of an upstream."""
+    """What routing knows of an upstream."""
 
     down_since_ns: int | None = None
     """None while mail goes."""
     is_proving: bool = False
-    """One transaction may go now, to show whether it is well."""
+    """One transaction may go now, to prove that the upstream is well."""
     pauses: tuple[Paused, ...] = ()
-    """When nothing was sent through it: no age of what stands for it."""
+    """The spans in which nothing was sent through it; they do not age the mail in its line."""
 
     @property
     def is_usable(self) -> bool:
@@ -87,13 +87,13 @@ class Choice(NamedTuple):
     upstream: str
     because: Because = Because.PREFERRED
     instead_of: str = ""
-    """The upstream listed before it, which is passed over; of a probe, where it was; empty for none."""
+    """The upstream that is passed over, listed before it; for a probe, where the message was; else empty."""
     until_ns: int | None = None
-    """When to choose anew though nothing has happened; None: never."""
+    """When to choose again although nothing has happened; None: never."""
 
 
 def choose(route: Route, standings: Mapping[str, Availability], now_ns: int) -> Choice:
-    """Return where mail of a route stands now.  `standings` has each upstream of the policy."""
+    """Return where mail of a route goes now.  `standings` has every upstream of the policy."""
     listed = [name for name in route.upstreams if name in standings]
     before = ""
     for name in listed:
@@ -104,18 +104,18 @@ def choose(route: Route, standings: Mapping[str, Availability], now_ns: int) -> 
         if now_ns < (until_ns := down_since_ns + route.failover_after_ns):
             return Choice(name, because, before, until_ns if len(listed) > 1 else None)
         before = name
-    # Where an edit took all away the mail waits until it is sorted by that edit.
+    # If an edit removed all upstreams of the route, its mail waits until the edit has sorted it anew.
     return Choice((listed or route.upstreams)[0], Because.PREFERRED if len(listed) == 1 else Because.ALL_DOWN)
 
 
 def next_listed(route: Route, after: str, standings: Mapping[str, Availability]) -> str | None:
-    """Return the first upstream behind one of them through which mail may go; None for none."""
+    """Return the first usable upstream that the route lists behind `after`; None without one."""
     behind = route.upstreams[route.upstreams.index(after) + 1 :] if after in route.upstreams else ()
     return next((name for name in behind if name in standings and standings[name].is_usable), None)
 
 
 def is_better(route: Route, name: str, than: str, standings: Mapping[str, Availability]) -> bool:
-    """Return whether mail that stands for one upstream should rather go through another, were that well."""
+    """Return whether mail in the line of `than` should go through `name` instead, if `name` were well."""
     if name == than or name not in route.upstreams:
         return False
     if than not in route.upstreams or than not in standings or standings[than].down_since_ns is not None:
@@ -134,5 +134,5 @@ _WORDS = {
 
 
 def words_of(choice: Choice) -> str:
-    """Return why mail goes through an upstream that is not the preferred one; empty where it is."""
+    """Return why mail does not go through the preferred upstream; empty if it does."""
     return _WORDS.get(choice.because, "").format(upstream=choice.upstream, instead_of=choice.instead_of)

@@ -1,8 +1,8 @@
-"""Senders whose mail waits because the upstream refuses them, and for how long.  Pure.
+"""Sender pauses: whose mail waits because the upstream refuses the sender, and for how long.  Pure.
 
-A pause is no part of the age of the sender's mail (`rests_of`), also once it is over; but where the shield
-began it, nothing shows that the sender is refused, and the mail ages.  After a pause the mail goes as all
-else: if it is refused again the next pause is longer.
+A pause adds nothing to the age of the sender's mail (`rests_of`), also after it ended.  Only a pause that
+the shield began ages the mail, since nothing shows that the upstream refuses the sender.  After a pause the
+mail goes like any other; if the sender is refused again, the next pause is longer.
 
 `sender` is `Origin.sender`.  Memory is bounded, and lost at a restart.
 """
@@ -13,13 +13,13 @@ from relay.verdicts.account import Paused
 from relay.verdicts.decision import EVIDENT
 
 FIRST_REST_NS = 15 * 60 * 10**9
-"""How long the mail of a refused sender waits, if the refusal asks for no more."""
+"""The first pause of a sender, unless the refusal asks for a longer one."""
 LONGEST_REST_NS = 4 * 3600 * 10**9
-"""The longest pause, if the refusal asks for no more."""
+"""The longest pause, unless the refusal asks for a longer one."""
 MOST_RESTING = 10_000
-"""Senders that are remembered."""
+"""How many senders are remembered."""
 MOST_RESTS = 64
-"""Earlier pauses of one sender that are no age of its mail; the latest count."""
+"""How many earlier pauses of one sender are kept that do not age its mail; the oldest are dropped."""
 
 
 @dataclass(slots=True)
@@ -29,23 +29,23 @@ class SenderPause:
     reason: str
     ages: bool
     earlier: tuple[Paused, ...] = ()
-    """The sender's pauses before it that are no age of its mail."""
+    """Earlier pauses of the sender that do not age its mail."""
     in_a_row: int = 0
     alone: int = 0
-    """Refusals in a row that others' mail was relayed in between."""
+    """Refusals in a row, each after the upstream relayed mail of other senders."""
     is_open: bool = True
-    """The upstream took no mail of the sender since, and nobody acted for it."""
+    """The upstream relayed no mail of the sender since, and no operator ended the pause."""
 
     @property
     def rests(self) -> tuple[Paused, ...]:
-        """Return when the sender's mail waited, and waits, and did not age; ascending."""
+        """Return the spans, ascending, in which the sender's mail waited or waits and did not age."""
         return self.earlier if self.ages else (*self.earlier, (self.since_ns, self.until_ns))
 
 
 class SenderPauses:
     def __init__(self) -> None:
         self._pauses: dict[str, SenderPause] = {}
-        """The last one of each sender."""
+        """The latest pause of each sender."""
 
     def begin(
         self,
@@ -57,14 +57,14 @@ class SenderPauses:
         *,
         ages: bool = False,
     ) -> int:
-        """Let a sender's mail wait, longer each time in a row; return until when.
+        """Pause a sender's mail, longer each time in a row; return when the pause ends.
 
-        `relayed_from_ns` is when the latest transaction began that relayed something; `asked_ns` is the
-        least wait by the refusal.
+        `relayed_from_ns` is when the latest transaction began that relayed something.  `asked_ns` is the
+        least wait that the refusal asks for.
         """
         before = self._pauses.pop(sender, None)
         if before is not None and before.is_open and before.until_ns > now_ns:
-            # The refused transaction was in flight together with the one that began this pause.
+            # This transaction was in flight when the pause began: it can only extend the pause.
             before.until_ns = max(before.until_ns, now_ns + asked_ns)
             self._pauses[sender] = before
             return before.until_ns
@@ -75,7 +75,7 @@ class SenderPauses:
                 pause.in_a_row = before.in_a_row + 1
                 pause.alone = before.alone + 1 if relayed_from_ns > before.since_ns else 0
         elif len(self._pauses) >= MOST_RESTING:
-            # The oldest is asked about again: it costs one refusal.
+            # Forget the oldest pause: the sender's mail is tried again, which costs one refusal.
             del self._pauses[next(iter(self._pauses))]
         pause.until_ns += max(asked_ns, min(LONGEST_REST_NS, FIRST_REST_NS << min(pause.in_a_row, 10)))
         self._pauses[sender] = pause
@@ -87,7 +87,7 @@ class SenderPauses:
             pause.until_ns, pause.is_open = min(pause.until_ns, now_ns), False
 
     def of(self, sender: str, now_ns: int) -> SenderPause | None:
-        """Return the pause of a sender whose mail waits now."""
+        """Return the pause of a sender whose mail waits now; else None."""
         pause = self._pauses.get(sender)
         return None if pause is None or pause.until_ns <= now_ns else pause
 
@@ -95,9 +95,9 @@ class SenderPauses:
         return () if (pause := self._pauses.get(sender)) is None else pause.rests
 
     def is_alone(self, sender: str, relayed_from_ns: int) -> bool:
-        """Return whether a refusal now is one of enough in a row that are evidently about the sender alone.
+        """Return whether a refusal now completes a row that is evidently about the sender alone.
 
-        `relayed_from_ns` is when the latest transaction began that others had relayed.
+        `relayed_from_ns` is when the latest transaction began that relayed mail of other senders.
         """
         pause = self._pauses.get(sender)
         if pause is None or not pause.is_open or relayed_from_ns <= pause.since_ns:
@@ -105,5 +105,5 @@ class SenderPauses:
         return pause.alone + 1 >= EVIDENT
 
     def senders(self) -> dict[str, int]:
-        """Return the senders that wait or have not proven themselves since, and until when."""
+        """Return the senders that wait, or of which no mail was relayed since, and until when each waits."""
         return {sender: pause.until_ns for sender, pause in self._pauses.items() if pause.is_open}

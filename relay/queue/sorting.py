@@ -1,13 +1,13 @@
-"""Which lane a message is in and which route each recipient takes, by envelope and header.  Pure.
+"""The lane of a message, and the route of each recipient, by envelope and header.  Pure.
 
-The first rule that matches decides; within a rule every key must match, and of a key's patterns any one.  A
-lane is of the whole message, so every recipient must match; a route is asked for each recipient domain by
-itself, so one message may go by several.  A pattern is compared without regard to case, of an address also
-without regard to its spelling (`address.comparable`), and `*` stands for any run of characters; matching is
-linear, so no message can make it slow.
+The first rule that matches decides.  Within a rule every key must match; one pattern of a key is enough.  A
+lane holds for the whole message, so every recipient must match.  A route is chosen for each recipient domain
+separately, so one message may go by several routes.  Patterns ignore case; a pattern of an address also
+ignores its spelling (`address.comparable`).  `*` stands for any run of characters.  Matching takes linear
+time, so no message can make it slow.
 
-Rules read only the accepted envelope and the content, which never change.  So a message is in the same lane
-and on the same routes after a restart, however many of its recipients are done.
+Rules read only the accepted envelope and the content, which never change.  So a message keeps its lane and
+its routes after a restart, however many of its recipients are done.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,22 +30,22 @@ NULL_SENDER = "<>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What a message looks like; empty keys match anything."""
+    """Conditions on a message; an empty key matches anything."""
 
     senders: tuple[str, ...] = ()
-    """Patterns of reverse-paths; `@domain` is anybody there, `<>` the sender of reports."""
+    """Patterns of reverse-paths; `@domain` is any address there, `<>` the null sender of reports."""
     clients: tuple[Network, ...] = ()
     users: tuple[str, ...] = ()
-    """Patterns of the login at the listener; nobody logged in matches none."""
+    """Patterns of the login at the listener; a client without a login matches none."""
     recipient_domains: tuple[str, ...] = ()
     """Patterns."""
     headers: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """A field's name, and patterns of its value; of fields with that name one must match."""
+    """The name of a field, and patterns of its value; one field of that name must match."""
     recipients_above: int = 0
-    """How many recipients the message must exceed."""
+    """The message must have more recipients than this."""
 
     def matches_message(self, envelope: Envelope, fields: Callable[[], Fields]) -> bool:
-        """Return whether a message matches, whatever its recipient domains; `fields` are of its header."""
+        """Return whether a message with these header fields matches, whatever its recipient domains."""
         return (
             len(envelope.recipients) > self.recipients_above
             and (not self.senders or is_address(self.senders, envelope.reverse_path))
@@ -74,19 +74,19 @@ class RoutingRule(Conditions):
 class Sorted(NamedTuple):
     lane: str
     parts: tuple[Part, ...]
-    """Each recipient is in one; with several, each has its indices."""
+    """Each recipient is in one part; if there are several, each names its recipients by index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sorter:
     rules: tuple[SortingRule, ...] = ()
     routes: tuple[RoutingRule, ...] = ()
-    """None, or the last one matches everything."""
+    """Empty, or the last rule matches everything."""
 
     def sort(self, envelope: Envelope, head: Callable[[], bytes]) -> Sorted:
         """Return the lane of a message and the routes of its recipients, by the first rules that match.
 
-        `head` gives the first part of its content, and is called only if a rule needs it.
+        `head` returns the first part of the content; it is called only if a rule needs it.
         """
         if not self.rules and not self.routes:
             return Sorted(DEFAULT_LANE, (WHOLE,))
@@ -110,17 +110,17 @@ class Sorter:
 
 
 _whole = lru_cache(1024)(Part)
-"""The same object each time: many messages share it."""
+"""Returns the same object each time, because many messages share it."""
 
 
 def is_like(pattern: str, text: str) -> bool:
-    """Return whether a text matches a pattern, in which `*` is any run of characters; case counts here."""
-    # fnmatch looks at no part of a text twice; what else is special to it is not to us.
+    """Return whether a text matches a pattern, in which `*` is any run of characters; case matters here."""
+    # fnmatch reads no part of a text twice.  `[` and `?`, which it treats specially, are literal here.
     return fnmatchcase(text, pattern.replace("[", "[[]").replace("?", "[?]"))
 
 
 def is_address(patterns: tuple[str, ...], address: str) -> bool:
-    """Return whether an address matches any of these; `@domain` is anybody there, `<>` nobody."""
+    """Return whether an address matches a pattern; `@domain` is any address there, `<>` the null sender."""
     address = comparable(address)
     every = (f"*{each}" if each.startswith("@") else each for each in patterns)
     return any(is_like("" if each == NULL_SENDER else comparable(each), address) for each in every)
@@ -132,10 +132,10 @@ def is_domain(patterns: tuple[str, ...], domain: str) -> bool:
 
 
 def is_client(networks: tuple[Network, ...], client: str) -> bool:
-    """Return whether a client's address, as envelopes have it, is in any of these."""
+    """Return whether the address of a client, as in envelopes, is in one of these networks."""
     try:
         address = ip_address(client.rpartition("[")[2].removesuffix("]"))
-    except ValueError:  # a report of ours comes from no address
+    except ValueError:  # a report of the relay has no client address
         return False
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped

@@ -1,16 +1,16 @@
-"""Where queue, spool, throttle and upstream meet: from a message on disk to its end.
+"""The sender takes each message from the spool to its end, through queue, throttle and upstream.
 
-sender            the holder of the spool's lock, the queue, an account for each upstream
-arrivals          mail into the queue: at a start, then as listeners accept it; and from line to line
-upstreams         an account for each upstream of the policy: made, edited, seen, retired
-account           the loop of one upstream account: take, have connections, reserve durably, send
-transactions      messages read, sent on their connections, judged and settled
-attempt           what a transaction is about; and what an upstream is known to offer
-pausing           whether the upstream is used; state_file, account_row: what of this a restart goes on with
-connections       connections opened with their slots, ready before a message's slot is reserved
-logins            what a connection logs in with and shows; refresh_token_file: a token on disk
-settling          what an attempt came to: written down, told, moved on in the queue
-reports           reports and warnings: as messages, which are owed, and how many go in an hour
+sender            holds the spool's lock, the queue, and an account for each upstream
+arrivals          puts mail into the queue, at a start and as listeners accept it; moves it between lines
+upstreams         makes, edits, shows and retires an account for each upstream of the policy
+account           the loop of one account: take messages, get connections, reserve durably, send
+transactions      reads messages, sends them on their connections, judges and settles them
+attempt           what one transaction is about, and which extensions an upstream offers
+pausing           whether the upstream is used; state_file and account_row keep that over a restart
+connections       opens connections, each with its own slot, before a message's slot is reserved
+logins            what a connection logs in with; refresh_token_file keeps a token on disk
+settling          makes the outcome of an attempt durable, logs it, moves the message on in the queue
+reports           reports and warnings: their text, which are owed, and how many go in an hour
 spool_thread      the spool, off the event loop
 throttle_thread   the throttle of one upstream, off the event loop
 host              clock, disk, threads and trigger, as ports; group commit

@@ -1,12 +1,12 @@
-"""The loop of one upstream account: take, have connections, reserve durably, send.
+"""The loop of one upstream account: take messages, get connections, reserve slots durably, send.
 
-It beats when there is something to do, and otherwise sleeps until the queue, a pause or the pool says.  Only
-the throttle decides what may go, and only by `reserve`.
+The loop runs one pass after each change of the queue, a pause or the pool, and sleeps in between.  Only the
+throttle decides what may go, and only by `reserve`.
 
-Guarantees: no byte of MAIL before its slot is on disk; a message that was not attempted has lost nothing.
-When the history fails, nothing is sent.  A refusal about us pauses the upstream; it comes back with a single
-transaction, a small one, and fully when that one went well.  An edit drops no transaction and forgets no
-history.
+Guarantees: no byte of MAIL goes out before its slot is on disk.  A message that was not attempted has lost
+nothing.  When the history fails, nothing is sent.  A refusal about us pauses the upstream.  After the pause
+one transaction goes first, a small one after a refusal for too much; the rest follows once it went well.
+An edit drops no transaction and forgets no history.
 """
 
 import asyncio
@@ -45,14 +45,14 @@ from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Judge, Verdict
 
 MOST_AT_ONCE = 64
-"""Messages decided on in one beat."""
+"""Messages that one pass of the loop may take."""
 UNSETTLED = 2
-"""Messages begun and not settled, for each connection: it need not wait for the disk."""
+"""Unsettled transactions for each connection: the next one need not wait for the disk."""
 HISTORY_RETRY_NS = 60 * SECOND_NS
 SHARED_RETRY_NS = 5 * SECOND_NS
-"""Of a shared history: the database may answer again, and then no news of it come."""
+"""For a history in a database, which may answer again without a notification."""
 ENOUGH_NS = 30 * SECOND_NS
-"""After a refused connection, while others work: open no more for at least this long."""
+"""After a failed connection, while others work, the pool opens none for at least this long."""
 SHORT_WAIT_NS = SECOND_NS
 """A shorter wait for room is not logged."""
 
@@ -69,13 +69,13 @@ class Account:
         telemetry: Telemetry,
         on_fault: Callable[[BaseException], None],
     ) -> None:
-        """`on_fault` is told of what must end the sender."""
+        """`on_fault` is called with an error that must end the sender."""
         self.name = name
         self.upstream = policy.upstreams[name]
         self.certificate_ends_at_ns: int | None = None
         """Wall clock: when the upstream's certificate ends, as of the last connection under TLS."""
         self.most_used: dict[str, int] = {}
-        """By the label of each limit, the most slots that were occupied at once, as of the last audit."""
+        """For each limit, by its label: the most slots occupied at once, as of the last audit."""
         self._line, self._logins = backlog.queue.line(name), logins
         self._events, self._metrics, self._clock = telemetry
         self._on_fault = on_fault
@@ -127,7 +127,7 @@ class Account:
         )
         self._judge_by(self.upstream)
         self._is_over = False
-        """Nothing more may begin."""
+        """No transaction may begin any more."""
         self._running: asyncio.Task[None] | None = None
         self._has_history = False
         self._told: dict[str, QueueId] = {}
@@ -141,7 +141,7 @@ class Account:
         self._wake.set()
 
     async def start(self, replaced: AccountState | None) -> None:
-        """Beat until halted; what was known is read before anything can change it.
+        """Load the saved pause state, then start the loop, which runs until `halt`.
 
         `replaced` is the state of the account that an edit replaced by this one.
         """
@@ -166,7 +166,7 @@ class Account:
                 listening.cancel()
 
     async def _beat(self) -> int | None:
-        """Begin what may begin; return when to look again, None for "when woken".  Raises HistoryError."""
+        """Run one pass; return when the next is due (boottime; None: when woken).  Raises HistoryError."""
         if (paused_until_ns := self.pausing.until_ns(self._clock.boottime_ns())) is not None:
             return paused_until_ns
         await self._open_history()
@@ -175,7 +175,7 @@ class Account:
             return self._line.next_look_ns()
         connections = self.pool.take(self._most_now())
         if not connections:
-            return None  # one that is opened, or the end of a transaction, wakes this
+            return None  # a connection that opens, or a transaction that ends, wakes the loop
         taken = self._line.take(len(connections), now_ns)
         attempts = await self.transactions.load(taken, connections)
         for connection in connections:
@@ -197,7 +197,7 @@ class Account:
         return now_ns
 
     def _most_now(self) -> int:
-        """Return how many transactions may be begun, by connections and by what is to be proven."""
+        """Return how many transactions may begin now; one at a time while the upstream is proving."""
         connections, begun = self.upstream.connections, self.transactions
         free = connections - begun.on_connections
         if self.pausing.state.is_proving:
@@ -206,7 +206,7 @@ class Account:
         return max(0, min(MOST_AT_ONCE, unsettled, free, self._line.ready_count))
 
     async def _reserve(self, attempts: Sequence[Attempt]) -> list[tuple[Attempt, Admission]]:
-        """Have the throttle decide; give all back where a stop, or a refusal of another, overtakes it."""
+        """Reserve slots; on an error, a stop or another refusal give all back.  Raises HistoryError."""
         if not attempts:
             return []
         began_ns = self._clock.boottime_ns()
@@ -231,7 +231,7 @@ class Account:
             self.pool.release(attempt.connection, was_used=False)
 
     def _may_begin(self) -> bool:
-        """Ask behind the lock of a reservation, where what other hosts met is known."""
+        """Return whether a transaction may begin.  Ask after a reservation: it brought other hosts' news."""
         self.pausing.learn()
         return not (self._is_over or self.pausing.state.is_resting)
 
@@ -241,10 +241,10 @@ class Account:
         self.wake()
 
     def _request(self, attempt: Attempt) -> Request:
-        """Return the request: as many recipients as a transaction may have, of those that have room."""
+        """Return the request, for no more recipients than one transaction may have."""
         most = largest(self.upstream.max_recipients, self.pausing.state.taken)
         lane = self._line.lane_of(attempt.queued)
-        # Never over by the upstream's count: a limit for each sender is for the one that it sees.
+        # The upstream counts the sender that it sees, so limits for each sender count the rewritten one.
         return request_for(attempt.sent_envelope, attempt.indices, most, lane, attempt.shape.size_bytes)
 
     def _tell_waiting(self, first: Waits) -> None:
@@ -266,7 +266,7 @@ class Account:
         self._events.tell("pause_unrecorded", upstream=self.name, error=error)
 
     def _tell_cut_off(self, answer: Answer) -> None:
-        """Tell what our own windows held where the upstream says that it was too much."""
+        """Log what our own windows held when the upstream refused for too much."""
         if (ruling := answer.ruling) is not None and ruling.is_too_much:
             self._metrics.count("relay_upstream_cut_offs_total", self.name)
             windows = ", ".join(f"{each.used}/{each.label}" for each in self.throttle.view.usage())
@@ -274,17 +274,15 @@ class Account:
                 "cut_off", upstream=self.name, windows=windows or "none", named_slots=ruling.named
             )
 
-    # Its history.
-
     async def _open_history(self) -> None:
-        """Read what the limits hold, unless that was done.  Raises HistoryError."""
+        """Read the history unless it is open already.  Raises HistoryError."""
         if not self._has_history:
             await self.throttle.call(Throttle.flush)
             self._has_history = True
             self.pausing.trust_history()
 
     def _fail_history(self, error: HistoryError) -> int:
-        """Send nothing until the history can be trusted again; return when to look."""
+        """Pause the account until the history is sound; return when to read it again (boottime)."""
         self._has_history = False
         self._tell_history(error)
         retry_ns = HISTORY_RETRY_NS if self.pausing.row is None else SHARED_RETRY_NS
@@ -297,14 +295,11 @@ class Account:
         self._events.tell("history_failed", upstream=self.name, error=str(error))
 
     async def audit(self) -> None:
-        """Count what each limit held at most."""
         audited = await asyncio.to_thread(self.throttle.view.audit)
         self.most_used = {each.label: each.most for each in audited.findings}
 
-    # Its connections.
-
     def _opener(self) -> Callable[[], Coroutine[Any, Any, Connection]]:
-        """Return what opens connections as the policy has it now."""
+        """Return an opener; its connections' extensions count only while the policy names the same server."""
         upstream = self.upstream
 
         async def open_one() -> Connection:
@@ -322,7 +317,7 @@ class Account:
         return open_one
 
     def _failed_to_open(self, error: Exception) -> int:
-        """Return for how many nanoseconds no other is tried."""
+        """Handle a failed opening; return for how many ns the pool opens no other connection."""
         match error:
             case HistoryError():
                 return self._fail_history(error) - self._clock.boottime_ns()
@@ -334,7 +329,7 @@ class Account:
             case UpstreamUnavailable():
                 answer = error.answer
             case _:
-                # Whatever it is, mail must not silently stop.
+                # A fault of ours: log it and pause, or mail would stop silently.
                 self._events.fault(where=f"upstream {self.name}", error=error)
                 self._metrics.count("relay_faults_total")
                 text = clean(f"no connection could be opened: {error}")
@@ -343,14 +338,12 @@ class Account:
         if self.pool.open and answer.verdict is not Verdict.STOP:
             asked_ns = 0 if answer.ruling is None else answer.ruling.wait_ns or 0
             return max(ENOUGH_NS, asked_ns)
-        # Also where it refused the account while others work: each further try may lock it.
+        # A refused account is paused even while other connections work: each further try may lock it.
         self.pausing.rest(answer)
         return 0
 
-    # Edits and ends.
-
     async def use(self, policy: Policy) -> None:
-        """Go by another policy.  Transactions end under the old one."""
+        """Apply an edited policy.  Transactions in flight end under the old one."""
         before, after = self.upstream, policy.upstreams[self.name]
         self.upstream = after
         self._judge_by(after)
@@ -362,16 +355,16 @@ class Account:
             self.certificate_ends_at_ns = None
         by = with_ceilings(after.limits, policy.lanes), after.guard_ns
         await self.throttle.call(lambda it: it.replan(*by, transaction_ns=after.max_transaction_ns))
-        # By the new limits: they may have room for a connection.
+        # Only now: the new limits may have room for a connection.
         self.pool.configure(_caps(after), opener)
         if is_mended(self.name, before, after):
             self.use_again(Happening.EDIT)
         self.wake()
 
     def use_again(self, why: Happening) -> bool:
-        """Use the upstream, and senders that it refused, again, carefully: by a RESUME, or an EDIT of them.
+        """End the pauses of the upstream and of senders that it refused, by a RESUME or an EDIT.
 
-        Return whether any rested.
+        One transaction proves the upstream first.  Returns False if it and all senders were in use.
         """
         rested, senders = not self.pausing.state.is_used, self._line.sender_pauses.senders()
         self.pausing.end(why)
@@ -381,7 +374,7 @@ class Account:
         return rested or bool(senders)
 
     def _judge_by(self, upstream: Upstream) -> None:
-        """Judge what is said from now on by the rules of a policy, on the connections that there are."""
+        """Judge replies by the policy's rules from now on, on open connections too."""
         self._judge.use(rules_of(self.name, upstream))
         shield = self.pausing.shield
         shield.is_off = upstream.shield is None
@@ -389,24 +382,25 @@ class Account:
             shield.in_a_row = upstream.shield.in_a_row
 
     def _fail(self, error: BaseException) -> None:
-        # What is sent from now on could not be settled, and would be sent again.
+        # A message that is sent now could not be settled, and would be sent again.
         self.halt()
         self._on_fault(error)
 
     def halt(self) -> None:
-        """Begin nothing more; what is in flight goes on."""
+        """Begin no more transactions; those in flight go on."""
         self._is_over = True
         self._wake.set()
         self.pool.stop()
 
     async def stop(self, grace_seconds: float, *, gives_up: bool) -> None:
-        """Begin nothing more, and give what is in flight so long; transactions that take longer are cut off.
+        """Begin no more transactions, and cut off those that still run after `grace_seconds`.
 
-        What they came to is settled however late, else it would be sent again; `gives_up`: by a restart.
+        Outcomes are settled however late, or their messages would be sent again.  With `gives_up` unsettled
+        ones are dropped after the grace, and a restart sends their messages again.
         """
         self.halt()
         if self._running is not None:
-            # A beat that is under way may still begin something, or give it back.
+            # A pass under way may still begin transactions, or give messages back.
             await self._running
         await self.transactions.stop(grace_seconds)
         await self.pool.close()
@@ -416,12 +410,12 @@ class Account:
 
 
 def is_other_server(before: Upstream, after: Upstream) -> bool:
-    """Return whether no transaction may begin on the connections of before."""
+    """Return whether an edit names another server or login: no transaction may use old connections."""
     return _opened_with(before) != _opened_with(after)
 
 
 def is_mended(name: str, before: Upstream, after: Upstream) -> bool:
-    """Return whether what made an upstream rest may be what was edited."""
+    """Return whether an edit may have removed the cause of a pause."""
     return is_other_server(before, after) or rules_of(name, before) != rules_of(name, after)
 
 

@@ -1,10 +1,10 @@
-"""The state of an account in its row of a database: one pause for all hosts that use the account.
+"""The pause state of an account in its database row, shared by all hosts that use the account.
 
-What comes to pass here is applied to what the row says then, which is read and written in one transaction.
-Other hosts hear of it at once (NOTIFY), and at the latest behind the lock of their next reservation: what a
-host reserves after the commit of a pause it does not begin.
-A fault of a host's history, and when a host sent nothing, are its own: its file has them (`state_file`).
-While the database is away what came to pass counts here alone, and is told to it later.
+An event on this host is applied to the row's present state; one transaction reads and writes the row.
+Other hosts learn of it at once (NOTIFY), at the latest behind the lock of their next reservation: a host
+begins nothing that it reserves after the commit of a pause.  A fault of a host's history, and when a host
+sent nothing, are its own: its file has them (`state_file`).  While the database is away, events count on
+this host alone and are written later.
 
 Threads: `hear` and `look` may be called from any; the rest belongs to one event loop.
 """
@@ -27,23 +27,23 @@ from relay.throttle.postgresql_history import Told
 from relay.verdicts.account import AccountState, Event, Happening, PauseRecord, lapsed, step
 
 OWN = frozenset({Happening.FAULT, Happening.SOUND})
-"""What comes to pass on one host alone."""
+"""Events that concern one host alone; the row does not record them."""
 LISTENS_AGAIN_NS = SECOND_NS
 _OF_ANOTHER_BOOT = "of the database"
-"""The wall clock of the row's records is the history's: it brings them into the time of any host."""
+"""No host's boot id, so `moved` converts instants by the wall clock, which is the history's clock."""
 
 
 class AccountRow:
     def __init__(
         self, account: SharedAccount, clock: Clock, on_error: Callable[[str], None] = lambda _: None
     ) -> None:
-        """`on_error` is told what could not be written or read."""
+        """`on_error` gets the text of each failed write, and of a row that cannot be parsed."""
         self._account, self._clock, self._on_error = account, clock, on_error
         self._named = f"{account.name} in the database"
         self.pending: list[Event] = []
-        """What the row does not say yet."""
+        """Events that are not in the row yet."""
         self._version = 0
-        """Of the row, as it is known here."""
+        """The version of the row that this host knows."""
         self._heard: Told | None = None
         self._writing: asyncio.Task[str] | None = None
 
@@ -52,7 +52,7 @@ class AccountRow:
             self._heard = told
 
     def look(self) -> str:
-        """Read the row; return nothing, or why it cannot be read."""
+        """Read the row; return the error, empty if there is none."""
         try:
             with once(self._account.database) as connection:
                 self._hear_row(connection, self._account.locked(connection))
@@ -61,7 +61,7 @@ class AccountRow:
         return ""
 
     def news(self) -> AccountState | None:
-        """Return what another host made of the account, and then came to pass here; None: nothing new."""
+        """Return the state that another host wrote, with the pending events applied; None if none is new."""
         told, self._heard = self._heard, None
         if told is None or told.version <= self._version:
             return None
@@ -69,24 +69,24 @@ class AccountRow:
         return self._after_all(told, self.pending)
 
     def keep(self, event: Event) -> None:
-        """Have the row changed soon, by what came to pass."""
+        """Record an event in the row soon, unless it concerns this host alone."""
         if event.happening not in OWN:
             self.pending.append(event)
             self.write()
 
     def write(self) -> None:
-        """Have what is pending written soon."""
+        """Start writing the pending events, unless a write is under way."""
         if self.pending and (self._writing is None or self._writing.done()):
             self._writing = asyncio.create_task(self._write())
 
     async def written(self) -> str:
-        """Wait until the row says all; return nothing, or why it does not."""
+        """Wait until the row has all events; return the error, empty if there is none."""
         return "" if self._writing is None else await asyncio.shield(self._writing)
 
     async def listen(self, on_news: Callable[[], None]) -> None:
-        """Read the row at once when another host changed it, for ever."""
+        """Read the row each time another host changed it, for ever."""
         while True:
-            with contextlib.suppress(psycopg.Error, DatabaseError):  # the history tells of them
+            with contextlib.suppress(psycopg.Error, DatabaseError):  # the history reports them
                 connection = await asyncio.to_thread(self._listening)
                 try:
                     await self._hear_on(connection, on_news)
@@ -95,7 +95,7 @@ class AccountRow:
             await asyncio.sleep(seconds(LISTENS_AGAIN_NS))
 
     def apply(self, event: Event) -> None:
-        """Change the row, where no relay runs.  Raises DatabaseError."""
+        """Apply an event to the row while no relay runs.  Raises DatabaseError."""
         self._change([event])
 
     async def _write(self) -> str:
@@ -122,13 +122,13 @@ class AccountRow:
                 (written.state, written.version, row.id, row.channel),
             )
         if told.version == self._version:
-            # Nobody else changed it: so it is here already.
+            # No other host changed the row, so this host has its state already.
             self._version = written.version
         else:
             self._heard = written
 
     def _hear_row(self, connection: Connection, row: AccountColumns) -> Told:
-        """Return what the row says, which is locked."""
+        """Return the content of the locked row; a newer version becomes news."""
         before_ns = self._clock.boottime_ns()
         (clock_ns,) = one(connection, f"SELECT {CLOCK_NS}")
         now_ns = max(row.now_ns, clock_ns + row.offset_ns)
@@ -163,10 +163,10 @@ class AccountRow:
         return connection
 
     async def _hear_on(self, connection: Connection, on_news: Callable[[], None]) -> None:
-        """Return once the connection is lost."""
+        """Read the row at each notification; return when the connection is lost."""
         loop, came = asyncio.get_running_loop(), asyncio.Event()
         pgconn, fd = connection.pgconn, connection.fileno()
-        came.set()  # before it listened something may have changed
+        came.set()  # the row may have changed before LISTEN
 
         def read() -> None:
             try:

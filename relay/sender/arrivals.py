@@ -1,8 +1,8 @@
-"""Mail into the queue: the whole spool at a start, then what listeners accept; and into its lines.
+"""Puts mail into the queue: the whole spool at a start, then what listeners accept; and into its lines.
 
-A start claims its first page before anything is sent, the others meanwhile, the oldest first.
-When the state of an upstream, an edit or time alone has mail stand in another line,
-`route_forever` moves it, some at a time, and sleeps until there is more to move.
+A start claims its first page before anything is sent.  It claims the others while mail goes, oldest first.
+The state of an upstream, an edit or time alone can move a message to another line (the queue of one
+upstream).  `route_forever` moves such mail, some at a time, and sleeps until there is more to move.
 """
 
 import asyncio
@@ -27,21 +27,19 @@ from relay.spool.root.trigger import TriggerPort
 from relay.telemetry.metrics import Telemetry
 
 SWEEP_NS = 3 * SECOND_NS
-"""The delay that a lost trigger can cost, and for how long a spool that fails is left alone."""
+"""The longest delay after a lost trigger, and the wait before a failed spool is asked again."""
 CLAIMED_AT_ONCE = 500
 SORTED_AT_ONCE = 100
-"""Messages read between two other calls of the spool, when an edit sorts the queue anew."""
+"""Messages read in one call of the spool when an edit sorts the queue; other calls come between."""
 DEFERRED_BEFORE = WaitReason("deferred before the last start")
 SORTED_AGAIN_NS = 5 * SECOND_NS
-"""After so long what was active is sorted by an edit."""
+"""The wait before messages that were active are sorted by an edit."""
 
 Guard = Callable[[Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]]
-"""Runs a chore, whose end by an error ends the sender."""
+"""Runs a coroutine function; an error in it ends the sender."""
 
 
 class _Place(NamedTuple):
-    """Where a message belongs, and by what it is known."""
-
     sorted: Sorted
     names: Names
 
@@ -68,27 +66,27 @@ class Arrivals:
         self._go_by(policy)
         self._began_ns = 0
         self.is_reading = True
-        """Whether the start goes on: some of the queue is not known yet."""
+        """Whether the start still reads: some of the queue is not in memory yet."""
         self._to_sort: deque[QueueId] = deque()
-        """Messages that came in before an edit, to be sorted by it."""
+        """Messages from before an edit, yet to be sorted by it."""
         self._not_sorted: list[QueueId] = []
-        """Of these, those that were active, or could not be read."""
+        """Messages of `_to_sort` that were active or could not be read."""
         self._sorts_at_ns, self._sorts_again_ns = 0, SORTED_AGAIN_NS
-        """When the first of `_to_sort` is due, and how long after that the others."""
+        """Boottime at which `_to_sort` is due, and the wait before `_not_sorted` is due."""
         self._ending: set[asyncio.Task[None]] = set()
-        """Of messages that only lack their ends."""
+        """Tasks that end messages with nothing left to do."""
         self._new_mail = asyncio.Event()
         self._may_stand_elsewhere = asyncio.Event()
         self._queue.on_change = self._may_stand_elsewhere.set
         self._queue.on_routed = self._tell_route
 
     async def begin(self) -> None:
-        """Claim the first of the queue: from here on mail may be sent.  Raises Full, Unavailable."""
+        """Claim the first page; mail may be sent after that.  Raises Full, Unavailable."""
         self._began_ns = self._clock.boottime_ns()
         await self._claim()
 
     def listen(self) -> None:
-        """Look for new mail when the trigger is pulled, and at once."""
+        """Look for new mail at once, and each time the trigger is pulled."""
         asyncio.get_running_loop().add_reader(self._trigger.listen(), self._pulled)
         self.look()
 
@@ -97,12 +95,12 @@ class Arrivals:
         self._new_mail.set()
 
     async def run(self) -> None:
-        """Claim mail for ever: when there is some, and every few seconds in case a pull was lost."""
+        """Claim mail for ever: when woken, and every few seconds in case a pull of the trigger was lost."""
         while True:
             try:
                 await self.take()
             except (Full, Unavailable) as trouble:
-                # What is queued already goes on.
+                # Messages already in the queue still go.
                 self._spool_thread.tell(trouble)
                 await asyncio.sleep(seconds(SWEEP_NS))
                 continue
@@ -110,15 +108,16 @@ class Arrivals:
             self._new_mail.clear()
 
     async def take(self) -> None:
-        """Claim all that is there by now, a page at a time.  Raises Full, Unavailable."""
+        """Claim all mail in the spool, a page at a time.  Raises Full, Unavailable."""
         while await self._claim():
             pass
 
     async def take_only(self, queue_ids: Collection[QueueId]) -> bool:
-        """Take in these messages without claiming any; return whether that is all there is to know of them.
+        """Queue these messages without a claim; return False, and queue none, if that is not enough.
 
-        It is not where one is absent (it may be accepted and not claimed yet), or where a report is owed: a
-        crash may have come between its publication and its mark, which only the claim of all finds.
+        It is not enough if a message cannot be read (it may be accepted and not claimed yet), has no
+        recipient left or owes a report.  A crash may have come between a report's publication and its mark,
+        which only the claim of all messages finds.
         """
         await self._spool_thread.claim(0, lambda _: None)
         absent = [queue_id for queue_id in queue_ids if queue_id not in self._queue]
@@ -130,14 +129,14 @@ class Arrivals:
         return True
 
     async def _claim(self) -> bool:
-        """Queue a page; return whether there was any.  Raises Full, Unavailable."""
+        """Claim and queue a page; return False if it is empty.  Raises Full, Unavailable."""
         sorter = self._sorter
         page = await self._spool_thread.claim(CLAIMED_AT_ONCE, lambda message: _place(message, sorter))
         for message, place in page:
-            if message.queue_id not in self._queue:  # else `take_only` came first
+            if message.queue_id not in self._queue:  # else `take_only` queued it
                 self._admit(message, place)
         if sorter is not self._sorter:
-            # An edit came while they were read, by the rules before it.
+            # An edit came during the claim, which used the rules before it.
             self._sort_all()
         if not page and self.is_reading:
             self.is_reading = False
@@ -146,9 +145,9 @@ class Arrivals:
         return bool(page)
 
     async def route_forever(self) -> None:
-        """Move mail to the lines where it stands by now, whenever that may have changed; sort it by edits.
+        """Move mail to the line that it belongs in, after each change; sort it after an edit.
 
-        Mail goes on meanwhile: no pass over all of a long queue at once holds up the loop.
+        Each pass takes some messages only, so a long queue does not hold up the event loop.
         """
         while True:
             self._may_stand_elsewhere.clear()
@@ -166,7 +165,7 @@ class Arrivals:
         self._may_stand_elsewhere.set()
 
     def use(self, policy: Policy) -> None:
-        """Go on by another policy; queued messages are sorted by it in the background."""
+        """Apply an edited policy; queued messages are sorted by it in the background."""
         self._go_by(policy)
         self.reroute()
         sorter = sorter_of(policy.lanes, policy.routes)
@@ -180,14 +179,14 @@ class Arrivals:
         self._queue.use(list(policy.upstreams), routes_of(policy.routes))
 
     async def stop(self) -> None:
-        """Look no more, and cancel what is under way: the next start finds it."""
+        """Stop looking for mail, and cancel the endings under way: the next start ends those messages."""
         asyncio.get_running_loop().remove_reader(self._trigger.listen())
         for ending in self._ending:
             ending.cancel()
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     def let_go(self) -> None:
-        """Let go of the trigger; another sender may have it from here on."""
+        """Close the trigger; another sender may listen to it from here on."""
         self._trigger.close()
 
     def _pulled(self) -> None:
@@ -208,11 +207,11 @@ class Arrivals:
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
         if owes:
-            # A crash or `reports.per_hour` came first.
+            # A crash or `reports.per_hour` held up its report.
             self._owed.ask(message.queue_id)
 
     def _parts(self, message: Message, place: _Place) -> list[Queued]:
-        """Return a message as the queue has it: whole, or in parts."""
+        """Return the message as entries of the queue: one for the whole, or one for each part."""
         parts = [(part, its) for part in place.sorted.parts if (its := part.left(message.left))]
         if not parts:
             parts = [(WHOLE, ())]
@@ -249,21 +248,19 @@ class Arrivals:
         )
 
     def _sort_all(self) -> None:
-        """Have lane and routes found anew of every message that is queued."""
         self._to_sort, self._not_sorted, self._sorts_at_ns = deque(self._queue.ids()), [], 0
         self.reroute()
 
     async def _sort(self) -> None:
-        """Sort some messages by the lanes and routes of now."""
         sorter = self._sorter
         ids = [self._to_sort.popleft() for _ in range(min(SORTED_AT_ONCE, len(self._to_sort)))]
         found = await self._settling.load(ids)
         if sorter is not self._sorter:
-            return  # the edit that came has them all sorted
+            return  # the newer edit has all messages sorted again
         now_ns = self._clock.boottime_ns()
         for queue_id, message in zip(ids, found, strict=True):
             if isinstance(message, Unavailable):
-                # Where its upstream left the policy, no turn of a message comes before it is sorted.
+                # Try it again: if its upstream left the policy, it does not go before it is sorted.
                 self._spool_thread.tell(message)
                 self._not_sorted.append(queue_id)
                 self._sorts_again_ns = self._spool_thread.unreadable_retry_ns

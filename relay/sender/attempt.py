@@ -1,9 +1,9 @@
-"""Some recipients of one message on one connection, from its taking to its settlement; and what is offered.
+"""One attempt at some recipients of a message on one connection; and the extensions that an upstream offers.
 
-One reply to EHLO is the word of one host behind the upstream's name on one day.  A message that a connection
-cannot carry (8BITMIME, SMTPUTF8, SIZE) is deferred, and bounces only once no connection of `LOOKS` in a row
-could carry it; those within `APART_NS` count as one.  Lost at a restart, and with an edit that names another
-server.  Pure.
+A reply to EHLO speaks for one host behind the upstream's name, on one day.  So a message that a connection
+cannot carry (8BITMIME, SMTPUTF8, SIZE) is deferred.  It bounces only if no connection of the last `LOOKS`
+looks could carry it.  Connections opened within `APART_NS` of a look's first belong to that look.  Looks
+are lost at a restart, and at an edit that names another server.  Pure.
 """
 
 from collections import deque
@@ -30,7 +30,7 @@ from relay.verdicts.verdict import Verdict
 MARKS = {Fate.RELAYED: Status.RELAYED, Fate.BOUNCED: Status.BOUNCED, Fate.EXPIRED: Status.EXPIRED}
 LOOKS = 3
 APART_NS = 5 * 60 * SECOND_NS
-"""Between two that count: what is broken for a moment, such as a restart, is over by then."""
+"""Between two looks: a short fault of the upstream, such as a restart, is over by then."""
 
 
 @dataclass(slots=True)
@@ -39,24 +39,24 @@ class Attempt:
     message: Message
     connection: Connection
     rewritten: Rewritten | None = None
-    """What of it is sent in another form; what is settled, reported and logged is the message of before."""
+    """The form that is sent, if a route rewrites it; settlement, reports and log use the original."""
     indices: list[int] = field(default_factory=list)
-    """Of the recipients in the envelope."""
+    """Which recipients of the envelope the attempt is for."""
     reservation: Reservation | None = None
-    """Its slot; None where the upstream is not asked."""
+    """None if the upstream is not asked."""
     is_content_out: bool = False
     """The final dot may have gone out."""
     ended_ns: int = 0
     conn_use: int = 1
-    """Which transaction of its connection it was."""
+    """The number of this transaction on its connection, from 1."""
     passes_dsn: bool = False
-    """What its sender wants to be told was passed on: the upstream tells of success."""
+    """The upstream gets the sender's DSN parameters (RFC 3461), and reports success itself."""
 
     def __post_init__(self) -> None:
-        # None is asked for twice in a round.
+        # A recipient that was deferred is not tried again before all others were tried.
         untried = [index for index in self.left if index not in self.queued.past.tried]
         self.indices = untried or list(self.left)
-        # A report that the upstream makes goes to whom it knows as the sender.
+        # The upstream reports to the reverse path that it got; a rewritten one is not the sender.
         self.passes_dsn = self.rewritten is None and self.connection.extensions.dsn
 
     @property
@@ -70,7 +70,7 @@ class Attempt:
 
     @property
     def left(self) -> tuple[int, ...]:
-        """Return the indices of the recipients that were to do when the message was read, of this part."""
+        """Return the indices of this part's recipients that were left when the message was read."""
         return self.queued.part.left(self.message.left)
 
     def status_of(self, index: int, fate: Fate) -> Status:
@@ -92,7 +92,7 @@ class Attempt:
 
 
 def recipients_left(message: Message, queued: Queued, gone: Collection[int] = ()) -> RecipientsLeft:
-    """Return the recipients of a part but for some."""
+    """Return the recipients left of a part, without those in `gone`."""
     return which_of(message, [index for index in queued.part.left(message.left) if index not in gone])
 
 
@@ -104,7 +104,7 @@ def which_of(message: Message, left: Sequence[int]) -> RecipientsLeft:
 
 
 def keys_of(queued: Queued) -> list[Place]:
-    """Return the keys of limits that a message may have to wait for, whichever of its recipients go."""
+    """Return the keys of limits that may make the message wait, whichever of its recipients go."""
     by = queued.origin
     sender, sender_domain, client, user = sender_keys_of(by.sent_reverse_path, by.client, by.user)
     keys = [Place("sender", sender), Place("sender_domain", sender_domain)]
@@ -115,27 +115,26 @@ def keys_of(queued: Queued) -> list[Place]:
 
 
 class KnownOffers:
-    """What one upstream is known to offer, by what its last connections said."""
+    """The extensions that one upstream offered on its last connections."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Another server is used from now on."""
+        """Forget all offers: another server is used from now on."""
         self.is_dsn_refused = False
-        """It refused parameters of DSN (RFC 3461) that it had offered: the relay tells senders itself."""
+        """The upstream refused DSN parameters (RFC 3461) that it had offered: the relay reports success."""
         self._looks: deque[tuple[int, set[Extensions]]] = deque(maxlen=LOOKS)
-        """When each began, and what was offered in it."""
+        """When each look began (boottime), and what was offered in it."""
 
     def seen(self, connection: Connection) -> None:
-        """Learn from a new connection."""
         at_ns = connection.opened_at_ns
         if not self._looks or at_ns - self._looks[-1][0] >= APART_NS:
             self._looks.append((at_ns, set()))
         self._looks[-1][1].add(connection.extensions)
 
     def judged(self, lack: Answer, shape: Shape) -> Answer:
-        """Return the verdict for a message of this shape that a connection cannot carry."""
+        """Return `lack`, as a BOUNCE if no connection of the last `LOOKS` looks could carry the message."""
         offers = [each for _, offered in self._looks for each in offered]
         if len(self._looks) == LOOKS and all(unfit(each, shape) is not None for each in offers):
             return lack._replace(verdict=Verdict.BOUNCE)

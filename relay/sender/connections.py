@@ -1,10 +1,10 @@
-"""Connections to an upstream: each opened with its slot, and ready before a message's slot is reserved.
+"""Opens connections to an upstream: each with its slot, and ready before a message's slot is reserved.
 
-A slot is occupied from its reservation, so nothing slow may stand between it and MAIL:
-the connection is opened, secured and logged in first, and waits in the pool (`relay.upstream.pool`).
+A message's slot is occupied from its reservation, so nothing slow may stand between that and MAIL: the
+connection is opened, secured and logged in first, and waits in the pool (`relay.upstream.pool`).
 
-Guarantees: no connection is begun before its own slot is on disk; the slot ends when the
-connection is ready for mail, or will not be.  An upstream counts a connection somewhere in between.
+Guarantees: no connection begins before its own slot is on disk.  That slot ends when the connection is
+ready for mail, or has failed.  An upstream counts a connection somewhere in between.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ OPENING_SECONDS = 1800
 
 
 class NoRoomToConnect(Exception):  # noqa: N818 - a state, not an error of ours
-    """A limit on connections leaves no room now."""
+    """A limit on connections has no room now, or the account was paused meanwhile."""
 
     def __init__(self, wait: Wait) -> None:
         super().__init__(wait.limit_label)
@@ -40,14 +40,13 @@ async def open_with_slot(
     may_begin: Callable[[], bool] = lambda: True,
     on_step: OnStep = lambda _, __: None,
 ) -> Connection:
-    """Open a connection that is ready for MAIL; `on_step` is told as by `open_connection`.
+    """Return a connection that is ready for MAIL; `on_step` is called as by `open_connection`.
 
-    `may_begin` is asked behind its slot: another host may have been refused meanwhile.
-
-    Where a token is refused that had worked, another one is tried, once.
-    Raises UpstreamUnavailable, NoRoomToConnect, and HistoryError before anything was begun.
+    `may_begin` is asked once the slot is reserved: another host may have been refused meanwhile.  If a
+    token that had worked is refused, the login is tried once more with another token.
+    Raises UpstreamUnavailable, NoRoomToConnect, and HistoryError before the connection begins.
     """
-    # Waiting for a token comes first: no slot is reserved meanwhile.
+    # The token comes first: no slot is reserved while it is fetched.
     login, refused = await logins.account(judge), None
     if login.token is not None:
         on_step("token", "an access token is at hand")

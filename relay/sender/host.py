@@ -1,11 +1,11 @@
-"""What a relay asks of the host it runs on, as ports: time, the disk, threads, and how it is woken.
+"""The host's ports: clock, disk, threads, and the trigger that wakes the sender; and group commit.
 
-Calls that wait for the disk have a thread of their own, in which they never overlap; group commit makes many
-values one call.  Every submitted value gets its own result or exception.  Under load one sync serves many
-messages; alone, a message does not wait.  A caller that is cancelled does not take its value back: the call
-runs on.
-The network is the running event loop's.  A simulation has a loop and ports of its own: calls that take
-drawn time and run in the loop's own thread, in turn.
+Calls that wait for the disk have a thread of their own, in which they never overlap.  Group commit
+(`Batch`) makes one call for many values, and each value gets its own result or exception.  Under load one
+sync serves many messages; a single message does not wait.  If a caller is cancelled, its value is committed
+all the same.
+The network is the running event loop's.  A simulation has its own loop and ports: calls take drawn time and
+run in the loop's own thread, in turn.
 """
 
 import asyncio
@@ -24,26 +24,26 @@ Value = TypeVar("Value")
 Result = TypeVar("Result")
 
 MOST_AT_ONCE = 256
-"""Values in one call, so that the last of a flood need not wait for all of it."""
+"""Limit of values in one call, so that the first of a flood need not wait for all of it."""
 
 
 class Worker(Protocol):
     """Makes one call after the other, in the order they were asked for."""
 
     def call(self, function: Callable[[], Result]) -> "asyncio.Future[Result]":
-        """Have a function called; one whose future is cancelled before its turn is not.
+        """Queue a call; it is not made if its future is cancelled before its turn.
 
         Raises RuntimeError once the worker is closed.
         """
         ...
 
     def close(self) -> None:
-        """Return once everything asked for so far was done."""
+        """Return when all queued calls are done."""
         ...
 
 
 class Workers(Protocol):
-    """Both raise RuntimeError where the kernel gives no thread."""
+    """Both raise RuntimeError if the kernel gives no thread."""
 
     def one(self, name: str) -> Worker: ...
 
@@ -53,13 +53,13 @@ class Workers(Protocol):
 
 
 def started(count: int, name: str) -> ThreadPoolExecutor:
-    """Return an executor whose threads all run.  Raises RuntimeError where the kernel gives fewer.
+    """Return an executor whose threads all run.  Raises RuntimeError if the kernel gives fewer.
 
-    Else they start with the first calls.  A call for which the kernel gives no thread raises RuntimeError and
-    yet stays in line: nobody knows whether, or on which descriptor, it is made.
+    An executor would start its threads with the first calls.  A call for which the kernel gives no thread
+    raises RuntimeError and yet stays queued: nobody knows whether it is made, or on which descriptor.
     """
     threads = ThreadPoolExecutor(count, thread_name_prefix=name)
-    # Each takes one call and keeps it until all are there, so that none takes two.
+    # Each thread waits in one call until all have started, so that none takes two.
     all_there = threading.Barrier(count + 1)
     try:
         for _ in range(count):
@@ -77,8 +77,6 @@ def _be_there(all_there: threading.Barrier) -> None:
 
 
 class CallThread:
-    """One thread, which runs from the start."""
-
     def __init__(self, name: str) -> None:
         self._thread = started(1, name)
 
@@ -98,7 +96,7 @@ class Batch(Generic[Value, Result]):
         thread: Worker,
         gathers_s: float = 0.0,
     ) -> None:
-        """`gathers_s` is how long after a call of several values more are collected.
+        """After a call with several values the batch collects more for `gathers_s` seconds.
 
         A call costs the same for one value as for many, and takes the interpreter from the loop's thread.
         """
@@ -111,7 +109,7 @@ class Batch(Generic[Value, Result]):
         done: asyncio.Future[Result] = loop.create_future()
         self._waiting.append((value, done))
         if self._running is None:
-            # It begins in the next turn of the loop: what else arrives in this one goes along.
+            # The task starts in the next turn of the loop: values submitted in this turn share its call.
             self._running = loop.create_task(self._run())
         return done
 
@@ -135,7 +133,7 @@ class Batch(Generic[Value, Result]):
     async def _results(self, values: Sequence[Value]) -> Sequence[Result | BaseException]:
         try:
             return await self._thread.call(lambda: self._commit(values))
-        except BaseException as error:  # noqa: BLE001 - it is the callers'
+        except BaseException as error:  # noqa: BLE001 - the callers get it
             return [error] * len(values)
 
 
@@ -156,11 +154,11 @@ class Host:
     disk: Disk
     workers: Workers = THREADS
     trigger: Callable[[str, Disk], TriggerPort] = Trigger
-    """Of the spool's folder."""
+    """Makes the trigger in the spool's folder."""
     look_seconds: float = 1.0
-    """At least between two looks at the clock, the spool, free space and secrets, and for late mail.
+    """Least time between two looks at the clock, the spool, free space and secrets, and for late mail.
 
-    So old may be what a snapshot shows of the spool.
+    What a snapshot shows of the spool may be this old.
     """
 
 
@@ -170,7 +168,7 @@ def seconds(span_ns: int) -> float:
 
 
 async def woken(wake: asyncio.Event, until_ns: int | None, clock: Clock) -> None:
-    """Return once the event is set, or at an instant (boottime); None: there is no such instant."""
+    """Return when the event is set, or at `until_ns` (boottime) if that is not None."""
     left_ns = None if until_ns is None else until_ns - clock.boottime_ns()
     if left_ns is not None and left_ns <= 0:
         await asyncio.sleep(0)

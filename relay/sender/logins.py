@@ -1,15 +1,15 @@
-"""What connections of one upstream log in with and show: read while the relay runs, no restart needed.
+"""The secrets and the certificate for connections of one upstream, read while the relay runs.
 
-Secrets are read for each connection, so that a new password counts from the next one on, once it is the same
-at two looks: half of one that is being written logs in nowhere.  With OAuth2 what logs in is a token that was
-got with them, shared by all connections.  Only digests of the last ones are kept, to see that a refused
-account has a new password: then it is worth another try at once.
+Secrets are read for each connection, so a new password needs no restart.  It counts once two reads,
+`AT_REST_SECONDS` apart, agree: a half-written one never logs in.  With OAuth2 the login uses a token that
+was got with the secrets; all connections share it.  Only digests of the last secrets are kept.  They show
+that a refused account has a new password, and is worth another try at once.
 
-A new refresh token is written down before the access token that it came with is used; one that cannot be is
-told of, and tried again.  When a token is fetched says `relay.upstream.oauth.tokens`.
+A new refresh token is durable before the access token that came with it is used.  A failure to write it is
+logged, and tried again.  `relay.upstream.oauth.tokens` decides when a token is fetched.
 
-The client's certificate is read for each connection too: the last pair that was whole and fit for use is
-shown.  What is loaded and refused is told.  Connections that showed the pair of before go on.
+The client's certificate is read for each connection too.  The last pair that was whole and fit for use is
+shown; a pair that is loaded or refused is logged.  Open connections go on with the pair that they showed.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Judge, Ruling, Scope, Verdict
 
 AT_REST_SECONDS = 1.0
-"""Between two looks at a secret that was changed."""
+"""Between two reads of a secret that changed."""
 
 
 class Logins:
@@ -61,17 +61,17 @@ class Logins:
         self._name, self._hostname = name, hostname
         self._disk, self._telemetry, self._ask = disk, telemetry, ask
         self._last: bytes | None = None
-        """Digest of the secrets that were used last; of none where none were there."""
+        """Digest of the secrets used last, empty if there were none; None before the first read."""
         self._tokens: Tokens | None = None
         self._tokens_of: Auth | None = None
         self._pair: KeyPair | None = None
         self._named: tuple[Path, Path | None] | None = None
-        """The files of that pair."""
+        """The files of `_pair`."""
         self._refused = ""
-        """Why they are not what is shown."""
+        """Why the files' present content is not shown; empty if it is."""
 
     async def account(self, judge: Judge) -> UpstreamServer:
-        """Return what a connection is opened with now.  Raises UpstreamUnavailable."""
+        """Return the server and login for a new connection.  Raises UpstreamUnavailable."""
         upstream, auth = self.upstream, self.upstream.auth
         mechanism: Mechanism | TokenMechanism = Mechanism.AUTO if auth is None else auth.mechanism
         password, token = None, None
@@ -81,10 +81,10 @@ class Logins:
                 mechanism = auth.oauth2.mechanism
                 token = await self._token(upstream, auth, auth.oauth2)
             elif auth is not None:
-                # Empty where a certificate logs in.
+                # Empty if a certificate logs in.
                 password = (await self._secrets(auth)).password
         except NotLoggedIn as error:
-            # A look each second finds the file that `relay login` makes, as it finds a new password.
+            # With this digest, the look each second at passwords finds the file that `relay login` makes.
             self._last = b""
             text = f"{error}: run `relay login {self._name}`"
             raise UpstreamUnavailable(Answer(Verdict.STOP, Phase.AUTH, None, clean(text))) from None
@@ -108,7 +108,7 @@ class Logins:
         )
 
     def refused(self, account: UpstreamServer) -> bool:
-        """Hear of each login that is refused; return whether another token is worth a second login."""
+        """Record a refused login; return whether a second login with another token is worthwhile."""
         if account.token is None or self._tokens is None:
             return False
         return self._tokens.refused(account.token.token)
@@ -118,7 +118,7 @@ class Logins:
             self._tokens.worked(account.token.token)
 
     async def has_new_password(self) -> bool:
-        """Return whether the secrets differ from those last tried; they may not rest yet."""
+        """Return whether the secrets differ from those last tried; they may be half-written yet."""
         if self.upstream.auth is None or self._last is None:
             return False
         try:
@@ -150,7 +150,7 @@ class Logins:
         return BearerToken(auth.user, text, upstream.host, upstream.port)
 
     def _unavailable(self, denied: Denied) -> UpstreamUnavailable:
-        """Tell what a person has to do, with the upstream's name."""
+        """Return the error for a missing token, which says what the operator has to do."""
         verdict = Verdict.STOP if denied.is_final else Verdict.PAUSE
         asked_ns = denied.retry_after_seconds * SECOND_NS
         ruling = Ruling(verdict, Scope.UPSTREAM, retry_after_ns=asked_ns) if asked_ns else None
@@ -158,12 +158,12 @@ class Logins:
         return UpstreamUnavailable(Answer(verdict, Phase.AUTH, None, clean(text), ruling=ruling))
 
     def _is_known(self, secrets: AccountSecrets) -> bool:
-        """Whether secrets are the last ones, or what the relay itself made of them."""
+        """Whether these are the last secrets, or those with a refresh token that the relay wrote itself."""
         digest = secrets.digest()
         return digest == self._last or (self._tokens is not None and digest in self._tokens.got_with)
 
     async def _secrets(self, auth: Auth) -> AccountSecrets:
-        """Return the secrets, at rest where they were changed.  Raises SecretError."""
+        """Read the secrets; if they changed, until two reads agree.  Raises SecretError."""
         secrets, before = await asyncio.to_thread(read_secrets, auth), None
         while secrets != before and self._last is not None and not self._is_known(secrets):
             await asyncio.sleep(AT_REST_SECONDS)
@@ -172,7 +172,7 @@ class Logins:
         return secrets
 
     async def _shown_pair(self, upstream: Upstream) -> KeyPair | None:
-        """Return the certificate that is shown; None without one.  Raises SecretError."""
+        """Return the last good certificate and key; None without one.  Raises SecretError."""
         certificate, key = upstream.tls_certificate, upstream.tls_key
         if certificate is None:
             self._pair = None
@@ -198,7 +198,7 @@ class Logins:
 
 
 class _Owner(TokenOwner):
-    """Reads and keeps, for the tokens of one `auth`, what they are got with; and tells."""
+    """Reads the secrets for the tokens of one `auth`, keeps its refresh tokens, and logs."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""Whether an upstream is used just now: holds the state of its account, keeps and tells each change.
+"""Whether an upstream is used now: holds the pause state of its account, saves and logs each change.
 
-What changes the state says `relay.verdicts.account`.  A refusal of the account is looked into each hour, or
-as seldom as the refusal or its rule asks for.  The time of a rest is no message's age.
+`relay.verdicts.account` says what changes the state.  A refused account is probed each hour, or less often
+if the refusal or its rule asks for that.  The time of a pause does not count as a message's age.
 """
 
 import asyncio
@@ -47,19 +47,20 @@ class Pausing:
         on_refused: Callable[[Answer], None],
         on_change: Callable[[Availability], None],
     ) -> None:
-        """`leaves_in_ns` tells when the oldest entry that the history has within a span leaves that window.
+        """`leaves_in_ns(span)`: after how many ns the oldest entry of the history's last `span` ns leaves it.
 
-        `row` is what all hosts that use the account share; None: it is this host's alone.
-        `on_refused` is told of each pause after a success; `on_change` what routing sees, at each change.
+        `row` is the state that all hosts of the account share; None if the account is this host's alone.
+        `on_refused` is called at the first pause after a success, `on_change` with what routing sees, at
+        each change.
         """
         self.state, self.kept, self.row, self.shield = AccountState(), kept, row, Shield()
         self.is_tried = False
-        """A transaction or a refusal has shown since the start whether it works."""
+        """Whether a transaction or a refusal has shown since the start if the upstream works."""
         self.on_change = on_change
         self.may_keep: Callable[[], bool] = lambda: True
-        """Whether the record is this account's, and no other's by now."""
+        """Returns False if another account uses the record's file by now."""
         self.relayed_from_ns = 0
-        """When the latest transaction began that relayed something."""
+        """When the latest transaction began that relayed something (boottime)."""
         self._refused_at_ns = 0
         self._upstream = upstream
         self._events, self._metrics, self._clock = telemetry
@@ -67,7 +68,7 @@ class Pausing:
 
     @property
     def availability(self) -> Availability:
-        """Return what routing sees: one pause lasts until something is relayed, the proving included."""
+        """Return what routing sees: a pause lasts until something is relayed, proving included."""
         state = self.state
         if state.is_used:
             return Availability(pauses=state.spans)
@@ -76,14 +77,14 @@ class Pausing:
 
     @property
     def is_well(self) -> bool:
-        """Whether it relayed what it was asked to after its last refusal about us."""
+        """Whether a transaction relayed something that began after the last refusal about us."""
         return self.relayed_from_ns > self._refused_at_ns
 
     async def recall(self, replaced: AccountState | None) -> None:
-        """Go on from what was kept before a restart; call it ahead of all else.
+        """Load the state that was saved before a restart; call it before all else.
 
-        `replaced` is the state of the account that an edit replaced by this one: what the operator said of it
-        counts, and not what was said when this one was used before.
+        `replaced` is the state of the account that an edit replaced by this one.  The operator's pause is
+        taken from it, and not from this account's own record.
         """
         record, why = None, ""
         try:
@@ -103,7 +104,7 @@ class Pausing:
         if why:
             self._events.tell("pause_unrecorded", upstream=self._upstream, error=why)
         if replaced is not None:
-            # What stands in its line waited for the account of before.
+            # The messages in this line waited through the pauses of the replaced account.
             now_ns = self._clock.boottime_ns()
             before = [(since_ns, min(until_ns, now_ns)) for since_ns, until_ns in replaced.spans]
             spans = together((*self.state.spans, *before))
@@ -114,39 +115,39 @@ class Pausing:
             self.end()
 
     def learn(self) -> None:
-        """Go on as another host that uses the account came to it."""
+        """Adopt the state that another host wrote, if there is news."""
         if self.row is not None and (shared := self.row.news()) is not None:
             self._become(adopted(self.state, shared, self._clock.boottime_ns()))
 
     def ask_history(self) -> None:
-        """Have a history that failed be read at once: it answers again."""
+        """Have a failed history read at once: its database answers again."""
         if self.state.fault:
             now_ns = self._clock.boottime_ns()
             self._become(replace(self.state, fault_until_ns=min(now_ns, self.state.fault_until_ns)))
 
     async def recorded(self) -> str:
-        """Wait until a restart would know the state; return nothing, or why it would not."""
+        """Wait until the state is durable; return the error, empty if there is none."""
         return await self.kept.written() or ("" if self.row is None else await self.row.written())
 
     def until_ns(self, now_ns: int) -> int | None:
-        """Return until when it rests (boottime), or None if it is used; ends a rest that is over.
+        """End the pauses that are over; return when the first of the others ends (boottime), or None.
 
-        None also where the history is to be read anew: only `trust_history` ends that.
+        None also while a failed history is due to be read again: only `trust_history` ends that.
         """
         self._become(lapsed(self.state, now_ns))
         return min((end_ns for end_ns in self.state.ends_ns if end_ns > now_ns), default=None)
 
     def rest(self, answer: Answer) -> None:
-        """Rest after a refusal about us."""
+        """Pause the account after a refusal about us."""
         self.is_tried, self._refused_at_ns = True, self._clock.boottime_ns()
         in_a_row = self.state.in_a_row
         self._apply(refused(answer, self._refused_at_ns, self._leaves_in_ns))
-        # The next ones in a row are of the same block, and tell nothing new.
+        # Further refusals in a row belong to the same block, and tell nothing new.
         if in_a_row == 0 and self.state.in_a_row == 1 and answer.verdict is Verdict.PAUSE:
             self._on_refused(answer)
 
     def observe(self, outcome: Outcome, began_ns: int = 0) -> None:
-        """Learn from a transaction that began then."""
+        """Apply the outcome of a transaction that began at `began_ns` (boottime)."""
         if is_any_relayed(outcome):
             self.relayed_from_ns = max(self.relayed_from_ns, began_ns)
         if outcome.pause is not None and outcome.pause.scope is Scope.UPSTREAM:
@@ -157,22 +158,22 @@ class Pausing:
             self.apply(Happening.PROOF, recipients=proofs)
 
     def trust_history(self) -> None:
-        """Go on: the history was read and is sound."""
+        """End the pause for a failed history: it was read, and is sound."""
         if self.state.fault:
             self.apply(Happening.SOUND)
         if self.row is not None:
             self.row.write()
 
     def end(self, why: Happening = Happening.RESUME) -> None:
-        """Use the upstream again, carefully, by an operator's word, which answers what the shield asks.
+        """End the pause by an operator's command, and clear the shield; one transaction goes first.
 
-        By an EDIT that may have mended it, an operator's pause goes on.
+        After an EDIT that may have removed the cause, an operator's pause goes on.
         """
         self.apply(why)
         self.shield.clear()
 
     def apply(self, happening: Happening, *, at_ns: int | None = None, **about: Any) -> None:
-        """Go on after what came to pass now, or then."""
+        """Apply an event of now, or of `at_ns` (boottime)."""
         self._apply(Event(happening, self._clock.boottime_ns() if at_ns is None else at_ns, **about))
 
     def _apply(self, event: Event) -> None:
@@ -182,7 +183,7 @@ class Pausing:
             self.row.keep(event)
 
     def _become(self, after: AccountState) -> None:
-        """Go on with a state; keep and tell what is different from the one before."""
+        """Take a new state; save it, and log how it differs from the one before."""
         before, self.state = self.state, after
         if after == before:
             return
@@ -231,7 +232,7 @@ class Pausing:
             if not before.is_proving or before.fault:
                 self._events.tell("upstream_proving", upstream=self._upstream)
         elif before.is_proving:
-            # Told only now: what a probe finds refused again was never resumed.
+            # Logged only now: if the probe is refused, the upstream never resumed.
             self._events.tell("upstream_resumed", upstream=self._upstream)
 
     def _wall_ns(self, at_ns: int) -> int:
@@ -239,7 +240,7 @@ class Pausing:
 
 
 def _is_proof(answer: Answer) -> bool:
-    """Whether the answer shows the upstream at work; it never saw what we refuse ourselves."""
+    """Whether the answer shows that the upstream works; a bounce without a reply is our own."""
     return answer.verdict is Verdict.RELAYED or (
         answer.verdict is Verdict.BOUNCE and answer.reply is not None
     )

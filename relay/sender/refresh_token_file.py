@@ -1,9 +1,9 @@
 """A refresh token on disk: replaced whole, durable before it is used, and never in the place of a newer one.
 
-Guarantees: what `rotate` or `write` returned for is durable; at any instant a crash leaves
-the token that was there or the new one, whole, in a file of mode 0600; a token that somebody else put there
-meanwhile (`relay login`, another relay) stays.
-Assumes: whoever writes it takes the lock beside it, PATH.lock, as both ends of this do.
+Guarantees: a token that `rotate` or `write` put there is durable when the call returns.  A crash leaves the
+old token or the new one, whole, in a file of mode 0600.  A token that another process put there meanwhile
+(`relay login`, another relay) stays.
+Assumes: every writer takes the lock file beside it, PATH.lock, as `rotate` and `write` do.
 """
 
 from contextlib import AbstractContextManager
@@ -20,26 +20,26 @@ class RefreshTokenFile:
         self._path, self._disk = str(path), disk
 
     def read(self) -> str | None:
-        """Return the token, or None where there is no file.  Raises OSError and ValueError."""
+        """Return the token, None without a file.  Raises OSError and ValueError."""
         if self._disk.inode(self._path) is None:
             return None
         with opened(self._disk, self._disk.open_read(self._path)) as fd:
             return self._disk.pread(fd, LARGEST_BYTES, 0).decode("utf-8").rstrip("\r\n")
 
     def rotate(self, old: str, new: str) -> bool:
-        """Put a new token in the place of the one that it came for; durable when this returns.
+        """Replace the token `old`, with which `new` was got; durable when this returns.
 
-        Returns False where another one is there by now: that one is newer.  Raises OSError and ValueError.
+        Returns False if the file has a third token: that one is newer.  Raises OSError and ValueError.
         """
         with self._locked():
-            # What is there may be the new one, of an attempt whose last sync failed.
+            # The file may have the new token already, from an attempt whose last sync failed.
             if self.read() not in {old, new}:
                 return False
             self._put(new)
             return True
 
     def write(self, token: str) -> None:
-        """Put a token there, whatever there was.  Raises OSError."""
+        """Put a token in the place of any other, durably.  Raises OSError."""
         with self._locked():
             self._put(token)
 
@@ -50,5 +50,5 @@ class RefreshTokenFile:
         return opened(self._disk, fd)
 
     def _put(self, token: str) -> None:
-        # Crash in here: the old one is in force, or the new one.
+        # Crash here: the file has the old token, or the new one.
         self._disk.close(put_in_place(self._disk, self._path, f"{token}\n".encode()))

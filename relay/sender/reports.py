@@ -1,17 +1,17 @@
-"""What senders are told: of what ended, once in an hour's share, and that their mail is late, once.
+"""Reports to senders on recipients that ended, so many an hour; and one warning for mail that is late.
 
 An upstream that counts bounces cuts off accounts that send many (cPanel after five an hour, others after
-fifteen), so a storm of bounces must not become one of reports.  In any hour no more than `reports.per_hour`
+fifteen), so a storm of bounces must not become one of reports.  In any hour at most `reports.per_hour`
 reports and warnings are queued; a history on disk keeps that over restarts and edits.
 
-Guarantees: the same message, as it is marked and noted, gives the same report, so that publishing it again
-after a crash is the same message.  A report that may not go yet is not lost: its message stays in the spool
-with its recipients marked and noted, and a start asks again.  First come, first served, and ahead of every
-warning; recipients that fail meanwhile join it.
-A message is warned of at most once, over restarts too, and none from `<>`, that is held, or without a
-recipient left of whose delay its sender wants to be told (NOTIFY, RFC 3461).
+Guarantees: a message with the same marks and notes gives the same report, so a second publication after a
+crash is the same message.  A report that may not go yet is not lost: its message stays in the spool with
+its marks and notes, and a start asks again.  Reports go in the order in which they were owed, before any
+warning; recipients that fail meanwhile join the report.
+A message gets at most one warning, over restarts too.  It gets none if it is from `<>` or held, or if its
+sender wants no word on the delay of any recipient left (NOTIFY, RFC 3461).
 A history that cannot be read or written limits nothing: a report is owed, the limit is courtesy.
-Does not: choose the recipients that a report tells of (`relay.spool.interface.owed_report`).
+Does not: choose the recipients of a report (`relay.spool.interface.owed_report`).
 """
 
 import asyncio
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 HOUR_NS = 3600 * SECOND_NS
 PUBLISHING_NS = 60 * SECOND_NS
-"""A slot whose process died counts as in use for so long; then it leaves an hour later."""
+"""A slot whose process died is in use for so long, and leaves the window an hour later."""
 REASON = WaitReason("only its report is left, which waits for reports.per_hour")
 LOOK_NS = 60 * SECOND_NS
 """Between two looks for late mail; a look at 200,000 messages takes 0.2 s, in slices."""
@@ -52,7 +52,7 @@ _REASONS = {Status.EXPIRED: Reason.EXPIRED, Status.SUCCESS: Reason.RELAYED}
 
 
 class Reporter:
-    """From what became of recipients to a message of our own for the sender.  Pure."""
+    """Writes reports and warnings, which are messages from the relay to a sender.  Pure."""
 
     def __init__(self, hostname: str) -> None:
         self._hostname = hostname
@@ -60,7 +60,7 @@ class Reporter:
         """The policy's `reports.from`, which may change; None for MAILER-DAEMON at the host."""
 
     def report(self, message: Message, owed: OwedReport) -> Report:
-        """Tell of what ended, by the message's notes; of content that is long its beginning is returned."""
+        """Return the report on recipients that ended, by their notes; it quotes the head of long content."""
         notes = {note.index: note for note in message.notes}
         endings = [
             _ending(message, index, notes.get(index), status)
@@ -69,7 +69,7 @@ class Reporter:
         return self._written(message, owed.report_id, endings, is_whole=message.content is not None)
 
     def warning(self, message: Message, delays: Sequence[Note], until_at_ns: int) -> Report:
-        """Tell of recipients that wait, and until when (wall clock) they will be tried."""
+        """Return the warning that recipients wait, and until when they will be tried (wall clock)."""
         late = [_told(message.envelope, note, Reason.DELAYED) for note in delays]
         return self._written(message, warning_id(message.queue_id), late, until_ns=until_at_ns)
 
@@ -98,7 +98,7 @@ class Reporter:
 
 def _ending(message: Message, index: int, note: Note | None, status: Status) -> ReportedRecipient:
     if note is None or (note.reason == Reason.RELAYED) == status.is_failure:
-        # Lost; or of an attempt that a crash cut off, behind which another one came.
+        # The note is lost, or is of an attempt that a crash cut off and another one followed.
         reason, code = _REASONS.get(status, Reason.BOUNCED), "5.0.0" if status.is_failure else "2.0.0"
         note = Note(index, code, reason, _LOST, None, message.envelope.arrival_at_ns)
     return _told(message.envelope, note, Reason(note.reason))
@@ -110,7 +110,7 @@ def _told(envelope: Envelope, note: Note, reason: Reason) -> ReportedRecipient:
 
 
 class OwedReports:
-    """The messages whose reports wait, each for its turn.  Belongs to one event loop."""
+    """The messages that owe a report, in order.  Belongs to one event loop."""
 
     def __init__(self, policy: Policy, queue: Queues, host: Host, telemetry: Telemetry) -> None:
         """Touch no disk before the first report."""
@@ -121,14 +121,14 @@ class OwedReports:
         self._gate = ThrottleThread(throttle, self._clock, self._tell_uncounted, workers=host.workers)
         self._waiting: dict[QueueId, None] = {}
         self._uncounted: set[QueueId] = set()
-        """Of these, those that were not counted as waiting for a slot."""
+        """The messages of `_waiting` not counted yet as waiting for a slot."""
         self._wake = asyncio.Event()
         self._opens_at_ns = 0
-        """Boottime: when there may be a slot; in the past where there may be one now."""
+        """Boottime at which there may be a slot; in the past if there may be one now."""
         self._is_asked = self._is_closed = False
 
     def ask(self, queue_id: QueueId) -> None:
-        """Have the report of a queued message made when its turn comes, which may be at once."""
+        """Have the report of a queued message made in its turn, which may be at once."""
         if queue_id not in self._waiting:
             self._waiting[queue_id] = None
             self._uncounted.add(queue_id)
@@ -138,9 +138,10 @@ class OwedReports:
         self._wake.set()
 
     async def run(self, report: Callable[[QueueId], Awaitable[bool]]) -> None:
-        """Have each report made when its turn comes, until cancelled; `report` takes the slot.
+        """Make each report in its turn, until cancelled.
 
-        It returns False where there was none, and else need not be asked again.
+        `report` takes the slot; it returns False if there was none, and otherwise is not called again for
+        it.
         """
         while True:
             self._wake.clear()
@@ -153,7 +154,7 @@ class OwedReports:
                 self._forget(queue_id)
 
     async def may_warn(self) -> bool:
-        """Take a slot for a warning; False where there is none, or reports wait for one."""
+        """Take a slot for a warning; return False if there is none, or reports wait for one."""
         return self._first() is None and await self.take_slot()
 
     async def take_slot(self) -> bool:
@@ -177,13 +178,13 @@ class OwedReports:
         self._wake.set()
 
     async def close(self) -> None:
-        """Let go of the history; what is owed from now on waits for the next start."""
+        """Close the history; a report owed from now on waits for the next start."""
         self._is_closed = True
         if self._is_asked:
             await self._gate.close()
 
     def _first(self) -> QueueId | None:
-        """Return the message whose report is next, and forget those that have ended."""
+        """Return the message whose report is next; forget those that have ended."""
         while (first := next(iter(self._waiting), None)) is not None and first not in self._queue:
             self._forget(first)
         return first
@@ -193,7 +194,7 @@ class OwedReports:
         self._uncounted.discard(queue_id)
 
     def _tell_waiting(self) -> None:
-        """Count each report that waits for a slot once; tell only where none did before."""
+        """Count each report that waits for a slot once; log only if none waited before."""
         if len(self._uncounted) == len(self._waiting):
             until_at_ns = self._clock.wall_ns() + self._opens_at_ns - self._clock.boottime_ns()
             self._events.tell("reports_capped", until_at_ns=until_at_ns)
@@ -210,9 +211,9 @@ def _limits(policy: Policy) -> list[PlainLimit]:
 
 
 class LateMail:
-    """Looks now and then at all that waits: for room in a window, the end of a pause or of a back-off.
+    """Warns of messages that wait too long: for room in a window, or the end of a pause or a back-off.
 
-    Late counts from acceptance, with pauses.  What goes a moment later may be warned of all the same.
+    The time counts from acceptance, pauses included.  A message may be relayed just after its warning.
     """
 
     def __init__(self, queue: Queues, settling: "Settling", host: Host) -> None:
@@ -239,12 +240,12 @@ class LateMail:
                 continue
             late = [i for i in message.left if message.envelope.tells_of(i, Notify.DELAY)]
             if not late:
-                # Recipients that are done by now were to be told of: it need not be looked at again.
+                # The sender wanted a warning only for recipients that are done: do not look again.
                 self._queue.warned(queue_id)
             elif await self._settling.warn(message, *self._told(queued, late)):
                 warned += 1
             else:
-                break  # no slot for it, and so for none behind it
+                break  # no slot for this one, nor for those behind it
         return warned
 
     def _is_late(self, queued: Queued) -> bool:
@@ -254,9 +255,9 @@ class LateMail:
         return after_ns is not None and age_ns >= after_ns and is_to_be_told and queued.reverse_path != ""
 
     def _told(self, queued: Queued, late: Sequence[int]) -> tuple[Sequence[Note], int]:
-        """Return what its sender is told, and until when at least (wall clock) its recipients are tried."""
+        """Return the notes for its sender, and until when at least its recipients are tried (wall clock)."""
         wall_ns, replies = self._clock.wall_ns(), self._settling.replies.get(queued.queue_id, {})
-        # RFC 3463, 3.5: X.4.5 is mail system congestion, which is what a full window is, or a pause.
+        # RFC 3463, 3.5: X.4.5 is mail system congestion, as a full window or a pause is.
         status, why = "4.4.5", "it waits for its turn: the next mail server takes no more from here now"
         if queued.state is State.DEFERRED:
             status = UNKNOWN_STATUS if queued.refusal is None else queued.refusal.status
@@ -265,5 +266,5 @@ class LateMail:
             replies = {}
         notes = [replies.get(i) or Note(i, status, "expired", why, None, wall_ns) for i in late]
         age_ns = self._clock.boottime_ns() - queued.arrived_at_ns
-        # One that is older has an attempt all the same.
+        # An older message has one attempt all the same.
         return notes, wall_ns + max(self._settling.terms.lifetime_ns - age_ns, 0)

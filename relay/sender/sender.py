@@ -1,7 +1,7 @@
-"""The sender: the one holder of the spool's lock, with the queue in memory and an account for each upstream.
+"""The sender: it alone holds the spool's lock, with the queue in memory and an account for each upstream.
 
-Starts by claiming what is queued; claims new mail when the trigger is pulled, and every few seconds in case a
-pull was lost.  Stopping is finishing the transactions in flight, then dying.
+A start claims what is queued.  New mail is claimed when a listener pulls the trigger, and every few seconds
+in case a pull was lost.  A stop finishes the transactions in flight.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ from relay.telemetry.metrics import Telemetry
 from relay.verdicts.decision import Terms
 
 SUSPEND_NS = SECOND_NS
-"""How far this boot's time may run ahead of the loop's before we call it a suspend."""
+"""How far boottime may run ahead of the loop's clock; beyond that the host was suspended."""
 LOOKS_TO_AN_AUDIT = 300
-"""So many looks old is the count of what each limit held at most."""
+"""Looks between two audits of what each limit held at most."""
 TIDY_SECONDS = 3600.0
 
 
@@ -44,7 +44,7 @@ class Sender:
         telemetry: Telemetry,
         on_fault: Callable[[BaseException], None],
     ) -> None:
-        """`on_fault` is told of what must end the sender: a fault of ours."""
+        """`on_fault` is called with an error that must end the sender: a fault of ours."""
         self.queue = Queues(keys_of)
         self.spool_thread = SpoolThread(spool, telemetry.spool_trouble, host.workers)
         self.seen = SpoolLook()
@@ -62,7 +62,7 @@ class Sender:
             terms=_terms(policy),
             owed=self._owed,
             reporter=self._reporter,
-            on_report=lambda: self._arrivals.look(),  # noqa: PLW0108 - they are made later
+            on_report=lambda: self._arrivals.look(),  # noqa: PLW0108 - `_arrivals` is made later
         )
         backlog = Backlog(self.queue, self.spool_thread, self.settling)
         self.upstreams = Upstreams(policy, hostname, backlog, host, telemetry, on_fault=self.fail)
@@ -84,11 +84,11 @@ class Sender:
         await self.look()
 
     async def read_only(self, queue_ids: Collection[QueueId]) -> bool:
-        """Have these messages in the queue, without claiming the others; False where that needs all of it."""
+        """Queue these messages without a claim; return False if only a claim of all can do that."""
         return await self._arrivals.take_only(queue_ids)
 
     async def start(self) -> None:
-        """Relay as soon as the first messages are known.  Raises Full, Unavailable."""
+        """Claim the first page, and relay from then on.  Raises Full, Unavailable."""
         await self._arrivals.begin()
         await self.look()
         await self.upstreams.start()
@@ -109,7 +109,7 @@ class Sender:
         self.close()
 
     async def finish(self) -> None:
-        """Finish the transactions in flight, and begin no other; the spool is still ours."""
+        """Finish the transactions in flight, and begin no other; keep the spool's lock."""
         async with self._finishing:
             if self._is_finished:
                 return
@@ -122,19 +122,19 @@ class Sender:
             await self._owed.close()
 
     def close(self) -> None:
-        """Let go of the spool; another sender may have it from here on."""
+        """Close the spool; another sender may have it from here on."""
         self.spool_thread.close()
         self._arrivals.let_go()
 
     def fail(self, error: BaseException) -> None:
-        """End because of a fault that only a restart can make good; nothing more is begun meanwhile."""
+        """Begin no more transactions, and report a fault that only a restart can repair."""
         self.upstreams.halt()
         self._on_fault(error)
 
     async def apply(self, policy: Policy) -> None:
-        """Go by another policy.  Connections finish their transactions under the old one.
+        """Apply an edited policy.  Transactions in flight finish under the old one.
 
-        Nothing changes once `finish` began; it waits for an edit that is being taken over.
+        Does nothing once `finish` began, which waits for an edit that is being applied.
         """
         async with self._finishing:
             if self._is_finished:
@@ -148,17 +148,16 @@ class Sender:
         self.upstreams.wake()
 
     def reroute(self) -> None:
-        """Have it seen at once which mail stands in another line by now."""
+        """Have mail that belongs in another line by now moved there at once."""
         self._arrivals.reroute()
 
     @property
     def queued(self) -> int:
-        """Return how many messages are ours by now, claimed or not, as of the last look."""
+        """Return how many messages the spool holds, claimed or not, as of the last look."""
         return len(self.queue) + self.seen.unclaimed
 
     @property
     def is_reading(self) -> bool:
-        """Whether the start goes on: some of the queue is not known yet."""
         return self._arrivals.is_reading
 
     @property
@@ -175,14 +174,14 @@ class Sender:
         return self.upstreams.in_flight
 
     async def look(self) -> None:
-        """Read figures off the spool, for showing; what cannot be read stays as it was."""
+        """Read the spool's figures for display; if that fails, the last ones stay."""
         try:
             self.seen = await self.spool_thread.call(lambda spool: spool.look())
         except (Full, Unavailable) as trouble:
             self.spool_thread.tell(trouble)
 
     def _go_by(self, policy: Policy) -> None:
-        """Order each line by the policy's lanes, and by what its upstream counts; settle by its terms."""
+        """Order each line by the policy's lanes and what its upstream counts; settle by its `retry`."""
         self.settling.terms = _terms(policy)
         self._reporter.sender = policy.reports.sender
         lanes = lanes_of(policy.lanes)

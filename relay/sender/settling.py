@@ -1,11 +1,11 @@
-"""After an attempt: write down what it came to, then tell, then let the message go on.
+"""After an attempt: make its outcome durable, then log it, then let the message go on.
 
-The order is the promise.  `relay.verdicts.decision` decides, the spool's thread makes it durable, and
-only then does the log say so, the queue in memory change, and the operator see it.
+The order is the promise.  `relay.verdicts.decision` decides, and the spool's thread makes the decision
+durable.  Only then does the log say so, the queue in memory change, and the operator see it.
 
-What is settled about one message goes one after another: parts of it may be in transactions at several
-upstreams at once, and its reports come in between.  Their status bytes are their own; whether the message has
-ended, and of whom its sender was told, is asked of all of them.
+Settlements of one message go one after another: its parts may be in transactions at several upstreams at
+once, with its reports in between.  Each part has its own status bytes.  Whether the message has ended, and
+of which recipients its sender was told, depends on all parts.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from relay.verdicts.decision import Decision, Fate, Next, Terms
 from relay.verdicts.outcome import Answer
 
 REPLIES_KEPT, REPLIES_EACH = 1000, 32
-"""Messages, and recipients of each."""
+"""Limits of `replies`: messages, and recipients of each."""
 _Became = Literal["relayed", "bounced", "expired", "deleted"]
 _WORST_FIRST: tuple[tuple[Status, _Became], ...] = (
     (Status.BOUNCED, "bounced"),
@@ -52,7 +52,7 @@ class Settling:
         reporter: Reporter,
         on_report: Callable[[], None],
     ) -> None:
-        """`on_report` is told when a report was queued: it waits in the spool to be claimed."""
+        """`on_report` is called when a report was published: it waits in the spool to be claimed."""
         self.terms = terms
         self._queue = queue
         self._spool_thread = spool_thread
@@ -61,30 +61,29 @@ class Settling:
         self._reporter = reporter
         self._on_report = on_report
         self._locks: WeakValueDictionary[QueueId, asyncio.Lock] = WeakValueDictionary()
-        """Of messages that are being settled."""
+        """One for each message that is being settled."""
         self._newest: dict[QueueId, Message] = {}
-        """Without content, those of which a part is active: what was settled since that part was read."""
+        """Messages with an active part, as last settled, without content: the part was read before."""
         self.replies: OrderedDict[QueueId, dict[int, Note]] = OrderedDict()
-        """For showing: what the upstream said last of recipients that are deferred or failed."""
+        """For display: the upstream's last reply on each recipient that is deferred or failed."""
 
     async def load(self, queue_ids: Sequence[QueueId]) -> list[Message | Unavailable | None]:
-        """Read queued messages; for each the message, why it cannot be read now, or None where it is gone."""
+        """Read queued messages; for each the message, Unavailable, or None if it is gone."""
         loaded = await self._spool_thread.read(queue_ids)
         for queue_id, message in zip(queue_ids, loaded, strict=True):
             if isinstance(message, Absent | Corrupt):
-                # It was set aside, or somebody removed it by hand: the spool has said so.
+                # It was set aside, or removed by hand.
                 self.forget(queue_id)
         return [None if isinstance(each, Absent | Corrupt) else each for each in loaded]
 
     def forget(self, queue_id: QueueId) -> None:
-        """Forget a message that is gone, or was set aside."""
         self._queue.remove(queue_id)
         self._newest.pop(queue_id, None)
         self.replies.pop(queue_id, None)
         self._spool_thread.forget(queue_id)
 
     async def settle(self, upstream: str, attempt: Attempt, decision: Decision) -> None:
-        """Carry out durably what was decided about a message."""
+        """Make a decision about a message durable, then log it and let the message go on."""
         queued, fates, now_ns = attempt.queued, decision.fates, self._clock.wall_ns()
         async with self._lock(queued.queue_id):
             attempt.message = message = self._as_settled(attempt.message)
@@ -94,14 +93,14 @@ class Settling:
             notes = _notes(attempt, decision, reported, now_ns)
             delays = _notes(attempt, decision, deferred, now_ns)
             after = message.after(marks, notes)
-            # What was relayed must not wait for a report about the rest.
+            # The marks of relayed recipients must not wait for a report on the others.
             ends = not after.left and after.owed_report is None
-            # The hint is for a whole message: a restart must not keep its other parts for that long.
+            # The hint is for the whole message: a restart would keep its other parts for as long.
             is_postponed = decision.next is Next.POSTPONE and len(self._queue.parts(queued.queue_id)) == 1
             what = Settlement(message.queue_id, message.envelope, marks, notes, ends=ends)
             what.next_attempt_at_ns = now_ns + decision.back_off_ns if is_postponed else None
             subject = _subject(message, queued)
-            # Gone: set aside or removed meanwhile.  What the upstream took of it stays true.
+            # If it was set aside or removed meanwhile, the upstream's replies are logged all the same.
             is_there = not (marks or is_postponed) or await self._write(what)
             self._tell_all(upstream, attempt, decision, subject)
             self._keep_replies(message, (*notes, *delays))
@@ -113,7 +112,7 @@ class Settling:
                 self._keep(after)
 
     async def finish(self, message: Message, queued: Queued) -> None:
-        """End a message whose recipients are all done, once its report was made."""
+        """End a message whose recipients are all done; if it owes a report, have that made first."""
         async with self._lock(message.queue_id):
             message = self._as_settled(message)
             what = Settlement(message.queue_id, message.envelope, ends=True)
@@ -121,9 +120,9 @@ class Settling:
                 self._go_on(message, queued)
 
     async def report(self, queue_id: QueueId) -> bool:
-        """Make the report that waited for its turn; False where there is no slot for it.
+        """Publish an owed report; return False if there is no slot for it.
 
-        A message of which only that was left ends.
+        The message ends if no recipient is left.
         """
         async with self._lock(queue_id):
             (message,) = await self.load([queue_id])
@@ -148,9 +147,10 @@ class Settling:
             return True
 
     async def end_silently(self, message: Message, queued: Queued) -> None:
-        """End a message of which only the report is left, without it, by an operator's word.
+        """End a message that only owes its report, without the report, by an operator's command.
 
-        Raises Full, Unavailable, Absent and Corrupt, as all by an operator's word: nothing came to pass yet.
+        Raises Full, Unavailable, Absent and Corrupt, as all operator's commands do: nothing has happened
+        yet.
         """
         async with self._lock(message.queue_id):
             message = self._as_settled(message)
@@ -161,7 +161,7 @@ class Settling:
     async def refuse(
         self, message: Message, queued: Queued, refusals: Mapping[int, Answer], reason: str
     ) -> int:
-        """Bounce some recipients, by an operator's word; return how many are left."""
+        """Bounce some recipients, by an operator's command; return how many are left."""
         at_ns, subject = self._clock.wall_ns(), _subject(message, queued)
         notes = [Note(i, each.status, reason, each.text, None, at_ns) for i, each in refusals.items()]
         async with self._lock(message.queue_id):
@@ -173,7 +173,7 @@ class Settling:
         return len(after.left)
 
     async def delete(self, message: Message, queued: Queued) -> None:
-        """Drop all recipients that are left, by an operator's word; no one is told."""
+        """Delete all recipients left, by an operator's command, without a report on them."""
         subject = _subject(message, queued)
         async with self._lock(message.queue_id):
             message = self._as_settled(message)
@@ -191,7 +191,7 @@ class Settling:
         self._events.tell("deleted", queue_id=queue_id, message_id=message_id, nrcpt=len(message.left))
 
     async def warn(self, message: Message, delays: Sequence[Note], until_at_ns: int) -> bool:
-        """Tell the sender, durably and once, that recipients wait; return whether it was told now."""
+        """Warn the sender, durably and once, that recipients wait; return whether that was done now."""
         async with self._lock(message.queue_id):
             message = self._as_settled(message)
             if message.is_warned or not await self._owed.may_warn():
@@ -216,21 +216,21 @@ class Settling:
         return self._locks.setdefault(queue_id, asyncio.Lock())
 
     def _as_settled(self, message: Message) -> Message:
-        """Return a message with what was settled since it was read."""
+        """Return a message as last settled, with the content that was read."""
         newest = self._newest.get(message.queue_id)
         if newest is None:
             return message
         return newest._replace(content=message.content, long_head=message.long_head)
 
     def _keep(self, message: Message) -> None:
-        """Keep what was settled for as long as other parts of the message were read before."""
+        """Keep the settled message while a part of it is active that was read before."""
         if any(part.state is State.ACTIVE for part in self._queue.parts(message.queue_id)):
             self._newest[message.queue_id] = message._replace(content=None, long_head=b"")
         else:
             self._newest.pop(message.queue_id, None)
 
     async def _write(self, settlement: Settlement) -> bool:
-        """Write down what came to pass; return whether the message is still there."""
+        """Settle durably; return False if the message is gone."""
         try:
             await self._spool_thread.settle(settlement)
         except (Absent, Corrupt):
@@ -240,7 +240,7 @@ class Settling:
         return True
 
     def _go_on(self, message: Message, queued: Queued) -> None:
-        """Go on after what was settled: with the report that is owed, or the end that is written down."""
+        """Have the owed report made, or forget a message whose end is durable."""
         if message.owed_report is not None:
             if not message.left:
                 self._queue.owe_report(queued.queue_id, REASON)
@@ -252,7 +252,6 @@ class Settling:
     def _published(
         self, queue_id: QueueId, report: Report, kind: Literal["report", "success", "warning"]
     ) -> None:
-        """Tell of a report that is queued by now."""
         self._metrics.count("relay_reports_total", kind)
         report_id, size_bytes = report.queue_id, len(report.content)
         self._events.tell(f"{kind}_published", queue_id=queue_id, report_id=report_id, size_bytes=size_bytes)
@@ -267,11 +266,11 @@ class Settling:
         *,
         is_silent: bool = False,
     ) -> Message:
-        """Mark recipients as an operator asks; a message without one left ends, once its report may go."""
+        """Mark recipients by an operator's command; end a message with none left and no report owed."""
         after = message.after(marks, notes)
         what = Settlement(message.queue_id, message.envelope, marks, notes)
         if is_silent and (owed := after.owed_report) is not None:
-            # It is not sent either where a loss of power brings the message back.
+            # Told, so that it is not sent either if a power loss brings the message back.
             what.told = owed.indices
             after = after._replace(told=after.told.union(owed.indices))
         what.ends = not after.left and after.owed_report is None
@@ -307,7 +306,6 @@ class Settling:
             )
 
     def _ended(self, message: Message) -> None:
-        """Forget a message that is gone, and log it."""
         self.forget(message.queue_id)
         statuses, tells_of = message.statuses, message.envelope.tells_of
         if any(status.is_failure for status in statuses):
@@ -320,7 +318,7 @@ class Settling:
                 )
             elif untold:
                 self._events.tell("report_omitted", queue_id=message.queue_id, nrcpt=len(untold))
-        # What is worst for any of its recipients is what became of the message.
+        # The worst result of its recipients counts as the message's.
         self._metrics.count(
             "relay_queue_removed_total",
             next((word for status, word in _WORST_FIRST if status in statuses), "relayed"),
@@ -348,8 +346,6 @@ class Settling:
 
 
 class Backlog(NamedTuple):
-    """The queue, and what its messages are read and settled with."""
-
     queue: Queues
     spool_thread: SpoolThread
     settling: Settling
@@ -379,6 +375,6 @@ def _words(settlement: Settlement) -> list[_Became]:
 
 
 def _final(fate: Fate, answer: Answer) -> Answer:
-    """Return the answer as it counts: an expired recipient failed for good, whatever the last reply was."""
+    """Return the answer to record: an expired recipient failed for good, whatever the last reply was."""
     # RFC 3463, 3.5: X.4.7 is delivery time expired.
     return answer._replace(own_status="5.4.7") if fate is Fate.EXPIRED else answer

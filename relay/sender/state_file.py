@@ -1,9 +1,9 @@
-"""The record of an account that a restart goes on with: one JSON file beside its history, for `cat`.
+"""The pause state of an account, saved for a restart: a JSON file beside its history, readable with `cat`.
 
-The file is there whole or not at all.  An unreadable or foreign one is told of and taken as nothing; the next
+The file is there whole or not at all.  A file that is unreadable or foreign is logged and ignored; the next
 record replaces it.  `keep` never raises and never blocks the loop; of several records the last is written.
 Assumes: one writer of a file at a time; the lock of the spool sees to that.
-Does not: take part in any promise; losing the file loses no mail.  Only an operator waits for it.
+Does not: take part in any promise; losing the file loses no mail.  Only an operator's command waits for it.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from relay.sender.account_row import AccountRow
 
 LARGEST_BYTES = 64 * 1024
-"""Twice as much as the most that is remembered takes."""
+"""Twice the size of the largest record."""
 _RECORDS = TypeAdapter(PauseRecord)
 
 
@@ -42,7 +42,7 @@ def account_file(
 def account_row(
     place: HistoryPlace, clock: Clock, on_error: Callable[[str], None] = lambda _: None
 ) -> "AccountRow | None":
-    """Return what hosts that use the account share of its state; None where its history is a file."""
+    """Return the row that hosts share for the account, None if its history is a file."""
     if place.database is None:
         return None
     from relay.sender.account_row import AccountRow  # noqa: PLC0415 - it needs an extra
@@ -56,7 +56,7 @@ def render(record: PauseRecord) -> bytes:
 
 
 def parse(content: bytes) -> PauseRecord:
-    """Raise ValueError for what is none of ours."""
+    """Return the record.  Raises ValueError if the content is not one."""
     try:
         record = _RECORDS.validate_json(content, strict=True)
     except ValidationError as error:
@@ -70,17 +70,17 @@ class AccountFile:
     """Belongs to one event loop, or to a relay that is down."""
 
     def __init__(self, path: Path, disk: Disk, on_error: Callable[[str], None] = lambda _: None) -> None:
-        """`on_error` is told, with the file's name, what `keep` could not write."""
+        """`on_error` gets the file's name and the error if `keep` could not write."""
         self.path, self._disk, self._on_error = str(path), disk, on_error
         self._next: PauseRecord | None = None
         self._writing: asyncio.Task[str] | None = None
 
     def load(self) -> PauseRecord | None:
-        """Return None where there is no file.  Raises OSError and ValueError."""
+        """Return the record, None without a file.  Raises OSError and ValueError."""
         if self._disk.inode(self.path) is None:
             return None
         with opened(self._disk, self._disk.open_read(self.path)) as fd:
-            # What is larger is cut here, and is no JSON then.
+            # A larger file is cut here, and is not JSON then.
             return parse(self._disk.pread(fd, LARGEST_BYTES, 0))
 
     def save(self, record: PauseRecord) -> None:
@@ -88,13 +88,13 @@ class AccountFile:
         replace_file(self._disk, self.path, render(record))
 
     def keep(self, record: PauseRecord) -> None:
-        """Have a record written soon."""
+        """Write a record soon, in the background."""
         self._next = record
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write())
 
     async def written(self) -> str:
-        """Wait until the last record is durable; return nothing, or why it is not."""
+        """Wait until the last record is durable; return the error, empty if there is none."""
         return "" if self._writing is None else await asyncio.shield(self._writing)
 
     async def _write(self) -> str:

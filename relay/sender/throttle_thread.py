@@ -1,9 +1,9 @@
 """The throttle of one upstream, off the event loop.
 
-Guarantees: a reservation that `reserve` returned is on disk; several are decided in one critical
-section of the history.  A history that fails lets nothing through: its error goes to the caller.  Ends
-of transactions are known here at once and written with the next decision, or FLUSH_SECONDS later:
-losing one wastes a slot and nothing else.
+Guarantees: a reservation that `reserve` returned is on disk; several are decided in one critical section of
+the history.  A history that fails lets nothing through: its error goes to the caller.  The end of a
+transaction counts here at once.  It is written with the next decision, or FLUSH_SECONDS later; losing it
+wastes a slot and nothing else.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from relay.throttle.throttle import Reservation, Throttle, View
 Returned = TypeVar("Returned")
 
 FLUSH_SECONDS = 0.2
-"""How long an end may wait to be written for others that share the history."""
+"""How long the end of a transaction may wait to be written for other hosts of the history."""
 
 
 class ThrottleThread:
@@ -31,19 +31,18 @@ class ThrottleThread:
         on_begun: Callable[[], None] = lambda: None,
         workers: Workers = THREADS,
     ) -> None:
-        """`on_error` is told when an end could not be written, `on_begun` when an empty history was begun."""
+        """`on_error` is called if an end could not be written, `on_begun` if an empty history was begun."""
         self.view: View = throttle
-        """What can be asked without waiting for the thread."""
+        """Answers from memory, without the thread."""
         self._throttle, self._clock = throttle, clock
         self._on_error, self._on_begun = on_error, on_begun
         self._thread = workers.one("history")
         self._flushing: asyncio.Task[None] | None = None
-        """What writes ends soon."""
 
     async def reserve(self, requests: Sequence[Request]) -> list[Admission]:
-        """Decide for messages in their order.
+        """Reserve slots for messages, in order; a reservation may be for fewer recipients than requested.
 
-        A reservation may be for fewer recipients.  Raises HistoryError; then nothing may be sent.
+        Raises HistoryError; then nothing may be sent.
         """
         return await self.call(lambda throttle: throttle.reserve(requests))
 
@@ -53,7 +52,7 @@ class ThrottleThread:
             self._flushing = asyncio.create_task(self._flush_soon())
 
     async def call(self, function: Callable[[Throttle], Returned]) -> Returned:
-        """Have the throttle asked something else, in its turn.  Raises HistoryError."""
+        """Call a function with the throttle, in the thread and in turn.  Raises HistoryError."""
         returned = await self._thread.call(lambda: function(self._throttle))
         if self._throttle.has_begun():
             self._on_begun()

@@ -1,9 +1,10 @@
 """The transactions of one account: each on a connection, with its slot, from MAIL to its settlement.
 
-Guarantees: no MAIL and no final dot is sent past the reservation's deadline, by a clock that counts suspend.
-The connection goes back to its pool or ends, and the slot ends with the transaction; or, where the upstream
-may go on with it unheard, at its deadline.  The message leaves ACTIVE, and what the upstream replied is
-settled durably, however late; if it cannot be, `on_fault` is told, and only a restart may go on.
+Guarantees: no MAIL and no final dot goes out past the reservation's deadline, by a clock that counts
+suspend.  The connection goes back to its pool or ends.  The slot ends with the transaction; if the upstream
+may still relay the message unheard, at the deadline.  The message leaves ACTIVE, and the upstream's reply
+is settled durably, however late.  If that is impossible, `on_fault` is called, and only a restart may go
+on.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ from relay.verdicts.outcome import Answer, Outcome, is_any_relayed, of_full_sess
 from relay.verdicts.verdict import Verdict
 
 SUSPENDED_NS = SECOND_NS
-"""Of a deadline a host that is awake hears sooner than so long after it."""
+"""A host that is awake notices a deadline within this time."""
 
 
 class Overslept(Exception):  # noqa: N818 - what this host did
@@ -55,9 +56,9 @@ class Transactions:
         on_end: Callable[[], None],
         on_fault: Callable[[BaseException], None],
     ) -> None:
-        """`on_end` is called where a connection, or room for another message, is free again."""
+        """`on_end` is called when a connection, or room for another message, is free again."""
         self.transaction_ns = 0
-        """How long a transaction takes: an average in which the last ones count most."""
+        """Moving average of how long a transaction takes: a new one counts an eighth.  0: not known."""
         self.offers = KnownOffers()
         self._upstream, self._line = upstream, backlog.queue.line(upstream)
         self._queue, self._spool_thread, self._settling = backlog
@@ -65,13 +66,13 @@ class Transactions:
         self._events, self._metrics, self._clock = telemetry
         self._on_end, self._on_fault = on_end, on_fault
         self._unsettled: dict[Queued, asyncio.Task[None]] = {}
-        """What was begun and is not settled."""
+        """The tasks of transactions that are not settled."""
         self._transacting: set[Queued] = set()
-        """Of these, those that need their connections yet."""
+        """The keys of `_unsettled` that still need their connections."""
 
     @property
     def unsettled(self) -> int:
-        """Return how many transactions there are, and what of them is not settled."""
+        """Return how many transactions run, or ran and are not settled."""
         return len(self._unsettled)
 
     @property
@@ -79,7 +80,7 @@ class Transactions:
         return len(self._transacting)
 
     async def load(self, taken: Sequence[Queued], connections: list[Connection]) -> list[Attempt]:
-        """Read messages; each that may go takes one of the connections, the others leave ACTIVE here."""
+        """Read messages.  Each that may go takes a connection off the list; the others leave ACTIVE."""
         attempts: list[Attempt] = []
         messages = await self._settling.load([queued.queue_id for queued in taken])
         for queued, message in zip(taken, messages, strict=True):
@@ -90,7 +91,7 @@ class Transactions:
             elif not message.left:
                 await self._settling.finish(message, queued)
             elif not queued.part.left(message.left):
-                # An edit divided the message just when these were settled.
+                # An edit divided the message just when its last recipients here were settled.
                 self._queue.end_part(queued)
             else:
                 try:
@@ -109,7 +110,7 @@ class Transactions:
         return attempts
 
     async def _rewritten(self, queued: Queued, message: Message) -> Rewritten | None:
-        """Return what a route has sent in another form.  Raises Corrupt, Absent, Unavailable."""
+        """Return the form in which the route sends a message.  Raises Corrupt, Absent, Unavailable."""
         if (rewriting := queued.part.rewriting) is None:
             return None
         front = message.content
@@ -133,17 +134,17 @@ class Transactions:
         self._begin(queued, self._send(attempt, reservation))
 
     def refuse(self, attempt: Attempt, unfit: Answer, *, is_for_ever: bool) -> None:
-        """Begin to settle what does not go, without asking the upstream or using a slot.
+        """Begin to settle a message that cannot go, without asking the upstream or using a slot.
 
-        It is deferred, so that nobody waits for it, its sender is told, and an edit can still help.  What the
-        upstream can never take goes on through the next one of its route instead, if there is one.
+        It is deferred, so others need not wait behind it, its sender is told, and an edit can still help.
+        What the upstream can never take goes to the next one of its route instead, if there is one.
         """
         now_ns = attempt.ended_ns = self._clock.boottime_ns()
         if not (is_for_ever and self._queue.pass_on(attempt.queued, WaitReason(unfit.text), now_ns)):
             self._begin(attempt.queued, self._settle(attempt, Outcome((unfit,) * len(attempt.indices))))
 
     async def stop(self, grace_seconds: float) -> None:
-        """Give what is in flight so long; transactions that take longer are cut off."""
+        """Wait for transactions in flight; cut off those that still run after `grace_seconds`."""
         if self._unsettled:
             await asyncio.wait(self._unsettled.values(), timeout=grace_seconds)
             late = [self._unsettled[each] for each in self._transacting]
@@ -152,7 +153,7 @@ class Transactions:
             await asyncio.gather(*late, return_exceptions=True)
 
     async def settled(self, *, gives_up: bool) -> None:
-        """Wait until all are settled.  Where it gives up, or is cancelled, only a restart goes on."""
+        """Wait until all outcomes are settled.  If it gives up, a restart sends the rest again."""
         for unsettled in self._unsettled.values() if gives_up else ():
             unsettled.cancel()
         await asyncio.gather(*self._unsettled.values(), return_exceptions=True)
@@ -163,22 +164,21 @@ class Transactions:
     async def _guarded(self, queued: Queued, run: Coroutine[Any, Any, None]) -> None:
         try:
             await run
-        except Exception as error:  # noqa: BLE001 - whatever it is, what was sent is not settled
+        except Exception as error:  # noqa: BLE001 - after any error, what was sent is not settled
             self._on_fault(error)
         finally:
-            # Not in a callback of the task: the message may begin again before that.
+            # Not in a callback of the task: the message may begin again before that runs.
             del self._unsettled[queued]
             self._on_end()
 
     async def _send(self, attempt: Attempt, reservation: Reservation) -> None:
-        """Run a transaction, and settle what it comes to."""
         connection, is_over = attempt.connection, True
         try:
             outcome = self._by_session(connection, await self._speak(attempt, reservation))
             is_over = outcome.is_over
         except asyncio.CancelledError:
-            # Its grace is over, and perhaps only its upstream leaves the policy: others may go on with it.
-            # Its connection has ended, and the upstream may have the content.
+            # The grace is over.  If only this upstream leaves the policy, others may go on with the
+            # message.  The connection has ended, and the upstream may have the content.
             is_over = False
             self._line.give_back(attempt.queued, WaitReason("its transaction did not end in time"))
             if attempt.is_content_out:
@@ -190,8 +190,9 @@ class Transactions:
             return
         finally:
             attempt.ended_ns = self._clock.boottime_ns()
-            # Else the upstream may count it yet: its slot ends by itself, at the deadline.  But what a host
-            # had not sent when it was suspended beyond that, it sends when it wakes, and it is counted then.
+            # If the upstream may count the transaction yet, its slot ends by itself at the deadline.  After
+            # a suspend beyond that the host sends the rest on waking, and the upstream counts it then: end
+            # the slot now.
             if is_over or attempt.ended_ns > reservation.deadline_ns + SUSPENDED_NS:
                 self._throttle.ended(reservation)
             attempt.conn_use = max(1, connection.transactions)
@@ -207,19 +208,19 @@ class Transactions:
         await self._settle(attempt, outcome)
 
     def _by_session(self, connection: Connection, outcome: Outcome) -> Outcome:
-        """Return an outcome as it counts where its session is full; learn how many messages one takes."""
+        """Return the outcome, corrected if the session is full; learn how many messages a session takes."""
         if is_any_relayed(outcome):
             connection.relayed += 1
         elif (untried := of_full_session(outcome)) is not None:
-            # Where the first message of a session is refused so too, no session was full.
+            # If even the first message of a session is refused so, the session was not full.
             self._pool.expect_most(connection.transactions - 1 if connection.relayed else None)
             return untried if connection.relayed else outcome
         return outcome
 
     async def _speak(self, attempt: Attempt, reservation: Reservation) -> Outcome:
-        """Speak with the upstream; on an exception the connection has ended too."""
+        """Run the transaction; after an exception the connection has ended too."""
         connection, envelope = attempt.connection, attempt.sent_envelope
-        # It ends before its slot may be given to another.
+        # The transaction ends before its slot may be given to another.
         longest_ns = reservation.deadline_ns - self._clock.boottime_ns()
         transaction = Transaction(
             envelope.reverse_path,
@@ -235,14 +236,14 @@ class Transactions:
             return await connection.transact(transaction)
         except Overslept:
             connection.abort()
-            # Nothing was relayed, and it says nothing of the message: no attempt.
+            # No attempt: nothing was relayed, and a suspend says nothing of the message.
             answer = Answer(Verdict.LATER, Phase.MAIL, None, "this host was suspended in a transaction")
         except UnsendableContent as error:
             answer = Answer(Verdict.BOUNCE, Phase.DATA, None, clean(str(error)), own_status="5.6.0")
         return Outcome((answer,) * len(attempt.indices))
 
     async def _content(self, attempt: Attempt, reservation: Reservation) -> AsyncIterator[bytes]:
-        """Yield the content; its end, which the final dot follows at once, only in time."""
+        """Yield the content.  Raises Overslept if its end, which the final dot follows at once, is late."""
         content, rewritten = attempt.message.content, attempt.rewritten
         if content is not None:
             yield content if rewritten is None else rewritten.content(content)
@@ -260,7 +261,7 @@ class Transactions:
         attempt.is_content_out = True
 
     def _check_in_time(self, reservation: Reservation) -> None:
-        """Raise Overslept where the slot may be given to another by now.
+        """Raise Overslept if the slot may be given to another by now.
 
         The timers of the loop stand still while the host is suspended; this clock does not.
         """
@@ -281,7 +282,7 @@ class Transactions:
                     "relay_route_diverted_messages_total", self._upstream, choice.instead_of, choice.because
                 )
             if outcome.is_ambiguous:
-                # Another upstream would relay it twice if this one has it.
+                # If this upstream has the message, another one would relay it twice.
                 self._queue.stay_unknown(attempt.queued, attempt.reservation.deadline_ns)
         if outcome.is_dsn_refused:
             self.offers.is_dsn_refused = True
@@ -312,7 +313,7 @@ class Transactions:
         )
 
     def _rest_sender(self, attempt: Attempt, decision: Decision) -> None:
-        """Pause the mail of a sender that the upstream refuses; go on once it takes some."""
+        """Pause the mail of a sender that the upstream refuses; end that once it takes some."""
         queued, refusal = attempt.queued, decision.sender_rests
         if refusal is not None:
             until_ns = self._line.sender_pauses.begin(
@@ -335,12 +336,12 @@ class Transactions:
             self._line.trust_sender(queued.sender, attempt.ended_ns)
 
     def _unreadable(self, queued: Queued, error: Absent | Corrupt | Unavailable) -> None:
-        """Do without a message that cannot be read; nothing of it was relayed."""
+        """Forget or postpone a message that cannot be read; nothing of it was relayed."""
         if not isinstance(error, Unavailable):
-            # It was set aside, and has been told of.
+            # The message was set aside or is gone, and that is logged.
             self._settling.forget(queued.queue_id)
             return
-        # As far as is known, it is as good as before.
+        # As far as is known, the message is intact.
         self._spool_thread.tell(error)
         due_at_ns = self._clock.boottime_ns() + self._spool_thread.unreadable_retry_ns
         why = WaitReason(f"cannot be read now: {clean(str(error))}")

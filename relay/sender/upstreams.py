@@ -1,7 +1,7 @@
 """The upstreams of the policy, an account for each: made, edited, seen, retired, paused and used again.
 
-Guarantees: an upstream that leaves the policy, or gets another account, finishes what it has begun.  Each has
-a line of the queue of its own (`relay.queue.queues`), which hears of every change of its state.
+Guarantees: an upstream that leaves the policy, or gets another account, finishes its transactions.  Each
+has a line of the queue of its own (`relay.queue.queues`), which learns each change of its state.
 """
 
 import asyncio
@@ -25,28 +25,28 @@ GRACE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class UpstreamView:
-    """What can be seen of an upstream at one instant.  Only `limits` answers as of when it is asked.
+    """A snapshot of an upstream, or what a start would know of one that is not in use.
 
-    Of one that is not in use, what a start would know of it.
+    Only `limits` answers as of when it is asked.
     """
 
     state: AccountState = field(default_factory=AccountState)
     limits: View | None = None
-    """None where the history cannot be judged."""
+    """None if the history cannot be judged."""
     is_tried: bool = False
-    """A transaction or a refusal has shown since the start whether it works."""
+    """Whether a transaction or a refusal has shown since the start if the upstream works."""
     connections_open: int = 0
     connections_idle: int = 0
     in_flight: int = 0
-    """Transactions, and what of them is not settled."""
+    """Transactions that run, or ran and are not settled."""
     transaction_ns: int = 0
-    """How long the last ones took, on average; 0 before the first."""
+    """Average duration of the last transactions; 0 before the first."""
     counted: Mapping[str, int] = field(default_factory=dict)
-    """By the label of each limit, the most slots that were occupied at one instant, as of the last audit."""
+    """For each limit, by its label: the most slots occupied at once, as of the last audit."""
     certificate_ends_at_ns: int | None = None
     """Wall clock: when the upstream's certificate ends, as of the last connection under TLS."""
     client_certificate_ends_at_ns: int | None = None
-    """Wall clock: when the one that it is shown ends."""
+    """Wall clock: when the client's certificate, which the upstream is shown, ends."""
 
     @property
     def is_endless(self) -> bool:
@@ -66,10 +66,9 @@ class Upstreams:
         *,
         on_fault: Callable[[BaseException], None],
     ) -> None:
-        """`on_fault` is told of what must end the sender."""
         self.in_use: dict[str, Account] = {}
         self._logins: dict[str, Logins] = {}
-        """One for each name, whichever account it has: no two may rotate one refresh token."""
+        """One for each upstream, kept when its account changes: no two may rotate one refresh token."""
         self._policy, self._hostname = policy, hostname
         self._backlog, self._host, self._telemetry = backlog, host, telemetry
         self._on_fault = on_fault
@@ -84,7 +83,7 @@ class Upstreams:
         ends = [each.stop(GRACE_SECONDS, gives_up=True) for each in self.in_use.values()]
         stopping = [asyncio.create_task(each) for each in ends]
         if stopping or self._retiring:
-            # One that leaves the policy has its grace, as those in use.
+            # An account that left the policy has the same grace as those in use.
             await asyncio.wait([*stopping, *self._retiring], timeout=GRACE_SECONDS)
         await asyncio.gather(*stopping)
         for retiring in self._retiring:
@@ -101,9 +100,9 @@ class Upstreams:
         self._telemetry.metrics.know_upstreams(policy.upstreams, policy.stand_ins)
         replaced: dict[str, AccountState] = {}
         for name in list(self.in_use):
-            # Another account has another history, and what goes through it must be counted there.
+            # Another account has another history, which must count the transactions of that account.
             if name not in policy.upstreams or policy.history_of(name) != before.history_of(name):
-                # Crash here: the pause is with the account of before, and its operator has to say it again.
+                # Crash here: the pause is saved for the old account alone, and the operator must repeat it.
                 replaced[name] = self.in_use[name].pausing.state
                 self._retire(self.in_use.pop(name))
         for name, upstream in policy.upstreams.items():
@@ -116,7 +115,7 @@ class Upstreams:
             self._backlog.queue.line(name).ask_anew()
 
     def wake(self) -> None:
-        """Have every upstream look what may go."""
+        """Have every account look at once for messages that may go."""
         for each in self.in_use.values():
             each.wake()
 
@@ -148,16 +147,16 @@ class Upstreams:
         return None if (each := self.in_use.get(name)) is None else each.pausing.shield
 
     def resume(self, name: str) -> bool:
-        """Use a resting upstream, and senders that it refused, by an operator's word.
+        """End the pauses of an upstream and of senders that it refused, by an operator's command.
 
-        It begins with one transaction.  Returns False where nothing rested, or there is no such upstream.
+        One transaction goes first.  Returns False if nothing was paused, or there is no such upstream.
         """
         return name in self.in_use and self.in_use[name].use_again(Happening.RESUME)
 
     def pause(self, name: str, asked: PauseAsked) -> bool:
-        """Begin nothing more through an upstream, by an operator's word; what is in flight goes on.
+        """Begin no more transactions of an upstream, by an operator's command; those in flight go on.
 
-        Returns False where there is no such upstream.
+        Returns False if there is no such upstream.
         """
         if (paused := self.in_use.get(name)) is None:
             return False
@@ -168,19 +167,19 @@ class Upstreams:
         return True
 
     async def recorded(self, name: str) -> str:
-        """Wait until a restart would know for what it rests; return nothing, or why it would not."""
+        """Wait until an upstream's pause is durable; return the error, empty if there is none."""
         each = self.in_use.get(name)
         return "" if each is None else await each.pausing.recorded()
 
     async def look_at_secrets(self) -> None:
-        """See which passwords were replaced; call it each second."""
+        """Use a refused account again if its password was replaced; call it each second."""
         for name, each in list(self.in_use.items()):
             logins, state = self._logins[name], each.pausing.state
             if state.is_refused and await logins.has_new_password() and each.pausing.state.is_refused:
                 each.use_again(Happening.EDIT)
 
     async def guard(self, chore: Callable[[], Awaitable[None]]) -> None:
-        """Run a chore; its end by an error ends the sender."""
+        """Run a coroutine function; an error in it ends the sender."""
         try:
             await chore()
         except Exception as error:  # noqa: BLE001 - whatever it is, mail must not silently stop
@@ -203,13 +202,13 @@ class Upstreams:
             on_fault=self._on_fault,
         )
         await added.start(replaced)
-        # What nothing is known of tells no change, and the account of before may have been down.
+        # An account without a record announces no change, and the replaced one may have been down.
         self._backlog.queue.note(name, added.pausing.availability)
         self.in_use[name] = added
 
     def _retire(self, retired: Account) -> None:
         pausing, path = retired.pausing, retired.pausing.kept.path
-        # What it learns of its account counts when that comes back, unless another one tells the same file.
+        # A retired account saves its state for its return, unless an account in use has the same file.
         pausing.may_keep = lambda: all(each.pausing.kept.path != path for each in self.in_use.values())
         pausing.on_change = lambda _: None
 

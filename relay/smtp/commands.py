@@ -1,8 +1,8 @@
 """Command lines, read and written (RFC 5321, 4.1.1).  Pure.
 
-Guarantees: what is read was checked to the last octet, and what is refused comes with the
-whole reply, in `Refused`.  What is written is one line.
-Strict as RFC 5321, but for what `relay.mail.address` says, and the name in HELO and EHLO.
+Guarantees: a line that is read is checked to the last octet.  A refusal comes with the whole reply, in
+`Refused`.  A command that is written is one line.
+As strict as RFC 5321, except as `relay.mail.address` says, and except for the name in HELO and EHLO.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ from relay.smtp import replies
 MAX_LINE_BYTES = 2048
 """RFC 5321, 4.5.3.1.4 says 512, and every extension adds room for its parameters."""
 
-# A tab may end a line (it is white space) and is refused by every grammar elsewhere.
+# No tab here: it may end a line as white space, and every grammar refuses it elsewhere.
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _SIZE = re.compile(r"[0-9]{1,20}\Z")  # RFC 1870, 4
 
@@ -52,7 +52,7 @@ class Refused(Exception):  # noqa: N818 - it is an answer to the client, not a f
 class MailCommand(NamedTuple):
     reverse_path: str
     size_bytes: int
-    """As declared by SIZE=, octets; 0 where it was not."""
+    """As declared by SIZE=, in octets; 0 if not declared."""
     smtputf8: bool
     ret: Ret | None = None
     envid: str = ""
@@ -68,26 +68,23 @@ def has_control(line: bytes | bytearray) -> bool:
 
 
 def split_command(line: bytes) -> tuple[str, str | None]:
-    """Return the verb in upper case and the argument, None where there is none.
+    """Return the verb in upper case, and the argument or None.
 
-    Octets outside UTF-8 become lone surrogates, so that `_octets` has them back.
+    Octets outside UTF-8 become lone surrogates, so that `_octets` can restore them.
     """
     verb, _, argument = line.rstrip(b" \t").decode("utf-8", "surrogateescape").partition(" ")
     return verb.upper(), argument.lstrip(" ") or None
 
 
 def parse_host_name(argument: str | None) -> str:
-    """Return what the client calls itself, as printable ASCII on one line: Windows has any name."""
+    """Return the client's host name as printable ASCII on one line; Windows sends any name."""
     if argument is None:
         raise Refused(replies.HELO_NEEDS_NAME)
     return clean(argument)
 
 
 def parse_mail(argument: str | None, *, has_dsn: bool = True) -> MailCommand:
-    """Return what the argument of MAIL means (RFC 5321, 4.1.1.2).
-
-    Raises Refused; where DSN was not announced, for its parameters too.
-    """
+    """Parse the argument of MAIL (RFC 5321, 4.1.1.2).  Raises Refused, also for DSN without `has_dsn`."""
     if argument is None or argument[:5].upper() != "FROM:":
         raise Refused(replies.MAIL_SYNTAX)
     size_bytes, smtputf8, ret, envid = 0, False, None, ""
@@ -98,11 +95,11 @@ def parse_mail(argument: str | None, *, has_dsn: bool = True) -> MailCommand:
                 case "SIZE", str() if _SIZE.match(value):
                     size_bytes = int(value)
                 case "BODY", str() if value.upper() in {"7BIT", "8BITMIME"}:
-                    pass  # the content shows which
+                    pass  # the content shows which it is
                 case "SMTPUTF8", None:
                     smtputf8 = True
                 case "AUTH", _:
-                    pass  # RFC 4954, 5: must be accepted; we trust nobody's word for it, so it is dropped
+                    pass  # RFC 4954, 5: must be accepted; it is dropped, because no client is trusted with it
                 case "RET", _ if has_dsn:
                     ret = parse_ret(value or "")
                 case "ENVID", _ if has_dsn:
@@ -115,7 +112,7 @@ def parse_mail(argument: str | None, *, has_dsn: bool = True) -> MailCommand:
 
 
 def parse_rcpt(argument: str | None, *, smtputf8: bool, has_dsn: bool = True) -> RcptCommand:
-    """Return what the argument of RCPT means (RFC 5321, 4.1.1.3).  Raises Refused as `parse_mail` does."""
+    """Parse the argument of RCPT (RFC 5321, 4.1.1.3).  Raises Refused as `parse_mail` does."""
     if argument is None or argument[:3].upper() != "TO:":
         raise Refused(replies.RCPT_SYNTAX)
     notify, orcpt = None, ""
@@ -133,7 +130,7 @@ def parse_rcpt(argument: str | None, *, smtputf8: bool, has_dsn: bool = True) ->
 
 
 def mail_line(reverse_path: str, shape: Shape, dsn: DsnRequest = NOTHING_ASKED, *, has_size: bool) -> bytes:
-    """Return MAIL for an address that is valid; no size where SIZE is not offered."""
+    """Return MAIL for a valid address; without a size if SIZE is not offered."""
     words = [f"MAIL FROM:<{reverse_path}>"]
     if has_size:
         words.append(f"SIZE={shape.size_bytes}")
@@ -149,7 +146,7 @@ def mail_line(reverse_path: str, shape: Shape, dsn: DsnRequest = NOTHING_ASKED, 
 
 
 def rcpt_line(recipient: str, asked: RecipientRequest = NO_REQUEST, *, smtputf8: bool = False) -> bytes:
-    """Return RCPT for an address that is valid; an ORCPT is written in ASCII but where MAIL had SMTPUTF8."""
+    """Return RCPT for a valid address; its ORCPT is in ASCII unless MAIL had SMTPUTF8."""
     line = f"RCPT TO:<{recipient}>"
     if asked.notify is not None:
         line += f" NOTIFY={asked.notify}"
@@ -164,7 +161,7 @@ def _octets(argument: str) -> bytes:
 
 @contextlib.contextmanager
 def _refusing(bad_address: str) -> Iterator[None]:
-    """Refuse what the grammar of addresses and parameters does not allow."""
+    """Refuse an address or a parameter that its grammar does not allow."""
     try:
         yield
     except MalformedAddress as error:

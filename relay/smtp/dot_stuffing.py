@@ -1,17 +1,17 @@
-"""Content as it travels, dot-stuffed and ended, both ways (RFC 5321, 4.5.2).  Pure.
+"""Content on the wire, dot-stuffed and ended, both ways (RFC 5321, 4.5.2).  Pure.
 
-Guarantees, out: however content is cut into chunks, the octets are the same; only the stuffed dots and
-the final dot are added; CRLF.CRLF stands at the very end and nowhere else, and neither do the
-sequences that lenient servers take for it (LF.LF, CR.CR and their mixtures: SMTP smuggling).
-Guarantees, in: content ends at CRLF.CRLF and nowhere else (RFC 5321, 4.1.1.4), and a dot is taken off
-only after a true CRLF, however the network cut the octets.
-Assumes, out: what the spool holds has CRLF line ends only and ends in one.  Other content is refused
-here before its end was sent: a repair would break signatures, and unrepaired it could forge a message.
+Guarantees, out: the octets are the same however content is cut into chunks.  Only the stuffed dots and the
+final dot are added.  CRLF.CRLF stands at the very end and nowhere else.  The sequences that lenient servers
+take for it (LF.LF, CR.CR and their mixtures: SMTP smuggling) stand nowhere.
+Guarantees, in: content ends at CRLF.CRLF and nowhere else (RFC 5321, 4.1.1.4).  A dot is removed only after a
+true CRLF, however the network cut the octets.
+Assumes, out: content of the spool has only CRLF line ends, and ends in one.  Other content is refused here
+before its end is sent: a repair would break signatures, and without repair it could forge a message.
 """
 
 _END = b"\r\n.\r\n"
 _LINE_END_BYTES = 2
-# What a chunk may end in that the next one could turn into the end, or into a stuffed dot.
+# The ends of a chunk that the next chunk could complete to the end, or to a stuffed dot.
 _HELD_BACK = (b"\r\n.\r", b"\r\n.", b"\r\n", b"\r")
 
 
@@ -22,8 +22,8 @@ class UnsendableContent(Exception):  # noqa: N818 - it is what the spool held, a
 def has_only_crlf(text: bytes) -> bool:
     """Return whether every CR and LF of a text is part of a CRLF.
 
-    `bytes.splitlines` ends lines at CR, LF and CRLF.  An end is one octet or two; if all together are two for
-    each end, each is a CRLF.  For usual text this takes half the time of counting the three.
+    `bytes.splitlines` ends lines at CR, LF and CRLF: one octet or two.  If all ends together have two octets
+    for each end, each is a CRLF.  For usual text this takes half the time of counting CR, LF and CRLF.
     """
     lines = text.splitlines()
     ends = len(lines) if text.endswith((b"\n", b"\r")) else max(0, len(lines) - 1)
@@ -42,8 +42,8 @@ class DotStuffing:
         whole = b"\r" + chunk if before == b"\r" else chunk
         if not has_only_crlf(whole.removesuffix(b"\r")):
             raise UnsendableContent("a CR or an LF in the content is not part of a CRLF")
-        # Every LF is that of a CRLF by now, so a dot behind one begins a line.  The CRLF is looked for since
-        # that is quicker; the chunk's first LF may be the end of one that was cut in two.
+        # Each LF is part of a CRLF here, so a dot behind it begins a line.  The search for CRLF is quicker;
+        # the first LF of a chunk may belong to a CRLF that was cut in two.
         has_dots = b"\r\n." in chunk or chunk.startswith(b"\n.")
         stuffed = chunk.replace(b"\n.", b"\n..") if has_dots else chunk
         return b"." + stuffed if before == b"\n" and chunk.startswith(b".") else stuffed
@@ -56,17 +56,17 @@ class DotStuffing:
 
 
 class DotUnstuffing:
-    """One content on its way in: feed it what arrives after 354.  Holds at most four octets back."""
+    """One content on its way in: feed it what arrives after 354.  It holds back at most four octets."""
 
     def __init__(self) -> None:
         self._held = b"\r\n"  # the CRLF that ended the DATA command begins the end of empty content
-        self._skip_bytes = 2  # and is not content
+        self._skip_bytes = 2  # that CRLF is not content
         self.is_ended = False
         self.rest = b""
         """What came after the end: commands, never content."""
 
     def feed(self, received: bytes) -> bytes:
-        """Return the content that is now certain; it splits no CRLF.  Once `is_ended`, feed no more."""
+        """Return the content that is certain now, without splitting a CRLF.  Feed no more once `is_ended`."""
         text = self._held + received
         end = text.find(_END)
         if end >= 0:

@@ -1,8 +1,7 @@
 """Every reply that our servers give, in one place (RFC 5321, 4.2; codes of RFC 3463).  Pure.
 
-Each text is a whole reply without its last CRLF.  RFC 2034, 4: an enhanced code in every
-2yz, 4yz and 5yz, but not in the greeting, in replies to HELO and EHLO, nor in 3yz.
-No reply repeats what a client sent.
+Each text is a whole reply without its last CRLF.  By RFC 2034, 4 each 2yz, 4yz and 5yz has an enhanced code,
+except the greeting and replies to HELO and EHLO; a 3yz has none.  No reply repeats what a client sent.
 """
 
 CLOSING = "421 4.3.2 The service is shutting down"
@@ -62,7 +61,7 @@ BAD_SENDER = "501 5.1.7 Bad sender address: {}"
 BAD_RECIPIENT = "501 5.1.3 Bad recipient address: {}"
 BAD_PARAMETERS = "501 5.5.4 {}"
 NON_ASCII = "553 5.6.7 {}"
-"""RFC 6531, 3.5: an address that needs SMTPUTF8.  Reasons are ours, and quote nothing."""
+"""RFC 6531, 3.5: an address that needs SMTPUTF8.  The reasons are ours, and quote nothing."""
 UNKNOWN_PARAMETER = "555 5.5.4 A parameter is not recognized or not implemented"
 BAD_PARAMETER = "501 5.5.4 A parameter has a wrong value"
 TOO_MANY_RECIPIENTS = "452 4.5.3 Too many recipients"

@@ -1,10 +1,9 @@
-"""SASL in SMTP, from both sides (RFC 4954).  Pure.
+"""SASL in SMTP, on both sides (RFC 4954).  Pure.
 
 Our servers take PLAIN (RFC 4616) and LOGIN (draft-murchison-sasl-login).  To an upstream we also speak
 CRAM-MD5 (RFC 2195), EXTERNAL (RFC 4422, A), and with an access token OAUTHBEARER (RFC 7628) and XOAUTH2
 (developers.google.com, "The SASL XOAUTH2 Mechanism").
-Guarantees: nothing here keeps, logs or quotes what a client said, and no secret is in a
-`repr` or an exception.
+Guarantees: nothing here keeps, logs or quotes what a client sent; no secret is in a `repr` or an exception.
 """
 
 import enum
@@ -26,14 +25,14 @@ class Credentials:
     password: str
 
     def are_proven_by(self, given: "Credentials") -> bool:
-        """Return whether a client knew both, in a time that does not tell which one was wrong."""
+        """Return whether a client knew both; the time taken does not tell which one was wrong."""
         ours, theirs = (f"{each.name}\0{each.password}".encode() for each in (self, given))
         return hmac.compare_digest(ours, theirs)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class BearerToken:
-    """A name and an access token (RFC 6750), and the server that it is for; never shown."""
+    """A name and an access token (RFC 6750), and the server that the token is for; never shown."""
 
     name: str
     token: str
@@ -45,23 +44,23 @@ class PasswordCheck(enum.Enum):
     RIGHT = enum.auto()
     WRONG = enum.auto()
     LATER = enum.auto()
-    """It was not looked at: the client has to wait."""
+    """The password was not checked: the client has to wait."""
 
 
 # The server's side.
 
 SaslExchange = Generator[str, str, Credentials]
-"""Yields challenges, is sent responses, returns what the client knows.  Raises Refused."""
+"""Yields challenges, receives responses, returns the client's credentials.  Raises Refused."""
 
 
 def _plain() -> SaslExchange:
-    """Take `[authzid] NUL authcid NUL passwd` apart (RFC 4616, 2)."""
+    """Parse `[authzid] NUL authcid NUL passwd` (RFC 4616, 2)."""
     parts = (yield "").split("\0")
     if len(parts) != 3:
         raise Refused(replies.AUTH_MALFORMED)
     acting_as, name, password = parts
     if acting_as not in {"", name}:
-        # Nobody here may act as somebody else.
+        # No client may act as another user.
         raise Refused(replies.AUTH_FAILED)
     return Credentials(name, password)
 
@@ -80,7 +79,7 @@ def challenge_reply(challenge: str) -> str:
 
 
 def said_in(line: bytes) -> str:
-    """Return what a response of the client says.  Raises Refused."""
+    """Return the text of a client's response.  Raises Refused."""
     if line == b"*":
         raise Refused(replies.AUTH_CANCELLED)
     if line == b"=":  # RFC 4954, 4: an initial response that is empty
@@ -94,22 +93,22 @@ def said_in(line: bytes) -> str:
 # The client's side.
 
 Respond = Callable[[str], bytes]
-"""From a challenge to its response, both in base64.  Raises ValueError for a challenge that is not."""
+"""Returns the response to a challenge, both in base64.  Raises ValueError if the challenge is not."""
 
 
 class ClientResponses(NamedTuple):
-    """What a client says, without the line of AUTH."""
+    """The responses of a client, without the AUTH line."""
 
     due: tuple[Respond, ...]
-    """One after the other; all of them, or the login is none."""
+    """In order; the login needs all of them."""
     is_server_first: bool = False
-    """The first needs its challenge; else it may go in the line of AUTH."""
+    """The first response needs its challenge; otherwise it may go in the AUTH line."""
     to_refusal: bytes | None = None
-    """The answer to one more challenge, which explains why the server refuses a token (RFC 7628, 3.2.3)."""
+    """The response to one more challenge, which explains why the server refuses a token (RFC 7628, 3.2.3)."""
 
 
 def responses(mechanism: str, secret: Credentials | BearerToken) -> ClientResponses:
-    """Return what a client says.  Raises ValueError where SASL cannot carry the credentials."""
+    """Return a client's responses.  Raises ValueError if SASL cannot carry the credentials."""
     name, forbidden = secret.name, "\0"
     if isinstance(secret, BearerToken):
         given, forbidden = secret.token, "\0\1"
@@ -121,14 +120,14 @@ def responses(mechanism: str, secret: Credentials | BearerToken) -> ClientRespon
         case "PLAIN", Credentials():
             return ClientResponses((lambda _: _encode(f"\0{name}\0{given}"),))
         case "LOGIN", Credentials():
-            # Two questions, whatever they say.
+            # Two challenges, whatever their text.
             return ClientResponses((lambda _: _encode(name), lambda _: _encode(given)), is_server_first=True)
         case "CRAM-MD5", Credentials():
             return ClientResponses(
                 (lambda challenge: _encode(f"{name} {_keyed(given, challenge)}"),), is_server_first=True
             )
         case "EXTERNAL", Credentials():
-            # Who to act as; who it is the certificate has said.
+            # The identity to act as; the certificate has told who the client is.
             return ClientResponses((lambda _: _encode(name),))
         case "XOAUTH2", BearerToken():
             xoauth2 = f"user={name}\1auth=Bearer {given}\1\1"

@@ -1,10 +1,10 @@
 """The server's side of an SMTP session: a table of states and commands.  Pure, without I/O.
 
-`TABLE` says what each command does in the four states that take commands.  Before it come the
-rules that depend on who the client is (`_check`), behind it the grammar of the argument.
-Guarantees: one reply for each line; a refused command changes nothing; nobody
-gets to CONTENT who may not relay; after TLS begins, nothing said before it counts (RFC 3207, 4.2).
-Assumes: the owner does what the state after a line asks for before it comes again.
+`TABLE` says what each command does in the four states that take commands.  The rules that depend on the
+client (`_check`) come before it, the grammar of the argument after it.
+Guarantees: each line gets one reply; a refused command changes nothing; only a client that may relay reaches
+CONTENT; nothing said before TLS counts after it (RFC 3207, 4.2).
+Assumes: the owner does what the state after a line asks for before it passes the next line.
 """
 
 import enum
@@ -19,23 +19,23 @@ from relay.smtp.sasl import EXCHANGES, Credentials, PasswordCheck, SaslExchange,
 MAX_ATTEMPTS = 3
 """Failed authentications in one session before 421."""
 
-# A page in the owner's browser can make it post text to a port on this host, which would
-# be read as commands (Postfix: smtpd_forbidden_commands).
+# A web page can make the owner's browser post text to a port of this host, which would be read as commands
+# (Postfix: smtpd_forbidden_commands).
 _WEB_VERBS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
 _NO_ARGUMENT = frozenset({"RSET", "QUIT", "STARTTLS", "DATA"})
 
 
 class SessionState(enum.IntEnum):
-    """What was said so far; the first four take commands."""
+    """The progress of a session; the first four states take commands."""
 
-    GREETED = 0  # no HELO or EHLO, or TLS began since
+    GREETED = 0  # no HELO or EHLO yet, or none since TLS began
     READY = 1  # HELO or EHLO; no transaction
     SENDER = 2  # MAIL was accepted
-    RECIPIENTS = 3  # so was a RCPT
+    RECIPIENTS = 3  # a RCPT was accepted too
     EXCHANGE = 4  # a challenge of AUTH waits for its response
-    VERIFYING = 5  # the owner judges a proof, and tells `judged`
-    SECURING = 6  # the owner shakes hands, and tells `secured`
-    CONTENT = 7  # the owner takes the content, and tells `go_on`
+    VERIFYING = 5  # the owner checks the credentials, then calls `judged`
+    SECURING = 6  # the owner does the TLS handshake, then calls `secured`
+    CONTENT = 7  # the owner receives the content, then calls `go_on`
     OVER = 8  # the last reply was given
 
 
@@ -50,7 +50,7 @@ class MailTransaction:
     ret: Ret | None = None
     envid: str = ""
     asked: dict[str, RecipientRequest] = field(default_factory=dict)
-    """By recipient, in the order in which they were named."""
+    """By recipient, in the order in which the client named them."""
 
     @property
     def recipients(self) -> tuple[str, ...]:
@@ -71,17 +71,17 @@ class ServerTerms:
     max_size_bytes: int
     max_recipients: int
     mechanisms: tuple[str, ...] = ()
-    """Of AUTH, as `sasl` names them; none where nobody can log in."""
+    """Of AUTH, with the names of `sasl`; empty if no client can log in."""
     has_starttls: bool = False
     has_dsn: bool = True
-    """DSN (RFC 3461) is announced, and its parameters are taken."""
+    """DSN (RFC 3461) is announced, and its parameters are accepted."""
 
 
 class SessionOwner(Protocol):
-    """Answers what is not SMTP's."""
+    """Answers the questions that are not about SMTP."""
 
     def sender_refusal(self, reverse_path: str, size_bytes: int) -> str | None:
-        """Return a refusal, or None; cheap."""
+        """Return a refusal, or None; must be cheap."""
 
 
 _STAYS = (GREETED, READY, SENDER, RECIPIENTS)
@@ -101,7 +101,7 @@ TABLE: dict[str, tuple[SessionState | str, ...]] = {
     "EXPN": (replies.NOT_IMPLEMENTED,) * 4,
     "QUIT": (OVER, OVER, OVER, OVER),
 }
-"""For each command, in GREETED, READY, SENDER and RECIPIENTS: the state after it, or the refusal."""
+"""The state after each command, or its refusal, in GREETED, READY, SENDER and RECIPIENTS."""
 
 FIXED: dict[str, str] = {
     "STARTTLS": replies.TLS_READY,
@@ -109,15 +109,15 @@ FIXED: dict[str, str] = {
     "RSET": replies.OK,
     "NOOP": replies.OK,
     "HELP": replies.HELP,
-    # RFC 5321, 7.3: the same whatever is asked.
+    # RFC 5321, 7.3: the same reply for every address.
     "VRFY": replies.CANNOT_VERIFY,
     "QUIT": replies.BYE,
 }
 """The reply to an accepted command whose argument does not matter."""
 
 ANSWERED_AT_A_STOP = frozenset({"EHLO", "HELO", "QUIT"})
-"""What is obeyed as ever while the server stops.  Some clients take any refusal of EHLO for one of the
-message for good (dma: it bounces, or drops it); the MAIL behind it is the command to refuse."""
+"""Commands that are obeyed while the server stops.  Some clients take any refusal of EHLO for a permanent
+one of the message (dma: it bounces, or drops it), so the MAIL behind it is refused instead."""
 
 _WITHOUT_TRANSACTION = frozenset({GREETED, READY, OVER})
 
@@ -126,7 +126,7 @@ class SessionMachine:
     def __init__(
         self, terms: ServerTerms, owner: SessionOwner, *, is_trusted: bool, is_private: bool, is_tls: bool
     ) -> None:
-        """`is_trusted`: may relay without AUTH.  `is_private`: nobody reads a password in the clear."""
+        """`is_trusted`: may relay without AUTH.  `is_private`: nobody can read a password on the wire."""
         self.state = GREETED
         self.phase = "connect"
         """The last command in lower case, or `unknown`."""
@@ -134,14 +134,13 @@ class SessionMachine:
         self.is_extended = False
         """The client said EHLO."""
         self.user: str | None = None
-        """Who logged in."""
         self.is_tls = is_tls
         self.transaction: MailTransaction | None = None
-        """In SENDER, RECIPIENTS and CONTENT."""
+        """Set in SENDER, RECIPIENTS and CONTENT."""
         self.proof: Credentials | None = None
-        """What the client says that it knows, in VERIFYING."""
+        """The credentials that the client claims, in VERIFYING."""
         self.reason = ""
-        """Of the end, in OVER: quit, refused, errors or shutdown."""
+        """Why the session ended, in OVER: quit, refused, errors or shutdown."""
         self._terms = terms
         self._owner = owner
         self._is_trusted = is_trusted
@@ -152,12 +151,12 @@ class SessionMachine:
 
     @property
     def named_user(self) -> str | None:
-        """Return who logged in, or whom the last command tried to log in."""
+        """Return the user whom the last command tried to log in, else the user who logged in."""
         return self._claimed or self.user
 
     @property
     def protocol(self) -> str:
-        """The `with` of a Received line, from the registry of RFC 3848 and RFC 6531, 4.3."""
+        """Return the `with` of a Received line, by the registry of RFC 3848 and RFC 6531, 4.3."""
         if not self.is_extended:
             return "SMTP"
         is_utf8 = self.transaction is not None and self.transaction.smtputf8
@@ -169,7 +168,7 @@ class SessionMachine:
         return self.state <= RECIPIENTS
 
     def take(self, line: bytes, *, is_stopping: bool = False) -> str:
-        """Obey one command line, given without its CRLF; of a server that stops, few of them.
+        """Obey one command line, given without its CRLF; a server that stops obeys few commands.
 
         Return the reply, which is empty in VERIFYING.
         """
@@ -200,7 +199,7 @@ class SessionMachine:
         return reply
 
     def respond(self, line: bytes) -> str:
-        """Take a response of AUTH; return the reply, which is empty in VERIFYING."""
+        """Take a response to a challenge of AUTH; return the reply, which is empty in VERIFYING."""
         if self.state is not EXCHANGE or self._exchange is None:
             raise _out_of_order("a response", self.state)
         try:
@@ -235,7 +234,7 @@ class SessionMachine:
         self.state = GREETED
 
     def go_on(self) -> None:
-        """Take commands again; with its content a transaction ended, accepted or not (RFC 5321, 4.1.1.4)."""
+        """Take commands again.  With its content a transaction ends, accepted or not (RFC 5321, 4.1.1.4)."""
         if RECIPIENTS < self.state < OVER:
             self.state = GREETED if self.helo is None else READY
             self.transaction = None
@@ -246,16 +245,16 @@ class SessionMachine:
 
     @property
     def _offers_auth(self) -> bool:
-        """Offer no mechanism where others could read the password."""
+        """Offer no mechanism if others could read the password."""
         return bool(self._terms.mechanisms) and (self.is_tls or self._is_private)
 
     @property
     def _takes_dsn(self) -> bool:
-        """After HELO no extension was announced (RFC 5321, 4.1.1.11: 555)."""
+        """Take no DSN parameters after HELO: no extension was announced (RFC 5321, 4.1.1.11: 555)."""
         return self._terms.has_dsn and self.is_extended
 
     def _check(self, verb: str, argument: str | None) -> None:
-        """Ask the rules that depend on who the client is.  Raises Refused."""
+        """Apply the rules that depend on the client.  Raises Refused."""
         if argument is not None and verb in _NO_ARGUMENT:
             raise Refused(replies.NO_ARGUMENT_ALLOWED)
         match verb:
@@ -278,7 +277,6 @@ class SessionMachine:
                 raise Refused(replies.TLS_NOT_OFFERED)
 
     def _obey(self, verb: str, argument: str | None) -> str:
-        """Do what a command asks for that the table allows; return its reply.  Raises Refused."""
         match verb:
             case "HELO" | "EHLO":
                 return self._hello(verb, argument)
@@ -346,7 +344,7 @@ class SessionMachine:
         rcpt = parse_rcpt(argument, smtputf8=self.transaction.smtputf8, has_dsn=self._takes_dsn)
         if rcpt.recipient not in asked and len(asked) >= self._terms.max_recipients:
             raise Refused(replies.TOO_MANY_RECIPIENTS)
-        # Of a recipient that is named twice the last word counts.
+        # If a recipient is named twice, its last request counts.
         asked[rcpt.recipient] = rcpt.asked
         return replies.RECIPIENT_OK
 

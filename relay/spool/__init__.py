@@ -1,18 +1,19 @@
-"""In a store: every accepted message, in a form that survives loss of power at any instant.
+"""The spool: the store of every accepted message.  It survives loss of power at any instant.
 
-interface       what any engine promises, and the values it speaks in
-engines         which engine keeps a policy's spool, and the one place that opens it
-convert         from one engine to another
-base            what the engines on a disk share
-maildir/        the default engine
-log/            the other one; neither knows of the other
+interface       what every engine guarantees, and the types of its arguments and results
+engines         opens the engine of a policy's spool; no other module does
+convert         converts a spool from one engine to another
+base            what the maildir and the log share
 
-What both engines stand on:
-message/        a message: its file's format, reading it, drafts, notes
-root/           a spool's folder: whose the queue is, the trigger, headroom, the way to corrupt/
-identity        queue ids, those of reports too
-errors          what an error of the kernel means here
+The engines, which know nothing of one another:
+maildir/        the default
+log/            the other engine on a disk
+postgresql/     for hosts that share a queue in a database (database/)
 
-The disk itself:
-disk/           its port, and what is made of it: files that are replaced, threads, errors
+What the engines use:
+message/        a message: the format of its file, reading, drafts, notes
+root/           the folder of a spool: its locks, the trigger, headroom, corrupt/
+identity        queue ids, also of reports
+errors          translates errors of the kernel
+disk/           the disk: its interface, files that are replaced whole, batches of syncs, errors
 """

@@ -1,6 +1,6 @@
-"""What the engines on a disk share: the lock, reading, and quarantine.
+"""What the engines on a disk share: the lock of the queue, reading, and setting damaged messages aside.
 
-An engine says where a message lies (`_at`), and adds what it knows apart from the message's bytes (`_known`).
+An engine locates a message (`_at`) and adds the facts that it keeps outside the message's bytes (`_known`).
 """
 
 import contextlib
@@ -31,9 +31,9 @@ from relay.spool.root.lock import take_lock
 from relay.spool.root.quarantine import OnCorrupt, Quarantine
 
 PAGE_BYTES = 4 * 1024 * 1024
-"""Of content, that comes with one `claim` about."""
+"""A `claim` ends its page once the page has this much content."""
 READ_AGAIN_NS = 60_000_000_000
-"""Until what could not be read is claimed all the same; a disk that loses a sector takes long to say so."""
+"""`claim` tries an unreadable message again after this time; a disk takes long to report a lost sector."""
 Failure = Full | Absent | Corrupt | Unavailable
 
 
@@ -41,16 +41,16 @@ class BaseSpool(ABC):
     is_shared = False
 
     def __init__(self, root: str, form: bytes, disk: Disk, clock: Clock, on_corrupt: OnCorrupt) -> None:
-        """Raise SpoolBusy, OSError, and ValueError for a spool of another format."""
+        """Take the lock.  Raises SpoolBusy, OSError, and ValueError for a spool of another format."""
         self._root = root
         self._disk = disk
         self._clock = clock
         self._lock_fd = take_lock(root, disk, form)
         self._aside = Quarantine(disk, root, on_corrupt)
         self._ahead: deque[str] = deque()
-        """To claim: names, as the engine knows them."""
+        """Names of the messages to claim next.  An engine decides what a name is: a path, or a queue id."""
         self._unread: set[str] = set()
-        """Those that could not be read."""
+        """Names of the messages that could not be read."""
         self._reads_again_at_ns = 0
 
     @abstractmethod
@@ -58,27 +58,27 @@ class BaseSpool(ABC):
 
     @abstractmethod
     def _claimed(self, name: str) -> Message | None:
-        """Return a message that is ahead; None for what is none, or not yet.  Raises OSError."""
+        """Claim the message of a name; return None if there is none, or not yet.  Raises OSError."""
 
     @abstractmethod
     def _at(self, queue_id: QueueId) -> contextlib.AbstractContextManager[Stretch]:
-        """Return where a message lies.  Raises Absent, Corrupt, OSError."""
+        """Return a context that gives the open message.  Raises Absent, Corrupt, OSError."""
 
     @abstractmethod
     def _known(self, message: Message, at: Stretch) -> Message:
-        """Return what was read there, with what else the engine knows of it.  Raises Corrupt, OSError."""
+        """Return the message with the facts that the engine keeps elsewhere.  Raises Corrupt, OSError."""
 
     @abstractmethod
     def _set_aside(self, queue_id: QueueId, why: str) -> None:
-        """Take a damaged message out of the queue, for a human being."""
+        """Take a damaged message out of the queue, and keep it for an operator."""
 
     @abstractmethod
     def _take(self, messages: Sequence[tuple[QueueId, Envelope, Iterable[bytes]]]) -> None:
-        """Queue messages durably; those here already stay as they are.  Raises Full, Unavailable, OSError."""
+        """Queue messages durably; skip those that are queued already.  Raises Full, Unavailable, OSError."""
 
     @abstractmethod
     def _unclaimed(self) -> int:
-        """Return how many messages `claim` has yet to return, about.  Raises OSError."""
+        """Return about how many messages `claim` has yet to return.  Raises OSError."""
 
     def read(self, queue_ids: Sequence[QueueId]) -> list[Message | Absent | Corrupt | Unavailable]:
         return [self._read(queue_id) for queue_id in queue_ids]
@@ -96,7 +96,7 @@ class BaseSpool(ABC):
     def adopt(self, adopted: Sequence[Adopted]) -> None:
         with kernel_errors("adopted messages"):
             self._take([(each.message.queue_id, each.message.envelope, each.content) for each in adopted])
-        # Crash here: messages without what became of them, which are adopted again.
+        # Crash here: the messages are queued without statuses and facts; the caller adopts them again.
         for failure in self.settle([as_it_is(each.message) for each in adopted]):
             if failure is not None:
                 raise failure
@@ -114,7 +114,7 @@ class BaseSpool(ABC):
         self._disk.close(self._lock_fd)
 
     def _page(self, most: int) -> list[Message]:
-        """Claim what is ahead.  Raises OSError where nothing is claimed by then."""
+        """Claim the next page.  Raises OSError only if no message is claimed before the error."""
         page: list[Message] = []
         size_bytes = 0
         while self._ahead and len(page) < most and size_bytes < PAGE_BYTES:
@@ -125,7 +125,7 @@ class BaseSpool(ABC):
             except OSError as error:
                 if not (is_not_now(error) or is_lack_of_room(error)):
                     if page:
-                        break  # what is claimed by now is not claimed again
+                        break  # return these now: no later call claims them again
                     raise
                 message = None
                 self._aside.leave(name, f"cannot be read now: {error.strerror}")
@@ -139,12 +139,12 @@ class BaseSpool(ABC):
         return page
 
     def _due_again(self) -> list[str]:
-        """Return what could not be read, where it is time to try again."""
+        """Return the names that could not be read, once it is time to try again."""
         is_time = self._clock.boottime_ns() >= self._reads_again_at_ns
         return sorted(self._unread) if is_time else []
 
     def _is_left(self, name: str) -> bool:
-        """Return whether something stays where it is, and is not tried again."""
+        """Return whether a damaged message was left in place, and is not tried again."""
         return self._aside.has_left(name) and name not in self._unread
 
     def _read(self, queue_id: QueueId) -> Message | Absent | Corrupt | Unavailable:
@@ -161,7 +161,7 @@ class BaseSpool(ABC):
 
 
 def as_it_is(message: Message) -> Settlement:
-    """Return what became of a message, to write down where it was just accepted."""
+    """Return the settlement that gives a newly adopted message its statuses and facts."""
     return Settlement(
         message.queue_id,
         message.envelope,
@@ -175,7 +175,7 @@ def as_it_is(message: Message) -> Settlement:
 
 
 class Group:
-    """The settlements of one call, and why some of them are not done."""
+    """The settlements of one call, and for each of them why it failed, or None."""
 
     def __init__(self, settlements: Sequence[Settlement]) -> None:
         self._settlements = settlements
@@ -184,7 +184,7 @@ class Group:
     def going(
         self, asks: Callable[[Settlement], object] = lambda _each: True
     ) -> list[tuple[int, Settlement]]:
-        """Return those that nothing keeps from going on, and that ask for something."""
+        """Return the settlements for which `asks` is true and no step failed, each with its index."""
         pairs = enumerate(self._settlements)
         return [(i, each) for i, each in pairs if self.results[i] is None and asks(each)]
 
@@ -192,7 +192,7 @@ class Group:
         self.results[index] = of_kernel(failure) if isinstance(failure, OSError) else failure
 
     def marks(self) -> Iterator[tuple[int, dict[int, Status]]]:
-        """Yield what to mark: of what finds no room only whom the upstream took it for."""
+        """Yield the marks to write: of a settlement that is Full or Unavailable, only relayed recipients."""
         for index, each in enumerate(self._settlements):
             failure = self.results[index]
             if failure is None:

@@ -1,18 +1,19 @@
-"""A spool, from one engine to another: copied, compared, and then made the one that counts.
+"""Converts a spool from one engine to another: copies it, compares the copy, and switches to the copy.
 
-| crash                        | what is there                         | and then                           |
+| crash                        | on the disk                           | afterwards                         |
 | ---------------------------- | ------------------------------------- | ---------------------------------- |
-| while it is copied, compared | the old spool, some of a new one      | the old counts; the next call      |
-|                              | in `converting/` or beside the old    | begins anew                        |
-| `format` being replaced      | one or the other                      | as above, or as below              |
-| while the old one is removed | the new spool, pieces of the old one  | the new counts; the next call      |
-|                              |                                       | removes them                       |
+| during copy or comparison    | the old spool, part of the new one    | the old spool is in force; the     |
+|                              | in `converting/` or beside the old    | next call starts again             |
+| while `format` is replaced   | the old `format` or the new one       | the row above, or the row below    |
+| while the old one is removed | the new spool, pieces of the old one  | the new spool is in force; the     |
+|                              |                                       | next call removes the pieces       |
 
-Guarantees: no message is lost or changed, whatever call it is killed in.  Of a database, all of it: one of
-which another host may own some is refused; what is copied there nobody sends before it counts.  What is there
-yet when a conversion out of it fails is any host's at once, and when it is killed, once the lease has ended.
-Assumes: nobody owns the queue, and no intake is open; both locks are held meanwhile.
-Does not: convert what is in corrupt/, or set aside in a database, which stays.
+Guarantees: no message is lost or changed, whichever call a crash interrupts.  Out of a database, all messages
+are converted, or none if another host may own some.  No host sends messages that were copied into a database
+before that copy is in force.  If a conversion out of a database fails before `leave`, any host may claim the
+messages at once; if it is killed, once its lease has ended.
+Assumes: nobody owns the queue and no intake is open.  Holds both locks meanwhile.
+Does not: convert damaged messages; they stay in corrupt/, or set aside in the database.
 """
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -33,17 +34,17 @@ from relay.spool.root.quarantine import OnCorrupt, corrupt_folder
 
 CONVERTING = "converting"
 AT_ONCE = 256
-"""Messages that share their syncs."""
+"""Messages of a page; they share their syncs."""
 
 
 @dataclass(slots=True)
 class Converted:
     was: str
-    """The engine that the spool was of."""
+    """The old engine."""
     now: str
     messages: int = 0
     recipients: int = 0
-    """Those to do."""
+    """Recipients that are still to do."""
     held: int = 0
 
 
@@ -56,9 +57,9 @@ def convert(
     *,
     engines: Mapping[str, Engine] = ENGINES,
 ) -> Converted:
-    """Raise SpoolBusy where a relay or a listener runs, Full, Unavailable, OSError, ValueError.
+    """Convert the spool in `root`.  Raises SpoolBusy if a relay or a listener runs.
 
-    FileNotFoundError where there is no spool.
+    Raises FileNotFoundError if there is no spool, and Full, Unavailable, OSError and ValueError.
     """
     if (found := engine_of(root, disk)) is None:
         raise FileNotFoundError(2, "no spool is here", root)
@@ -69,7 +70,7 @@ def convert(
         old, new = engines[found], f"{root}/{CONVERTING}"
         done = Converted(found, target)
         with closing(old.spool(root, disk, clock, on_corrupt)) as source:
-            # What an earlier call left, of either engine.
+            # Remove what an interrupted call left, of any engine.
             _remove(disk, new)
             for each in engines.values():
                 if each is not old:
@@ -91,7 +92,7 @@ def convert(
                         cast(SharedSpool, source).leave()
                     undoing.pop_all()
                 _count(root, engines[target], disk)
-                # Crash here: the new spool, and what is left of the old one.
+                # Crash here: the new spool is in force; the next call removes the pieces of the old one.
                 _remove_pieces(old, root, disk)
                 engines[target].let_go(root, disk)
     return done
@@ -115,7 +116,7 @@ def _copy(source: Spool, copy: Spool, done: Converted) -> list[QueueId]:
 def _compare_all(source: Spool, copy: Spool, queue_ids: Sequence[QueueId]) -> None:
     compared: list[QueueId] = []
     for page in _pages(copy):
-        source.look()  # its lease lasts as long as this may take
+        source.look()  # renews the lease if the source is a database
         _compare(source, copy, page)
         compared += [message.queue_id for message in page]
     if compared != queue_ids:
@@ -125,7 +126,7 @@ def _compare_all(source: Spool, copy: Spool, queue_ids: Sequence[QueueId]) -> No
 def _compare(source: Spool, target: Spool, page: Sequence[Message]) -> None:
     queue_ids = [message.queue_id for message in page]
     for was, now in zip(source.read(queue_ids), target.read(queue_ids), strict=True):
-        # The hint of the next attempt comes with a claim alone, as far as every engine promises.
+        # An engine need not return the hint of the next attempt from `read`, only from `claim`.
         if not (
             isinstance(was, Message)
             and isinstance(now, Message)
@@ -137,12 +138,12 @@ def _compare(source: Spool, target: Spool, page: Sequence[Message]) -> None:
 
 
 def _count(root: str, engine: Engine, disk: Disk) -> None:
-    """Make what was built the spool that counts."""
+    """Switch to the copy: move its pieces beside the old ones, then replace `format`."""
     new = f"{root}/{CONVERTING}"
     for name in engine.pieces:
         disk.rename(f"{new}/{name}", f"{root}/{name}")
     disk.sync_directory(root)
-    # Crash here: the old spool, and a new one that no engine looks for.
+    # Crash here: the old spool is in force; no engine reads the new pieces.
     with opened(disk, put_in_place(disk, f"{root}/format", engine.format)):
         pass
     _remove(disk, new)

@@ -1,10 +1,10 @@
-"""The engines of a spool, by name: opened here and nowhere else, for whoever needs one.
+"""The engines of the spool, by name.  No other module opens a spool.
 
 `open_spool` is for the owner of the queue: a relay, or an operator's verbs while no relay runs.
 `open_intake` is for a listener.
 
-Guarantees: a spool is opened by the engine that its `format` names, or not at all; nothing is made in one of
-another engine.  While an intake is open, no conversion begins.
+Guarantees: only the engine that a spool's `format` names opens the spool or creates files in it.  While an
+intake is open, no conversion begins.
 Does not: open the trigger (`root.trigger`), which is the same for every engine.
 """
 
@@ -32,14 +32,14 @@ from relay.spool.root.quarantine import OnCorrupt
 class Engine:
     format: bytes
     pieces: tuple[str, ...]
-    """Names in a spool's folder that are this engine's own; all others are shared by all engines."""
+    """Names in the spool's folder that belong to this engine; the engines share all other names."""
     spool: Callable[[str, Disk, Clock, OnCorrupt], Spool]
     prepare: Callable[[str, Disk], None]
     intake: Callable[[str, Disk, Clock], Intake]
     forget: Callable[[str, Disk], None] = lambda _root, _disk: None
-    """Remove what a conversion left elsewhere than in the folder."""
+    """Remove what a conversion left outside the folder, in a database."""
     let_go: Callable[[str, Disk], None] = lambda _root, _disk: None
-    """Let other hosts have what a conversion brought."""
+    """Let other hosts claim the messages that a conversion copied into a database."""
 
 
 ENGINES: dict[str, Engine] = {
@@ -58,7 +58,7 @@ ENGINES: dict[str, Engine] = {
         LogIntake,
     ),
 }
-"""Those on a disk."""
+"""The engines on a disk."""
 LEAST_LEASE_NS = 3600 * SECOND_NS
 _NAMES = {engine.format: str(name) for name, engine in ENGINES.items()} | {
     IN_A_DATABASE: str(SpoolEngine.POSTGRESQL)
@@ -66,27 +66,27 @@ _NAMES = {engine.format: str(name) for name, engine in ENGINES.items()} | {
 
 
 def open_spool(policy: Policy, disk: Disk, clock: Clock, on_corrupt: OnCorrupt) -> Spool:
-    """Own the queue, or in a database this host's part of it.
+    """Become the owner of the queue, or of this host's part of a queue in a database.
 
-    Raises SpoolBusy, OSError, Unavailable where a database cannot be asked, and ValueError for one of another
-    engine or version.
-    `on_corrupt` is told the name and the fault of each message that is set aside.
+    `on_corrupt` is called with the name and the fault of each message that is set aside.
+    Raises SpoolBusy, OSError, Unavailable if the database does not answer, and ValueError for a spool of
+    another engine or version.
     """
     return _engine(policy, disk).spool(str(policy.spool), disk, clock, on_corrupt)
 
 
 def prepare_spool(policy: Policy, disk: Disk) -> None:
-    """Make sure of what `open_intake` assumes, while no relay runs.  Raises OSError, ValueError."""
+    """Create what `open_intake` assumes, in case no relay has run.  Raises OSError, ValueError."""
     _engine(policy, disk).prepare(str(policy.spool), disk)
 
 
 def open_intake(policy: Policy, disk: Disk, clock: Clock) -> Intake:
-    """Assume that the queue was owned before, or `prepare_spool`.  Raises OSError and SpoolBusy."""
+    """Open a spool that an owner or `prepare_spool` created.  Raises OSError, SpoolBusy, ValueError."""
     return _wanted(policy).intake(str(policy.spool), disk, clock)
 
 
 def engine_of(root: str, disk: Disk) -> str | None:
-    """Return whose spool is in a folder; None where there is none yet.  Raises OSError, ValueError."""
+    """Return the engine of the spool in a folder, or None without a spool.  Raises OSError, ValueError."""
     if (found := format_of(root, disk)) is None:
         return None
     if found not in _NAMES:
@@ -95,7 +95,7 @@ def engine_of(root: str, disk: Disk) -> str | None:
 
 
 def engines_of(policy: Policy) -> dict[str, Engine]:
-    """Return those between which a spool can be converted."""
+    """Return the engines between which this policy can convert a spool."""
     return (
         ENGINES
         if policy.storage.postgresql is None

@@ -1,4 +1,4 @@
-"""What an error of the kernel means for a spool, in the words of `relay.spool.interface`."""
+"""Translates errors of the kernel into those of `relay.spool.interface`."""
 
 from relay.spool.disk.os_errors import is_lack_of_room
 from relay.spool.interface import Full, Unavailable
@@ -12,7 +12,7 @@ def of_kernel(error: OSError, what: str = "") -> Full | Unavailable:
 class kernel_errors:  # noqa: N801 - reads as `contextlib.suppress` does
     """Raise Full for a lack of room, Unavailable for any other OSError.
 
-    A class: some for each message, and a generator costs twice as much.
+    A class, because each message uses several and a generator costs twice as much.
     """
 
     __slots__ = ("_what",)

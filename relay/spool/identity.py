@@ -1,13 +1,13 @@
-"""Queue ids: unique for ever without a lock, short enough to read out, sorted by time.
+"""Queue ids: unique for ever without a lock, short enough to read aloud, sorted by time.
 
-Sixteen characters of Crockford's base 32 (no i, l, o, u): ten for the microseconds since 2024, which
-no process uses twice, and six random ones, which tell apart processes, boots and a clock that was set
-back.  Never an inode number: the kernel reuses those, and the status bytes of one message would mark the
+An id has sixteen characters of Crockford's base 32 (no i, l, o, u).  Ten are the microseconds since 2024,
+which no process uses twice.  Six are random: they tell apart processes, boots and a clock that was set back.
+An id is never an inode number: the kernel reuses those, and the status bytes of one message would mark the
 recipients of another.
 
-Two ids could only meet if one of 2**30 were drawn twice within the same microsecond.  A maildir, publishing
-by link(2), would refuse the second, and its client would get 451.  A log would not notice: its listeners do
-not see each other's streams, and its sender would take the second message for a copy of the first.
+Two ids are equal only if the same one of 2**30 numbers is drawn twice within one microsecond.  A maildir
+publishes by link(2), which refuses the second id, and its client gets 451.  A log does not notice: its
+listeners do not see each other's streams, and its sender takes the second message for a copy of the first.
 """
 
 import struct
@@ -21,7 +21,7 @@ _EPOCH_US = 1_704_067_200_000_000  # 2024-01-01T00:00:00Z; ten characters last u
 _TIME_CHARACTERS = 10
 _RANDOM_CHARACTERS = 6
 _DRAWN_AT_ONCE = 64
-"""Of the random parts: each draw asks the kernel."""
+"""Random parts that one call of the kernel provides."""
 _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
 
 REPORT_SUFFIX = "r"
@@ -29,7 +29,7 @@ WARNING_SUFFIX = "w"
 
 
 class Identities:
-    """Hands out queue ids.  One for each process; not for several threads at once."""
+    """Makes queue ids.  A process has one instance; one thread at a time may call it."""
 
     def __init__(self, clock: Clock, random_bytes: Callable[[int], bytes]) -> None:
         self._clock = clock
@@ -38,7 +38,7 @@ class Identities:
         self._chances: list[int] = []
 
     def next_id(self) -> QueueId:
-        """Return an id that was never returned before, here or anywhere."""
+        """Return an id that no process has returned before."""
         self._last_us = max(self._last_us + 1, self._clock.wall_ns() // 1000 - _EPOCH_US)
         number = self._last_us & ((1 << 5 * _TIME_CHARACTERS) - 1)
         if not self._chances:
@@ -49,10 +49,10 @@ class Identities:
 
 
 def report_id(queue_id: QueueId, first_failed: int | None = None) -> QueueId:
-    """Return the id of a report about a message: always the same, so that it exists once.
+    """Return the id of a report about a message.  It is always the same, so that the report exists once.
 
-    The last report, when no recipient is left, has no number.  One before that has the number of its first
-    recipient, counted from 1: no recipient is reported twice.
+    The last report, when no recipient is left, has no number.  An earlier report has the number of its first
+    recipient, counted from 1; it is unique, because no recipient is reported twice.
     """
     number = "" if first_failed is None else str(first_failed + 1)
     return QueueId(f"{queue_id[:16]}{REPORT_SUFFIX}{number}")
@@ -63,5 +63,5 @@ def warning_id(queue_id: QueueId) -> QueueId:
 
 
 def is_queue_id(name: str) -> bool:
-    """Return whether a file's name is one that we give; checked before it becomes a path."""
+    """Return whether a name has the form of a queue id; check it before it becomes part of a path."""
     return QUEUE_ID_PATTERN.match(name) is not None

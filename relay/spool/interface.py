@@ -1,12 +1,12 @@
-"""What any engine of the spool promises, and the values it speaks in.
+"""What every engine of the spool guarantees, and the types of its arguments and results.
 
-Two sides that share nothing but the store: `Intake` for listeners, in any number of processes, and `Spool`
-for the one who owns the queue.  Both are synchronous.  An engine's methods are called by one thread at a
-time, but for `Intake`, whose drafts are independent of one another.
+Two sides share only the store: `Intake` for listeners, in any number of processes, and `Spool` for the owner
+of the queue.  Both are synchronous.  One thread at a time calls an engine, except that the drafts of an
+`Intake` are independent of one another.
 
-Guarantees: what a call returned for is durable, but for hints (`Settlement.next_attempt_at_ns`).  Every call
-may be made again with the same arguments, also after a crash in it or an error of it.
-Does not: sort, cache or count anything (the sender's), or decide what becomes of a message.
+Guarantees: when a call returns, its effect is durable, except for hints (`Settlement.next_attempt_at_ns`).
+Every call may be repeated with the same arguments, also after a crash or an error in it.
+Does not: sort, cache or count (the sender does), or decide what becomes of a message.
 tests/engines/spool/conformance.py is the suite that every engine passes.
 """
 
@@ -22,31 +22,31 @@ from relay.spool.identity import report_id
 
 
 class SpoolError(Exception):
-    """Why a call, or its part about one message, could not be done."""
+    """Why a call, or its part about one message, failed."""
 
 
 class SpoolBusy(SpoolError):  # noqa: N818 - a state, not an error of ours
-    """Somebody else owns the queue; the text says who."""
+    """Another process or host uses the spool; the text says which."""
 
 
 class Full(SpoolError):  # noqa: N818 - a state of the store
-    """No room for it: nothing of it is done, and it may be asked again later."""
+    """The store has no room; the call may be repeated later."""
 
 
 class Unavailable(SpoolError):  # noqa: N818 - a state of the store
-    """The store fails, or does not answer, now: whether it is done is unknown, and it may be asked again."""
+    """The store fails or does not answer.  The call may have taken effect, and may be repeated."""
 
 
 class Absent(SpoolError):  # noqa: N818 - a plain answer
-    """There is no such message in the queue."""
+    """The queue has no such message."""
 
 
 class Corrupt(SpoolError):  # noqa: N818 - what is stored
-    """What is stored is torn, foreign or damaged; the text says how.  Never sent, never deleted."""
+    """A stored message is torn, foreign or damaged; the text says how.  Never sent, never deleted."""
 
 
 class Status(enum.Enum):
-    """A recipient's one status byte in the store."""
+    """The status of a recipient; the value is its byte in the store."""
 
     TODO = b"T"
     RELAYED = b"D"
@@ -54,7 +54,7 @@ class Status(enum.Enum):
     EXPIRED = b"E"
     DELETED = b"X"
     SUCCESS = b"S"
-    """Relayed, and the sender, who asked to be told, is told by us: the upstream offered no DSN."""
+    """Relayed, and the sender asked to be told of it.  The relay tells it, as the upstream offered no DSN."""
 
     @property
     def is_relayed(self) -> bool:
@@ -66,30 +66,30 @@ class Status(enum.Enum):
 
     @property
     def is_reported(self) -> bool:
-        """Whether the sender may be owed a report about it."""
+        """Whether the sender may be owed a report about the recipient."""
         return self.is_failure or self is Status.SUCCESS
 
 
 _REPORTED = frozenset(status for status in Status if status.is_reported)
 
 INLINE_BYTES = 256 * 1024
-"""Content up to here comes with its message; longer content is streamed in chunks of this size."""
+"""A `Message` includes content up to this size; longer content is streamed in chunks of this size."""
 HEAD_BYTES = 64 * 1024
-"""So much of the beginning of longer content comes with its message."""
+"""A `Message` with longer content includes this much of the beginning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Why one recipient failed, or by what it was relayed: durable before its status says so."""
+    """Why one recipient failed, or which reply relayed it.  Durable before the recipient's status changes."""
 
     index: int
-    """Which recipient of the envelope."""
+    """Index of the recipient in the envelope."""
     status: str
     """Enhanced status code, RFC 3463."""
     reason: str
     """`bounced`, `expired`, `operator` or `relayed`."""
     diagnostic: str | None
-    """The upstream's reply, or what else there is to say; printable ASCII."""
+    """The upstream's reply, or another explanation; printable ASCII."""
     remote: str | None
     """The upstream, as `host`."""
     at_ns: int
@@ -98,22 +98,22 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class OwedReport:
-    """The report that a sender is owed now: of failures, and of successes that it asked for."""
+    """The report that the sender is owed now: of failures, and of successes that it asked to be told of."""
 
     report_id: QueueId
     indices: tuple[int, ...]
-    """Of the recipients that it tells of."""
+    """Indices of the recipients that the report tells of."""
     statuses: tuple[Status, ...]
-    """What became of each of them."""
+    """The status of each of these recipients."""
 
 
 def owed_report(
     queue_id: QueueId, envelope: Envelope, statuses: Sequence[Status], told: Container[int]
 ) -> OwedReport | None:
-    """Return the report about recipients not `told` of, as far as the sender wants to be told.
+    """Return the report about the recipients that are not in `told`, as far as the sender asked to be told.
 
-    None where there is nothing to tell, or the sender is `<>`.
-    Its id follows from its first recipient, and is that of the last report where no recipient is left.
+    Return None if there is nothing to report, or the sender is `<>`.  The report's id comes from the first
+    recipient in it; if no recipient is left to do, it is the id of the last report.
     """
     if envelope.is_null or _REPORTED.isdisjoint(statuses):
         return None
@@ -129,7 +129,7 @@ def owed_report(
 
 
 def is_told_of(envelope: Envelope, index: int, status: Status) -> bool:
-    """Whether the sender is to be told by us what became of a recipient (RFC 3461, 4.1)."""
+    """Return whether the relay must tell the sender what became of a recipient (RFC 3461, 4.1)."""
     return status is Status.SUCCESS or (status.is_failure and envelope.tells_of(index, Notify.FAILURE))
 
 
@@ -140,18 +140,18 @@ class Message(NamedTuple):
     statuses: tuple[Status, ...]
     """One for each recipient of the envelope, in its order."""
     told: frozenset[int] = frozenset()
-    """Recipients whose sender was told by a report what became of them."""
+    """Indices of the recipients of which a report told the sender."""
     is_held: bool = False
     is_warned: bool = False
-    """The sender was told that it is late."""
+    """The sender was warned of the delay."""
     next_attempt_at_ns: int | None = None
-    """Wall clock; a hint kept over restarts.  None: none was ever given."""
+    """Wall clock; a hint that survives a restart.  None if none was ever set."""
     content: bytes | None = None
-    """Checked against its checksum; None when longer than INLINE_BYTES: see `Spool.content`."""
+    """Compared with its checksum; None if longer than INLINE_BYTES (see `Spool.content`)."""
     long_head: bytes = b""
-    """The first HEAD_BYTES of content that is longer than INLINE_BYTES; not checked."""
+    """The first HEAD_BYTES of content longer than INLINE_BYTES; not compared with the checksum."""
     notes: tuple[Note, ...] = ()
-    """The last one about each recipient of which a report is owed; some may be missing after damage."""
+    """The last note about each recipient of the owed report; some may be missing after damage."""
 
     @property
     def owed_report(self) -> OwedReport | None:
@@ -164,17 +164,17 @@ class Message(NamedTuple):
 
     @property
     def head(self) -> bytes:
-        """Return the content, or the beginning of it where it is long."""
+        """Return the content, or its beginning if it is long."""
         return self.long_head if self.content is None else self.content
 
     def with_notes(self, notes: Iterable[Note]) -> "Message":
-        """Return it with those notes of which a report is owed."""
+        """Return the message with those of `notes` that are about recipients of the owed report."""
         owed = self.owed_report
         kept = tuple([note for note in notes if owed is not None and note.index in owed.indices])
         return self._replace(notes=kept)
 
     def after(self, marks: Mapping[int, Status], notes: Sequence[Note] = ()) -> "Message":
-        """Return it with marks and notes that a settlement made durable."""
+        """Return the message as it is after a settlement wrote these marks and notes."""
         if not marks:
             return self
         statuses = tuple([marks.get(index, status) for index, status in enumerate(self.statuses)])
@@ -182,164 +182,164 @@ class Message(NamedTuple):
 
 
 class Report(NamedTuple):
-    """A message of ours about another one: a report of what became of recipients, or a warning of a delay."""
+    """A message by the relay about another one: a report (DSN) about recipients, or a warning of a delay."""
 
     queue_id: QueueId
-    """Derived from its subject's (`relay.spool.identity`), so that it exists once."""
+    """Derived from the other message's id (`relay.spool.identity`), so that the report exists once."""
     envelope: Envelope
     content: bytes
 
 
 @dataclass(slots=True)
 class Settlement:
-    """What to write down about one message, in this order, so that a crash between two steps loses nothing.
+    """What to write about one message, in this order, so that a crash between two steps loses nothing.
 
     notes, marks, report, told and warned, next attempt, held or released, end.
     """
 
     queue_id: QueueId
     envelope: Envelope
-    """As the message was read: no recipient is marked but by this address."""
+    """As it was read.  A recipient is marked only if its stored address is the one in here."""
     marks: Mapping[int, Status] = field(default_factory=dict)
     notes: Sequence[Note] = ()
-    """Of recipients that are marked with it, and of which the sender may be told."""
+    """Notes about recipients in `marks` of which the sender may be told."""
     report: Report | None = None
-    """Published unless it is there already, or was."""
+    """Published, unless an earlier call published it."""
     told: Sequence[int] = ()
-    """The recipients of which `report` tells."""
+    """Indices of the recipients of which `report` tells."""
     is_warned: bool = False
-    """`report` warns of a delay."""
+    """`report` is a warning of a delay."""
     next_attempt_at_ns: int | None = None
-    """Wall clock.  A hint: no disk is waited for on its account."""
+    """Wall clock.  A hint: the engine makes no sync for it."""
     is_held: bool | None = None
-    """Hold it, or release it; None: neither."""
+    """True holds the message, False releases it, None changes nothing."""
     ends: bool = False
-    """Remove it: no recipient is left, and no report is owed but `report`."""
+    """Remove the message: no recipient is left, and no report is owed except `report`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpoolLook:
-    """What there is to see of a store."""
+    """Free room of a store, and counts of what is in it."""
 
     free_bytes: int = 0
     free_inodes: int | None = None
-    """None where the store counts none."""
+    """None if the store does not count inodes."""
     corrupt: int = 0
-    """How much was set aside, or is damaged or unreadable and was left in its place."""
+    """Entries that were set aside, or are damaged or unreadable and were left in place."""
     unclaimed: int = 0
-    """Messages that `claim` has yet to return, about."""
+    """About how many messages `claim` has yet to return."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """What was set aside, as a listing shows it."""
+    """An entry of the listing of what was set aside."""
 
     name: str
-    """Printable ASCII; in general no queue id."""
+    """Printable ASCII; not always a queue id."""
     size_bytes: int
     arrival_at_ns: int
-    """Wall clock; of a message that can be read when it arrived, else when the file was last written."""
+    """Wall clock: when a readable message arrived, else when the file was last written; 0 if unknown."""
     reverse_path: str
     recipients_left: int
     reason: str
-    """What is wrong with it, or that it can be read."""
+    """What is wrong with the entry, or that it can be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """A message on its way from one spool into another, with all that is known of it."""
+    """A message to copy from one spool into another."""
 
     message: Message
     content: Iterable[bytes]
-    """In chunks; Corrupt and Unavailable are raised before the last one."""
+    """In chunks.  Reading raises Corrupt or Unavailable before the last chunk."""
 
 
 class Intake(Protocol):
-    """The listener's side.  It takes the drafts that it gave, and no others: TypeError."""
+    """The listener's side.  It accepts only its own drafts, and raises TypeError for others."""
 
     def draft(self) -> Draft:
-        """Begin a message; no I/O.  It writes and removes by itself what does not stay in memory."""
+        """Begin a message, without I/O.  The draft writes and removes its own file, if it needs one."""
 
     def accept(self, drafts: Sequence[tuple[Draft, Envelope]]) -> list[Full | Unavailable | None]:
-        """Publish messages durably as one batch; an error, and nothing queued, or None, for each."""
+        """Publish messages durably as one batch; return for each None, or the error if it is not queued."""
 
     def room(self) -> int:
-        """Return how many bytes new mail may still take; 0: no message at all.  Raises Unavailable."""
+        """Return how many bytes new mail may still take; 0 if no message fits.  Raises Unavailable."""
 
     def close(self) -> None: ...
 
 
 class Spool(Protocol):
-    """The side of who owns the queue."""
+    """The side of the owner of the queue."""
 
     is_shared: bool
-    """Another host may take over what was claimed: each message is read just before it is sent."""
+    """Another host may take over a claimed message, so the sender reads each just before it sends it."""
 
     def claim(self, most: int) -> list[Message]:
-        """Return messages that this owner has not had yet, the oldest first; empty: none is there now.
+        """Return messages that this owner has not claimed yet, oldest first; empty if there is none now.
 
-        At a start that is everything queued, held too, a page at a time, and then what listeners accept.
-        So a message comes before the reports about it.  No more than some megabytes of content at once.
-        What is damaged is set aside, told of and left out.  Raises Unavailable.
+        After a start these are all queued messages, also held ones, page by page; then what listeners accept.
+        So a message comes before the reports about it.  A page has some megabytes of content at most.
+        Damaged messages are set aside, reported to `on_corrupt` and left out.  Raises Unavailable.
         """
 
     def read(self, queue_ids: Sequence[QueueId]) -> list[Message | Absent | Corrupt | Unavailable]:
-        """Return claimed messages as they are now; a damaged one was set aside."""
+        """Return claimed messages as they are now.  A message returned as Corrupt was set aside."""
 
     def content(self, queue_id: QueueId) -> Iterator[bytes]:
-        """Stream the content; Corrupt is raised before the first octet if any is wrong.
+        """Yield the content in chunks.  Raises Corrupt before the first octet if the checksum does not match.
 
-        All of it is read twice for that; an empty chunk comes for each that is checked.
-        Raises Absent and Unavailable too.
+        For that, content is read twice; the first reading yields empty chunks.  Raises Corrupt later if the
+        second reading differs from the first.  Also raises Absent and Unavailable.
         """
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Full | Absent | Corrupt | Unavailable | None]:
-        """Write down what became of messages, as one group; for each why it is not done, or None.
+        """Write what became of messages, as one group; return for each None, or why it failed.
 
-        A settlement that is not done may be done in part, in the order of `Settlement`.  Where one finds no
-        room, relayed recipients are marked all the same: a crash must not send to them again.  It is asked
-        again, as it was, before anything else is asked about that message.
+        A failed settlement may be done in part, in the order of `Settlement`.  If it finds no room, its
+        relayed recipients are marked all the same: a crash must not send to them again.  The caller repeats
+        it unchanged before it asks anything else about that message.
         """
 
     def adopt(self, adopted: Sequence[Adopted]) -> None:
-        """Put messages of another spool into the queue under their ids, durably, as they are there.
+        """Copy messages of another spool durably into the queue, with their ids, statuses and facts.
 
-        What is here already stays as it is.  Raises Full, Unavailable, and what reading their content raises.
+        Skips content that is here already.  Raises Full, Unavailable, and what reading the content raises.
         """
 
     def look(self) -> SpoolLook:
-        """Raise Unavailable."""
+        """Return free room and counts.  Raises Unavailable."""
 
     def set_aside(self, most: int) -> list[SetAside]:
-        """Return the first `most` of what was set aside, with why.  Raises Unavailable."""
+        """Return the first `most` entries that were set aside.  Raises Unavailable."""
 
     def tidy(self) -> int:
-        """Remove what dead listeners left; return how much.  Called hourly.  Raises Unavailable."""
+        """Remove the files of dead listeners; return how many.  Called hourly.  Raises Unavailable."""
 
     def close(self) -> None:
-        """Let another own the queue."""
+        """Release the queue, so that another process may own it."""
 
 
 class SharedSpool(Spool, Protocol):
-    """What hosts with one queue have beside it: messages that are not claimed here, to see and to ask for.
+    """The queue of several hosts: adds access to messages that are not claimed here.
 
-    A wish is a verb, and the states in which it counts.  It stands with the message until its owner, whoever
-    that is then, has answered it or released the message.  All raise Full and Unavailable.
+    A wish is an operator's verb and the states of a message in which it applies.  It is stored with the
+    message until the message's owner answers it or releases the message.  All raise Full and Unavailable.
     """
 
     def others(self, first: str, most: int) -> list[tuple[Message, str]]:
-        """Return messages from an id on, in order, without content, each with the host that has it, or ``."""
+        """Return messages not claimed here from an id on, in order, without content; each with host or ``."""
 
     def ask(self, queue_ids: Sequence[QueueId], wish: str) -> dict[QueueId, str]:
-        """Write a wish down in place of any other; return of which messages, and who has each."""
+        """Store a wish in place of any other; return the messages that have it now, with their hosts."""
 
     def answers(self, queue_ids: Sequence[QueueId]) -> dict[QueueId, str | None]:
-        """Return what came of wishes, None where nothing has yet; nothing of what ended otherwise."""
+        """Return the answers to wishes: None if none came yet, no entry if the message ended without one."""
 
     def wishes(self) -> dict[str, list[QueueId]]:
-        """Return what others want of messages that are claimed here."""
+        """Return the wishes of other hosts, with the messages claimed here that have them."""
 
     def answer(self, wish: str, results: Mapping[QueueId, str]) -> None: ...
 
     def leave(self) -> None:
-        """Keep what is claimed here from all other hosts, also once this is closed: it counts elsewhere."""
+        """Keep other hosts from claiming what is claimed here, even after `close`: it is copied elsewhere."""

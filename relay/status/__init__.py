@@ -1,4 +1,4 @@
-"""What can be seen of a relay: snapshot, forecast, what an edit would do, page, /status.json, the scrape."""
+"""The status of a relay: snapshot, forecast, plan of a policy edit, status page, /status.json, metrics."""
 
 MOST_CONNECTIONS = 64
-"""To the status port: a handful of scrapers and browsers; each costs a descriptor."""
+"""Connections to the status port.  A few scrapers and browsers need it; each costs a descriptor."""

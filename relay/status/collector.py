@@ -1,7 +1,6 @@
-"""The numbers that are read at each scrape, from a snapshot.
+"""The metrics that are computed from a snapshot at each scrape.
 
-A scrape never fails because of us: where the snapshot cannot be taken, the fault is
-logged and counted, and the other numbers are still there.
+A fault of the snapshot never fails the scrape: it is logged and counted, and the other metrics are there.
 """
 
 import math
@@ -97,7 +96,7 @@ def _of_rest(snapshot: Snapshot) -> Iterator[Number]:
 def _of_routes(routes: Sequence[RouteStatus]) -> Iterator[Number]:
     now: dict[tuple[str, str, Because], int] = {}
     for route in routes:
-        # All that there may be, at 0, before it happens.
+        # Export each possible pair at 0 before it happens.
         for pair in combinations(reversed(route.upstreams), 2):
             for because in (Because.FAILOVER, Because.SPILL):
                 now.setdefault((*pair, because), 0)

@@ -1,16 +1,15 @@
-"""When the mail of a line will have gone, by arithmetic, and the listing of the queue by it.  Pure.
+"""Forecasts when waiting mail will have been relayed, and lists the queue with these times.  Pure.
 
-N slots of a window open one after the other, and each opens again T after its transaction ended.  So what
-needs the k-th slot from now goes at `opening[(k-1) mod N] + T * ((k-1) div N)` if each slot is used at once.
-Where several windows count messages, the k-th message uses the slot of the one that began N before it:
-`begun[k-N] + T`, and of several windows the last one decides.  Connections are such a window, whose T is a
-transaction.
+The N slots of a window open one after the other, and each opens again T after its transaction ended.  If
+each slot is used at once, the k-th slot from now opens at `opening[(k-1) mod N] + T * ((k-1) div N)`.
+Where several windows count messages, the k-th message uses the slot of message k-N, from `begun[k-N] + T`,
+and the window that is last decides.  The connections are such a window; its T is a transaction's duration.
 
-Exact for one line whose limits all count messages, without keys and lanes, for its first MOST_BEGINS
-messages; and under a single limit that binds more than connections do.  This holds while no mail comes,
-nothing is refused, and transactions take as long as they do on average.  Else it is an estimate, and rather
-early: limits for each key, the turns of lanes, and how limits of several units hold up each other are not
-counted.
+The forecast is exact for one line whose limits all count messages, without keys and lanes, for its first
+MOST_BEGINS messages; and under a single limit that binds more than the connections do.  It assumes that no
+mail arrives, nothing is refused, and transactions take their average time.  Otherwise it is an estimate that
+tends to be early: it ignores limits for each key, the turns of lanes, and how limits of different units
+delay each other.
 """
 
 import math
@@ -33,7 +32,7 @@ from relay.throttle.limit_state import Limited, Opening
 
 CONNECTIONS = "connections"
 NEXT = ""
-"""It goes now."""
+"""The message goes now."""
 MOST_BEGINS = 2000
 NOT_IN_POLICY = "stop: its upstream has left the policy, and its last transaction may still relay it"
 HOLD, REPORTS, BACK_OFF, RESTS = "hold", "reports.per_hour", "back-off", "sender rests"
@@ -55,37 +54,37 @@ _UNITS = {"messages": 0, "recipients": 1, "bytes": 2}
 
 class Expected(NamedTuple):
     eta_ns: int | None
-    """Boottime: when it will have been relayed; None where nobody can tell."""
+    """Boottime: when the message will have been relayed; None if that is unknown."""
     held_by: str
-    """What most of its wait is for; empty where it goes now."""
+    """The cause of most of its wait; empty if it goes now."""
 
 
 class _Window:
     def __init__(
         self, words: str, count: int, again_ns: int, now_ns: int, taken: Iterable[Opening] = ()
     ) -> None:
-        """Let a slot that is used be free again after `again_ns`."""
+        """`again_ns` is the time from the use of a slot until it is free again."""
         openings = sorted(each for each in taken if each[0] > now_ns)
         self.words, self._count, self._again_ns = words, max(1, count), again_ns
         self._instants = [now_ns, *(at_ns for at_ns, _ in openings)]
         self._opened = [0, *accumulate(weight for _, weight in openings)]
 
     def slot(self, number: int) -> int:
-        """Return when so many slots will have been free, if each is used at once."""
+        """Return when the slot of this number from now, counted from 1, opens, if each is used at once."""
         turns, slot = divmod(max(1, number) - 1, self._count)
-        # So many of what is taken now must have opened.
+        # How much of the weight that is taken now must have opened.
         needed = self._opened[-1] + slot + 1 - self._count
         return self._instants[bisect_left(self._opened, needed)] + turns * self._again_ns
 
     def next(self, begun: Sequence[int]) -> int:
-        """Return when a slot is free for the message behind those that have begun."""
+        """Return when a slot is free for the message after those in `begun`."""
         if len(begun) < self._count:
             return self.slot(len(begun) + 1)
         return begun[-self._count] + self._again_ns
 
 
 class Pace:
-    """How the mail of one account goes from now on."""
+    """The forecast for the mail of one account from now on."""
 
     def __init__(
         self,
@@ -97,17 +96,17 @@ class Pace:
         rests: str = "",
         until_ns: int | None = 0,
     ) -> None:
-        """`rests` says why nothing is sent until an instant; None: nobody can tell until when."""
+        """`rests` says why nothing is sent before `until_ns`; None: the end of the rest is unknown."""
         self._is_endless = bool(rests) and until_ns is None
         self._rests, self._transaction_ns = rests, transaction_ns
         self._from_ns = max(now_ns, until_ns or 0) if rests else now_ns
         self._of_line: list[_Window] = []
-        """Those that count messages."""
+        """The windows that count messages."""
         self._others: list[tuple[int, str | None, _Window]] = []
-        """Limits of recipients and bytes, and ceilings of lanes: each by itself."""
+        """Limits of recipients and bytes, and ceilings of lanes; each is forecast by itself."""
         self._begun: list[int] = []
         self._held_by: list[str] = []
-        """Of each message of the line, as far as it was asked for: when it begins, and what it waits for."""
+        """For each message of the line, as far as asked for: when it begins, and what it waits for."""
         if transaction_ns:
             self._of_line.append(_Window(CONNECTIONS, connections, transaction_ns, self._from_ns))
         for limit in limits:
@@ -120,7 +119,7 @@ class Pace:
                 self._others.append((_UNITS[limit.unit], limit.only, window))
 
     def at(self, load: Load, lane: str = "", of_lane: Load | None = None) -> Expected:
-        """Return what to expect of the last message of a load, of which its lane has a part."""
+        """Return the forecast for the last message of a load; `of_lane` is its lane's part of the load."""
         if self._is_endless:
             return Expected(None, self._rests)
         begins = [self._begin(max(1, load.messages))]
@@ -133,7 +132,7 @@ class Pace:
         return Expected(at_ns + self._transaction_ns, self._rests or held_by)
 
     def _begin(self, number: int) -> tuple[int, str]:
-        """Return when the last of so many messages begins, and what it waits for."""
+        """Return when the message of this number begins, and what it waits for."""
         if not self._of_line:
             return self._from_ns, NEXT
         begun = self._begun
@@ -145,7 +144,7 @@ class Pace:
             self._held_by.append(words)
         if number <= MOST_BEGINS:
             return begun[number - 1], self._held_by[number - 1]
-        # From there each window goes on by itself, as far behind as it was.
+        # From there on each window goes by itself, with the delay that it had at MOST_BEGINS.
         return max(
             (each.slot(number) + begun[-1] - each.slot(MOST_BEGINS), each.words) for each in self._of_line
         )
@@ -161,10 +160,7 @@ def _window_of(limit: Limited, words: str, now_ns: int, transaction_ns: int) -> 
 
 
 class Listing:
-    """Rows are to be asked for oldest first: what waits is taken to go in this order.
-
-    A message that is gone has no row.
-    """
+    """Ask for rows oldest first: the forecast assumes that waiting messages go in the order of the calls."""
 
     def __init__(
         self,
@@ -174,12 +170,12 @@ class Listing:
         clock: Clock,
         host: str = "",
     ) -> None:
-        """`paused` is by the upstream why nothing of its line is sent; `host` is of a shared queue."""
+        """`paused` says why an upstream's line sends nothing; `host` is this host, if the queue is shared."""
         self._queue, self._paces, self._paused, self._host = queue, paces, paused, host
         self._now_ns = clock.boottime_ns()
         self._to_wall_ns = clock.wall_ns() - self._now_ns
         self._ahead: dict[tuple[str, str | None], Load] = {}
-        """By the upstream, and by the upstream and its lane: what waits and had its row."""
+        """By (upstream, None) and by (upstream, lane): the waiting mail whose rows were asked for."""
 
     def messages(self) -> list[MessageView]:
         rows = map(self.row, sorted(self._queue.ids()))
@@ -194,7 +190,7 @@ class Listing:
         return found
 
     def message(self, queue_id: QueueId, recipients: tuple[str, ...]) -> MessageView | None:
-        """Return one message with all its recipients that are left; None if it is gone."""
+        """Return one message with all its recipients left; None if it is gone."""
         for name in {part.upstream for part in self._queue.parts(queue_id)}:
             for each in self._queue.line(name):
                 if each.state is State.WAITING and each.queue_id < queue_id:
@@ -203,7 +199,7 @@ class Listing:
         return None if found is None else replace(found.view, recipients=recipients)
 
     def set_aside(self, file: SetAside) -> Listed:
-        """Name the file as corrupt/ does, which in general is no id; its age is by the wall clock."""
+        """Name the row as the file in corrupt/, in general no queue id.  Its age is by the wall clock."""
         view = MessageView(
             QueueId(file.name),
             QueueState.CORRUPT,
@@ -217,7 +213,7 @@ class Listing:
         return Listed(view, self._now_ns + self._to_wall_ns - file.arrival_at_ns)
 
     def _pass(self, part: Queued) -> tuple[Load, str, Load]:
-        """Count a message that waits; return what goes up to it, its lane, and what goes there up to it."""
+        """Count a waiting message; return the load up to it, its lane, and the lane's load up to it."""
         lane = self._queue.line_of(part).lane_of(part)
         for key in (part.upstream, None), (part.upstream, lane):
             before = self._ahead.get(key, Load())
@@ -233,7 +229,7 @@ class Listing:
                 expected = pace.at(*self._pass(part))
                 if part.is_sitting_out:
                     return Expected(None, RESTS)
-                # What only its own key keeps back says so itself.
+                # If only a limit of its own key holds the message, its reason says so.
                 return expected._replace(held_by=expected.held_by or part.reason)
             case State.DEFERRED:
                 soonest = pace.at(Load(1, part.recipients_left, part.size_bytes))
@@ -243,7 +239,7 @@ class Listing:
         return Expected(self._now_ns, "")
 
     def part(self, queued: Queued) -> MessageView:
-        """Return what of a message stands in one line."""
+        """Return the view of a message's part in one line."""
         expected, shown, origin = self._expected(queued), queued.shown, queued.origin
         return MessageView(
             queued.queue_id,
@@ -273,9 +269,9 @@ class Listing:
 
 
 def _as_one(one: Listed, other: Listed) -> Listed:
-    """Return two parts of a message as one: in the state of the part that is furthest on its way.
+    """Merge two parts of a message.  The state is that of the part that is furthest on its way.
 
-    Its estimate, and what holds it, are those of the part that goes last.
+    The estimate, the reason and `held_by` are those of the part that goes last.
     """
     first, second = sorted((one.view, other.view), key=lambda view: _FURTHEST_FIRST.index(view.state))
     last = max((first, second), key=lambda view: math.inf if view.eta_at_ns is None else view.eta_at_ns)

@@ -1,8 +1,8 @@
-"""Which messages an operator means, in what order, and how they add up.  Pure.
+"""Filters that select messages, sort orders for listings, and summaries.  Pure.
 
-One matcher, for a listing, its summary and the verbs.  Different filters must all match, of one
-filter's values any one.  Memory keeps the first recipients of a message; where a filter asks for others,
-they have to be read (`Filters.judge`).  Recipients are those that are left.
+Listings, summaries and verbs share one matcher.  Every filter must match; of one filter's values any one
+suffices.  Filters test the recipients left.  Memory keeps only the first of them: if a match depends on the
+others, the message must be read (`Filters.judge`).
 Does not: read a clock or a spool.
 """
 
@@ -26,7 +26,7 @@ from relay.status.snapshot import MessageView, QueueState, as_json
 
 _MINUTE_NS = 60 * SECOND_NS
 AGES = tuple(5 * 2**doubled for doubled in range(9))
-"""Bounds of the columns of a summary in minutes, as qshape(1) has them; one more column has no bound."""
+"""Upper bounds of a summary's columns in minutes, as in qshape(1); one more column has no bound."""
 
 
 class Listed(NamedTuple):
@@ -41,7 +41,7 @@ class Listed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Empty ones match anything.  Patterns are those of lanes (`relay.queue.sorting`)."""
+    """An empty filter matches anything.  Patterns are those of lanes (`relay.queue.sorting`)."""
 
     senders: tuple[str, ...] = ()
     recipients: tuple[str, ...] = ()
@@ -49,21 +49,21 @@ class Filters:
     """Of recipients."""
     users: tuple[str, ...] = ()
     clients: tuple[str, ...] = ()
-    """Addresses, networks, or patterns of their names."""
+    """IP addresses, networks, or patterns of client names."""
     lanes: tuple[str, ...] = ()
     upstreams: tuple[str, ...] = ()
     states: tuple[QueueState, ...] = ()
     older_ns: int = 0
-    """At least so old."""
+    """The minimum age."""
     size_bytes: int = 0
-    """At least so large."""
+    """The minimum size."""
     reason: str = ""
-    """A part of why it waits, or of what holds it: for showing only, no verb goes by it."""
+    """A part of the text why a message waits, or what holds it.  For listings only; no verb uses it."""
     text: str = ""
-    """Words of its ids, its Subject, its sender or a recipient: for showing only, as `reason`."""
+    """Words of a message's ids, Subject, sender or recipients.  For listings only, as `reason`."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a text in which there is nothing to look for."""
+        """Raise ValueError if `text` has nothing to search for."""
         if self.text:
             sought(self.text)
 
@@ -72,13 +72,13 @@ class Filters:
         return self == EVERYTHING
 
     def judge(self, listed: Listed) -> bool | None:
-        """Return None where only recipients can tell that are not in memory."""
+        """Return whether a message matches; None if that depends on recipients that are not in memory."""
         view = listed.view
         if not self._fits(view, listed.age_ns):
             return False
         if view.state is QueueState.CORRUPT:
             return not (self.recipients or self.domains) and self._has_text(view, ())
-        # What some of the recipients fit, all of them fit.
+        # Any one recipient suffices, so a match on some of them is a match on all.
         return self.fits_recipients(view, view.recipients) or (False if listed.knows_recipients else None)
 
     def fits_recipients(self, view: MessageView, recipients: Sequence[str]) -> bool:
@@ -89,7 +89,7 @@ class Filters:
         )
 
     def _fits(self, view: MessageView, age_ns: int) -> bool:
-        """Leave out what asks for recipients."""
+        """Test only the filters that need no recipients."""
         return (
             (not self.states or view.state in self.states)
             and age_ns >= self.older_ns
@@ -145,7 +145,7 @@ _SORTS: Mapping[str, Callable[[MessageView], Any]] = {
     "eta": lambda view: (view.eta_at_ns is None, view.eta_at_ns or 0),
 }
 SORTS = tuple(_SORTS)
-"""Oldest first (or newest), largest first, most recipients first, soonest first."""
+"""`arrival` is oldest first, `size` largest first, `recipients` most first, `eta` soonest first."""
 
 
 class By(enum.StrEnum):
@@ -161,14 +161,14 @@ USAGE_KEYS: Mapping[str, Callable[[str, str, str], str]] = {
     "client": lambda _reverse_path, client, _lane: client,
     "lane": lambda _reverse_path, _client, lane: lane,
 }
-"""By what the use of a window adds up; a list with VERP (`turn_of`) is one sender."""
+"""The keys by which the use of a window is summed; a mailing list with VERP is one sender (`turn_of`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
     filters: Filters = EVERYTHING
     sort: str = ""
-    """One of SORTS; empty: oldest first, and what is set aside at the end."""
+    """One of SORTS; empty: oldest first, corrupt messages last."""
     limit: int | None = None
 
     def arranged(self, views: Iterable[MessageView]) -> list[MessageView]:
@@ -184,13 +184,13 @@ WHOLE_QUEUE = Wanted()
 @dataclass(frozen=True, slots=True)
 class GroupRow:
     key: str | None
-    """None of the row of all.  Of a sender as `comparable` has it; `<>` sends reports."""
+    """None in the row of all messages.  A sender is in its `comparable` form; `<>` sends reports."""
     messages: int
     recipients: int
-    """Those that are left."""
+    """Recipients left."""
     size_bytes: int
     messages_by_age: tuple[int, ...]
-    """Younger than the first of AGES, than the second, and so on; older than the last."""
+    """One number for each column: below the first of AGES, then below the second, …, from the last on."""
 
 
 def group_to_json(group: GroupRow) -> dict[str, Any]:
@@ -202,10 +202,10 @@ class Summary:
     def __init__(self, by: By) -> None:
         self._by = by
         self._sums = defaultdict[str | None, list[int]](lambda: [0] * (4 + len(AGES)))
-        """By key, and of all by None: messages, recipients, bytes, and messages by age."""
+        """For each key, and under None for all: messages, recipients, bytes, and messages by age."""
 
     def add(self, listed: Iterable[Listed]) -> None:
-        """Add messages; by domain each has to know all its recipients."""
+        """Add messages.  For a summary by domain, each must list all its recipients left."""
         for each in listed:
             for key, recipients in (None, each.view.recipients_left), *_shares(each, self._by).items():
                 sums = self._sums[key]
@@ -215,11 +215,11 @@ class Summary:
                 sums[3 + bisect_right(AGES, each.age_ns // _MINUTE_NS)] += 1
 
     def rows(self, limit: int | None = None) -> list[GroupRow]:
-        """Return first the row of all, then those with most messages.
+        """Return first the row of all messages, then the rows with most messages.
 
-        By domain a message is in each row that has a recipient of it, once.
+        By domain, a message counts once in the row of each of its recipient domains.
         """
-        self._sums[None]  # also where there is no message
+        self._sums[None]  # the row exists even without a message
         rows = [
             GroupRow(key, messages, recipients, size_bytes, tuple(by_age))
             for key, (messages, recipients, size_bytes, *by_age) in self._sums.items()
@@ -229,7 +229,7 @@ class Summary:
 
 
 def _shares(listed: Listed, by: By) -> Mapping[str, int]:
-    """Return the rows that a message is in, and its recipients there."""
+    """Return the keys of the rows that a message counts in, with its number of recipients there."""
     view = listed.view
     if by is By.DOMAIN:
         return Counter(comparable_domain(_domain(each)) for each in view.recipients)

@@ -1,4 +1,4 @@
-"""Which host holds what of a queue and of histories in PostgreSQL, as the databases of a policy say."""
+"""The hosts that share a queue or histories in PostgreSQL, as the databases of a policy list them."""
 
 from typing import TYPE_CHECKING
 
@@ -16,14 +16,14 @@ def databases_of(policy: Policy) -> dict[str, DatabaseLogin]:
 
 
 class Hosts:
-    """Asks each database of a policy, on a connection that is kept.  One thread at a time."""
+    """Queries each database of a policy, on a connection that stays open.  One thread at a time."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self._lasting: dict[str, LastingConnection] = {}
 
     def look(self) -> tuple[HostStatus, ...]:
-        """Leave out a database that cannot be asked: queue and history tell of it."""
+        """Skip a database that cannot be queried: the queue and the history report it."""
         from relay.spool.database import DatabaseError  # noqa: PLC0415 - it needs an extra
         from relay.spool.database.connection import LastingConnection, database_of  # noqa: PLC0415 - as above
         from relay.spool.database.schema import hosts_of  # noqa: PLC0415 - as above

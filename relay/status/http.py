@@ -1,16 +1,15 @@
-"""What can be seen over HTTP: /metrics /healthz /readyz /status.json, and the page at /.
+"""The HTTP status server: /metrics, /healthz, /readyz, /status.json, and the status page at /.
 
-Read-only: GET and HEAD, and no address of a correspondent anywhere: numbers, states,
-and what upstreams said with addresses removed (`snapshot.public`).  There is no login;
-bind it to a loopback or an inner address.  A web page that somebody reads on this host
-could reach it by a name that it points here (DNS rebinding), so a `Host` that is
-neither an IP address, nor a loopback name, nor one of ours is refused.
+Read-only: it answers GET and HEAD.  It shows no correspondent's address, only numbers, states, and replies
+of upstreams with addresses removed (`snapshot.public`).  There is no login: bind it to a loopback or an
+internal address.  A web page in a browser on this host could reach the server by a name that resolves to it
+(DNS rebinding).  So the server refuses a `Host` that is no IP address, no loopback name and none of its own.
 
-/healthz is 200 while the loop turns, whatever else is wrong: what restarts a relay that
-is full would not empty it.  /readyz is 503, with the reason, while no mail is accepted.
+/healthz is 200 while the event loop runs, whatever else is wrong: a restart would not empty a full relay.
+/readyz is 503, with the reason, while the relay accepts no mail.
 
-`ConnectionLimit`, also of the control socket: at most `most` connections at once; one more ends the oldest,
-whatever that does or waits for.  A connection serves one request.
+`ConnectionLimit`, also used by the control socket, allows at most `most` connections at once.  One more
+aborts the oldest, whatever that one does or waits for.  A connection serves one request.
 """
 
 import asyncio
@@ -34,14 +33,14 @@ from relay.telemetry.events import Events
 
 BACKLOG = 128
 STOP_SECONDS = 1.0
-"""How long an answer may still take when the server stops."""
+"""How long a response may still take when the server stops."""
 ONE_OF = 5
-"""The share of the time that answers may take: mail has four times as long between two of them."""
+"""Responses take at most one part in ONE_OF of the time: after each, mail has four times as much time."""
 
 AT_ONCE = ("/healthz", "/readyz")
-"""Answers that cost nothing and wait for none."""
+"""Paths whose responses cost nothing and wait for no other response."""
 SAMPLE_SECONDS = 10.0
-"""Between two looks at the windows, for the charts: some ten milliseconds each at the worst."""
+"""Interval between two samples of the windows for the charts; a sample takes about 10 ms at worst."""
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -62,7 +61,7 @@ class ConnectionLimit:
     """For one event loop."""
 
     def __init__(self, events: Events, where: str, *, most: int) -> None:
-        """`where` is what an event calls the server."""
+        """`where` names the server in events."""
         self._events, self._where, self._most = events, where, most
         self._runner: web.AppRunner | None = None
         self._door: Door | None = None
@@ -72,9 +71,9 @@ class ConnectionLimit:
     async def receive(
         self, app: web.Application, bind: Callable[[], socket.socket], *, breaks_off: bool = False
     ) -> socket.socket:
-        """Answer on the socket that `bind` makes, and return it.  Raises OSError, and then holds nothing.
+        """Serve on the socket that `bind` makes, and return it.  Raises OSError, and then holds nothing.
 
-        `breaks_off`: stop an answer once its client hangs up.
+        `breaks_off`: cancel a response once its client hangs up.
         """
         app.on_response_prepare.append(_close_after)
         runner = web.AppRunner(
@@ -108,7 +107,7 @@ class ConnectionLimit:
         return bound
 
     async def close(self) -> bool:
-        """Wait a moment for answers under way; return whether anything was open."""
+        """Wait up to STOP_SECONDS for running responses; return whether the server was open."""
         if self._door is not None:
             await self._door.close()
         runner, self._runner = self._runner, None
@@ -118,7 +117,7 @@ class ConnectionLimit:
 
 
 async def _close_after(_request: web.Request, response: web.StreamResponse) -> None:
-    # By now the headers are made, so that `force_close` alone would not tell the client.
+    # The headers are made already, so `force_close` alone would not tell the client.
     response.headers["Connection"] = "close"
     response.force_close()
 
@@ -142,7 +141,7 @@ class StatusServer:
         names: Collection[str] = (),
         most: int = MOST_CONNECTIONS,
     ) -> None:
-        """`names` are host names by which it may be called, beside `localhost` and IP addresses."""
+        """`names` are the server's host names, beside `localhost` and IP addresses."""
         self._address, self._source = address, source
         self._registry, self._events = registry, events
         self._names = {"localhost", *(name.lower().rstrip(".") for name in names)}
@@ -153,20 +152,20 @@ class StatusServer:
         self._is_stopping = False
 
     async def start(self) -> HostPort:
-        """Return the address with the port that the kernel gave for 0.  Raises OSError."""
+        """Return the bound address, with the port that the kernel chose for 0.  Raises OSError."""
         app = web.Application(middlewares=[self._guard])
         for path, handler in (
             *(("/", self._page), ("/metrics", self._metrics), ("/status.json", self._status)),
             *(("/healthz", self._healthz), ("/readyz", self._readyz)),
         ):
             app.router.add_get(path, handler)
-        # A client that hangs up leaves the line of `_in_turn`, which would grow without end.
+        # Cancel on hang-up: else requests that wait in `_in_turn` would grow without bound.
         bound = await self._connections.receive(app, lambda: _bind(self._address), breaks_off=True)
         self._sample()
         return HostPort(*bound.getsockname()[:2])
 
     async def stop(self) -> None:
-        """Wait a moment for responses under way."""
+        """Wait up to STOP_SECONDS for running responses."""
         self._is_stopping = True
         if self._sampling is not None:
             self._sampling.cancel()
@@ -193,17 +192,17 @@ class StatusServer:
         return response
 
     async def _in_turn(self, handler: _Handler, request: web.Request) -> web.StreamResponse:
-        """Answer one request after another, with time for mail in between."""
+        """Serve one request at a time, with time for mail between two."""
         async with self._turn:
             if self._is_stopping:
-                # Else aiohttp breaks off those that wait, and some of them with a traceback.
+                # Else aiohttp cancels the waiting requests, some of them with a traceback.
                 return web.Response(status=503, text="stopping\n")
             loop = asyncio.get_running_loop()
             began_at = loop.time()
             try:
                 return await handler(request)
             finally:
-                # Also where the client hangs up: what it cost is paid for.
+                # Also after a hang-up: the request took that time from mail.
                 await asyncio.sleep((ONE_OF - 1) * (loop.time() - began_at))
 
     def _sample(self) -> None:
@@ -215,7 +214,7 @@ class StatusServer:
             self._events.fault(where="http", error=error)
 
     def _is_ours(self, host_header: str) -> bool:
-        """Return whether the Host header names this server: no foreign page can make a browser say that."""
+        """Return whether Host names this server: no foreign page can make a browser send such a Host."""
         try:
             parts = urlsplit(f"//{host_header}")
             host, _ = (parts.hostname or "").rstrip("."), parts.port

@@ -1,13 +1,13 @@
-"""The status page: one document, made here, with nothing loaded from anywhere.
+"""The status page: one HTML document that loads nothing from elsewhere.
 
-`page.html` is the template, which escapes all that it is given; `page.css` and `page.js` are put
-into the document.  `POLICY` is the Content-Security-Policy that allows exactly these two, and to ask
-for the page again.  Without script the page reloads itself; the script asks for it as often, and puts
-what changed in its place, so that nothing flickers.
+`page.html` is the template; it escapes every value.  `page.css` and `page.js` are part of the document.
+`POLICY` is the Content-Security-Policy that allows exactly these two, and to request the page again.
+Without script the page reloads itself every RELOAD_SECONDS.  The script requests it as often, and replaces
+only what changed, so that nothing flickers.
 
 The charts are path data of SVG, WIDTH by HEIGHT units with the origin at the top left corner.  `Samples`
-keeps the last day in memory only: MINUTES numbers for each limit of the policy.  A restart begins anew, and a
-minute without a sample is a gap.
+keeps the last day in memory only: MINUTES numbers for the queue and for each limit of the policy.  A restart
+begins anew, and a minute without a sample is a gap.
 """
 
 import base64
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 RELOAD_SECONDS = 5
 _DAY_STEP = 10
-"""Minutes of a step of the chart of a day."""
+"""Minutes for each step in the chart of a day."""
 
 _HERE = Path(__file__).parent
 STYLE = (_HERE / "page.css").read_text("utf-8")
@@ -58,7 +58,7 @@ HEIGHT = 48
 MINUTES = 24 * 60
 GAP = -1
 QUEUE = ("", "")
-"""The key of how many messages wait."""
+"""The key of the number of waiting messages."""
 
 Key = tuple[str, str]
 """The upstream's name and the limit's label."""
@@ -70,7 +70,7 @@ class Samples:
         self._of: dict[Key, deque[int]] = {}
 
     def note(self, snapshot: Snapshot, minute: int) -> None:
-        """Keep the highest numbers of each minute, which never goes back.  Forget limits that are gone."""
+        """Keep the highest numbers of each minute; `minute` never decreases.  Forget limits that are gone."""
         now = dict(_numbers(snapshot))
         self._of = {key: self._of.get(key) or deque([GAP] * MINUTES, MINUTES) for key in now}
         for key, series in self._of.items():
@@ -79,7 +79,7 @@ class Samples:
         self._minute = minute
 
     def day(self, key: Key) -> list[int]:
-        """Return the number of each of the last MINUTES, the newest last; `GAP` where nothing is known."""
+        """Return one number for each of the last MINUTES, the newest last; `GAP` if none is known."""
         return list(self._of.get(key, [GAP] * MINUTES))
 
 
@@ -125,7 +125,7 @@ class _Badge(NamedTuple):
 class _Chart(NamedTuple):
     title: str
     words: str
-    """What a reader who does not see it is told."""
+    """The text for a reader who does not see the chart."""
     shape: Curve
     since: str
 
@@ -164,7 +164,7 @@ def _state(upstream: UpstreamStatus, at_ns: int) -> _Badge:
 
 
 def _diverted(route: RouteStatus, at_ns: int) -> _Badge | None:
-    """Return where mail of a route goes and why, where it does not go as it prefers; else None."""
+    """Return where mail of a route goes and why, if it is diverted or soon will be; else None."""
     if not (why := route.why(at_ns)):
         return None
     is_down = route.because is Because.ALL_DOWN
@@ -181,7 +181,7 @@ def _drains(upstream: UpstreamStatus, at_ns: int) -> str:
 
 
 def _charts(samples: Samples, key: Key, what: str, least: int) -> list[_Chart]:
-    """Return those of the last hour and day; `least` is what their full height stands for at least."""
+    """Return the charts of the last hour and day.  Their full height stands for at least `least`."""
     day = samples.day(key)
     in_steps = [max(day[at : at + _DAY_STEP]) for at in range(0, MINUTES, _DAY_STEP)]
     charts = []

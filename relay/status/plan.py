@@ -1,7 +1,7 @@
-"""What an edited policy would do to the queue of now, beside what the policy in force will do.  Pure values.
+"""How the present queue drains under an edited policy, and under the policy in force.  Pure values.
 
-When each line will have gone is by the arithmetic of `relay.status.eta`, on both sides: whatever that leaves
-out is left out on both.  Mail stays where it stands: an edit of routes or lanes moves none here.
+Both sides use the arithmetic of `relay.status.eta`, so both leave out the same things.  Mail stays in the
+line where it stands: the plan moves none for an edit of routes or lanes.
 """
 
 from dataclasses import dataclass
@@ -13,27 +13,27 @@ from relay.status.snapshot import as_json
 
 @dataclass(frozen=True, slots=True)
 class OverLimit:
-    """A limit of all mail, or of a lane, that would hold more than its N at once."""
+    """A limit of the edited policy, for all mail or for a lane, whose occupied slots exceed its N."""
 
     upstream: str
     limit: str
     used: int
     count: int
     opens_at_ns: int
-    """Wall clock: when there is room again; nothing goes before."""
+    """Wall clock: when the limit has room again.  Nothing goes before."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedUpstream:
     name: str
     messages: int
-    """That wait for it; one in parts counts with each upstream that has one."""
+    """Waiting messages.  A message in parts counts with each upstream that has a part."""
     recipients: int
     drained_at_ns: int | None
-    """Wall clock: when they will have gone by the policy in force; None where nobody can tell."""
+    """Wall clock: when they will have gone under the policy in force; None if that is unknown."""
     edited_drained_at_ns: int | None
     held_by: str
-    """What most of the wait is for by the policy in force; empty for nothing."""
+    """The cause of most of the wait under the policy in force; empty without a wait."""
     edited_held_by: str
 
 
@@ -45,7 +45,7 @@ class Plan:
     differences: tuple[Difference, ...]
     over: tuple[OverLimit, ...]
     upstreams: tuple[PlannedUpstream, ...]
-    """Those for which mail waits."""
+    """The upstreams for which mail waits."""
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""What an operator can see, at one instant.  Pure.
+"""The values that an operator can see of a relay at one instant.  Pure.
 
-Metrics, /status.json, the status page and the command line render these values and look
-nowhere else, so that they cannot disagree.  Instants are of the wall clock.  `to_json` is the form for
-scripts: RFC 3339 for instants, seconds for spans.  The control socket carries the values themselves.
+Metrics, /status.json, the status page and the command line render only these values, so they cannot
+disagree.  Instants are wall clock.  `to_json` is the form for scripts: RFC 3339 for instants, seconds for
+spans.  The control socket carries the values themselves.
 
-Texts may quote an upstream's reply: one line of printable characters that may name an
-address.  `public` removes addresses, for pages that others than the operator can read.
+Texts may quote an upstream's reply: one line of printable characters that may contain an address.  `public`
+removes addresses, for pages that people other than the operator can read.
 """
 
 import enum
@@ -27,7 +27,7 @@ class Condition(enum.StrEnum):
     RUNNING = "running"
     STOPPING = "stopping"
     DOWN = "down"
-    """Seen by the command line, which read the spool itself."""
+    """No relay runs; the command line read the spool itself."""
 
 
 class UpstreamState(enum.StrEnum):
@@ -36,12 +36,12 @@ class UpstreamState(enum.StrEnum):
     OPEN = "open"
     PAUSED = "paused"
     STOPPED = "stopped"
-    """Until somebody acts: its history cannot be trusted, or it refused the account."""
+    """Until somebody acts: the history cannot be trusted, or the upstream refused the account."""
 
 
 class QueueState(enum.StrEnum):
     INCOMING = "incoming"
-    """Accepted, not yet looked at."""
+    """Accepted, not yet claimed by the sender."""
     WAITING = "waiting"
     """Not attempted: no room in a window, or its turn has not come."""
     ACTIVE = "active"
@@ -51,30 +51,30 @@ class QueueState(enum.StrEnum):
     HELD = "held"
     """By an operator."""
     REPORTING = "reporting"
-    """No recipient is left; only the report is owed, which waits for `reports.per_hour`."""
+    """No recipient is left.  Only the report is owed; it waits for `reports.per_hour`."""
     CORRUPT = "corrupt"
-    """Set aside: damaged, never sent."""
+    """Damaged and set aside; never sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class LimitStatus:
     upstream: str
     label: str
-    """By which programs know it, e.g. `8 messages per 60s`."""
+    """The form for programs, e.g. `8 messages per 60s`."""
     unit: Literal["messages", "recipients", "connections", "bytes"]
     used: int
-    """Of the fullest key, where the limit has keys; above `count` after N was lowered."""
+    """Slots occupied, by the fullest key if the limit has keys; above `count` after N was lowered."""
     count: int
     """N."""
     period_ns: int
-    """T, with its guard."""
+    """T and its guard."""
     opens_at_ns: int | None = None
     """Wall clock: when the next slot opens; None while there is room."""
     for_each: str | None = None
     key: str | None = None
-    """The fullest key, of which all of this tells."""
+    """The fullest key, which the other fields describe."""
     most: int = 0
-    """The most slots that were occupied at one instant: counted from the history, and followed since."""
+    """The most slots occupied at one instant: as the last audit counted, or `used` if that is more."""
     words: str = ""
     """The label as people write it, e.g. `8 messages per 1m`."""
 
@@ -91,7 +91,7 @@ class UpstreamStatus:
     paused_until_ns: int | None = None
     paused_because: str = ""
     connections_open: int = 0
-    """With the idle ones."""
+    """Includes the idle ones."""
     connections_idle: int = 0
     limits: tuple[LimitStatus, ...] = ()
     waiting_messages: int = 0
@@ -99,27 +99,27 @@ class UpstreamStatus:
     in_flight: int = 0
     """Transactions."""
     drained_at_ns: int | None = None
-    """Wall clock: when the last message that waits will have been relayed, by estimate; now, where none
-    does, and None where nobody can tell."""
+    """Wall clock: when the last waiting message will have been relayed, by estimate.  Now, if none waits;
+    None if it is unknown."""
     held_by: str = ""
-    """What holds the next message that waits, in words; empty for nothing."""
+    """What holds the next waiting message, in words; empty for nothing."""
     health: Health = Health.USED
-    """Of `relay.verdicts.account`; `state` does not tell `proving` from `used`."""
+    """From `relay.verdicts.account`; `state` does not tell `proving` from `used`."""
     paused_by: str = ""
     """Who paused it by `relay pause`; empty without such a pause."""
     paused_since_at_ns: int | None = None
     proving_after: str = ""
-    """What it was paused or stopped for, while one message goes first; empty if that is not known."""
+    """While one message goes first: why the upstream was paused or stopped; empty if that is unknown."""
     certificate_ends_at_ns: int | None = None
-    """The upstream's, as of the last connection; None before one."""
+    """When the upstream's certificate ends, as of the last connection; None before one."""
     client_certificate_ends_at_ns: int | None = None
-    """That of the one that the upstream is shown; None without one."""
+    """When the certificate ends that the relay presents to the upstream; None without one."""
     is_tried: bool = True
-    """A transaction or a refusal has shown since the start whether it works."""
+    """Since the start a transaction or a refusal has shown whether the upstream works."""
 
     @property
     def is_well(self) -> bool | None:
-        """Whether it works; None where nothing that went well shows it."""
+        """Whether the upstream works; None until a success shows it."""
         if self.state is not UpstreamState.OPEN:
             return False
         return True if self.is_tried and self.health is not Health.PROVING else None
@@ -137,27 +137,27 @@ class LaneStatus:
     share_percent: float
     """Share of the traffic while every lane has mail."""
     ceiling_percent: int | None
-    """The most it may hold of each limit's N; None: all."""
+    """The most that the lane may hold of each limit's N; None: all of it."""
     waiting_messages: int = 0
     waiting_recipients: int = 0
     oldest_age_ns: int = 0
-    """Since acceptance; 0 where nothing waits."""
+    """Since acceptance; 0 if nothing waits."""
     patience_ns: int | None = None
-    """How long a message may be ready before it goes before its turn; None: for ever."""
+    """A message that has been ready for this long goes ahead of its turn; None: never."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouteStatus:
-    """Routes that differ in nothing but what they take are one, with several numbers."""
+    """Routes that differ only in the mail that they take are one, with several numbers."""
 
     numbers: tuple[int, ...]
     """From 1, in the order of the policy."""
     takes: tuple[str, ...]
-    """For each of these numbers the keys by which it takes mail, in words."""
+    """For each number, the keys by which that route takes mail, in words."""
     upstreams: tuple[str, ...]
     """In the order of preference."""
     upstream: str
-    """Through which its mail goes now, but for what is spilled; where all are down, for which it waits.
+    """Its mail, except spilled mail, goes through this upstream now, or waits for it if all are down.
 
     Empty while the relay is down.
     """
@@ -166,11 +166,11 @@ class RouteStatus:
     instead_of: str = ""
     """The upstream that is passed over; empty for none."""
     since_at_ns: int | None = None
-    """Wall clock: when this run first saw it go elsewhere than it prefers; None where it does not."""
+    """Wall clock: when this run first saw it in FAILOVER or ALL_DOWN; None while it is PREFERRED."""
     until_at_ns: int | None = None
-    """Wall clock: when it goes elsewhere, if its upstream stays down; None where nobody can tell."""
+    """Wall clock: when it fails over, if its upstream stays down; None if no failover is ahead."""
     spills_to: tuple[str, ...] = ()
-    """Through which some of its mail goes, because it waited too long."""
+    """Upstreams that take some of its mail because that waited too long."""
     stands: Mapping[str, int] = field(default_factory=dict)
     """How many of its messages, or of their parts, stand with each upstream."""
 
@@ -179,7 +179,7 @@ class RouteStatus:
         return self.because is not Because.PREFERRED or bool(self.spills_to)
 
     def why(self, at_ns: int) -> str:
-        """Return why its mail goes elsewhere, or will, in words; empty where it goes as the route prefers."""
+        """Return in words why its mail is diverted, or soon will be; empty if it goes as preferred."""
         if self.is_diverted:
             since = "" if self.since_at_ns is None else f", for {span(at_ns - self.since_at_ns)}"
             return f"{self.because_words}{since}"
@@ -208,23 +208,23 @@ class RouteStatus:
 class QueueCounts:
     messages: int = 0
     recipients: int = 0
-    """Those left."""
+    """Recipients left."""
     size_bytes: int = 0
     oldest_age_ns: int = 0
-    """Since acceptance; 0 where there is none."""
+    """Since acceptance; 0 without a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyStatus:
     sha256: str
-    """Of the text of its file, in hexadecimal."""
+    """Of the text of the policy's file, in hexadecimal."""
     loaded_at_ns: int
     """Wall clock: when this policy came into force."""
     last_reload_ok: bool = True
     last_error: str = ""
     """The first fault of a refused edit."""
     refused_file: str = ""
-    """Why a listener's users or certificate cannot be used, while the last good ones stay; else empty."""
+    """Why a listener cannot use its users or certificate, and keeps the last good ones; else empty."""
     path: str = ""
     """Absolute."""
 
@@ -244,19 +244,19 @@ class CertificateStatus:
 class DiskStatus:
     free_bytes: int
     free_inodes: int | None
-    """None where the file system has no fixed number of them."""
+    """None if the file system has no fixed number of inodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostStatus:
-    """One of those that share a queue or an account by a database."""
+    """One of the hosts that share a queue or an account through a database."""
 
     host: str
     claimed_messages: int
     lease_seconds: float | None
-    """Until others may take these over; None where its queue is its own."""
+    """Until other hosts may take its messages over; None if its queue is its own."""
     history_age_seconds: Mapping[str, float]
-    """Since it last used the account of each upstream."""
+    """Since the host last used the account of each upstream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +268,7 @@ class Snapshot:
     started_at_ns: int | None
     """Wall clock; None when the relay is down."""
     refusing_because: str
-    """Why no mail is accepted just now; empty when it is."""
+    """Why the relay accepts no mail now; empty while it does."""
     upstreams: tuple[UpstreamStatus, ...]
     """In the order of the policy; the first is the default."""
     queue: Mapping[QueueState, QueueCounts]
@@ -277,11 +277,11 @@ class Snapshot:
     disk: DiskStatus
     lanes: tuple[LaneStatus, ...] = ()
     certificates: tuple[CertificateStatus, ...] = ()
-    """Of each listener that has one and runs."""
+    """One for each running listener that has a certificate."""
     routes: tuple[RouteStatus, ...] = ()
     """In the order of their first numbers."""
     recovering: int = 0
-    """Messages that the start has yet to read, about: no count of the queue has them.  0: all are known."""
+    """About how many messages the start has yet to read; no queue count has them.  0: all are known."""
     hosts: tuple[HostStatus, ...] = ()
 
     def counts(self, state: QueueState) -> QueueCounts:
@@ -296,18 +296,18 @@ class RecipientView:
     address: str
     status: RecipientStatus
     text: str = ""
-    """The last reply, or what else there is to say of it; empty where it was relayed."""
+    """The last reply, or another note about the recipient; empty if it was relayed."""
     last_attempt_at_ns: int | None = None
     next_attempt_at_ns: int | None = None
-    """Of one that is to do, as of its message."""
+    """The message's next attempt, if the recipient is to do."""
     reported: bool = False
-    """It ended, and the sender was told while other recipients were left."""
+    """The recipient ended, and the sender was told of that while other recipients were left."""
     route: int | None = None
-    """The number of the route of the policy that takes it, from 1; None where the policy has none."""
+    """The number, from 1, of the policy's route that takes it; None without routes, or if nothing is left."""
     upstream: str = ""
-    """With which it stands; empty where nothing of it is to be sent."""
+    """The upstream in whose line it stands; empty if nothing is left to send to it."""
     notify: str = ""
-    """As in RFC 3461, 4.1; empty where the sender said nothing."""
+    """As in RFC 3461, 4.1; empty if the sender said nothing."""
     orcpt: str = ""
 
 
@@ -326,17 +326,17 @@ class MessageView:
     next_attempt_at_ns: int | None = None
     """The earliest instant that its back-off allows."""
     eta_at_ns: int | None = None
-    """When it will go, by estimate; None where nobody can tell."""
+    """When it will have been relayed, by estimate; None if that is unknown."""
     upstream: str = ""
-    """In whose line it stands, or the first part of it."""
+    """The upstream in whose line the message, or its part that is furthest on its way, stands."""
     held_by: str = ""
-    """In words; empty where it goes now."""
+    """What it waits for, in words; empty if it goes now."""
     lane: str = ""
-    """Empty where the policy has none."""
+    """Empty if the policy has no lanes."""
     upstream_because: str = ""
-    """Why it stands there and not in the line of the upstream that its route prefers; empty where it does."""
+    """Why it is not in the line of the upstream that its route prefers; empty if it is."""
     further_upstreams: tuple[str, ...] = ()
-    """Those in whose lines other recipients stand, where they go by several routes."""
+    """The upstreams in whose lines its other parts stand, if it goes by several routes."""
 
     client: str = ""
     user: str | None = None
@@ -345,26 +345,26 @@ class MessageView:
     subject: str = ""
     """Decoded."""
     client_queue_id: str = ""
-    """By which the client's own queue knows it."""
+    """The message's id in the client's own queue."""
     helo: str = ""
-    """From here on only of a message that was read for `relay queue show`: a listing reads none."""
+    """From here to `header`: only of a message that was read for `relay queue show`; a listing reads none."""
     protocol: str = ""
     ret: str = ""
-    """As in RFC 3461, 4.3; empty where it was not given."""
+    """As in RFC 3461, 4.3; empty if it was not given."""
     envid: str = ""
     """Decoded."""
     recipient_statuses: tuple[RecipientView, ...] = ()
     """All, in the order of the envelope."""
     header: str = ""
-    """As it is, foreign text; empty where it was not read."""
+    """As stored, so it is foreign text; empty if it was not read."""
     upstream_choice: Because = Because.PREFERRED
-    """As `upstream_because`, as a value."""
+    """`upstream_because` as a value."""
     instead_of: str = ""
     """The upstream that is passed over for `upstream`; empty for none."""
     rewritten_as: str = ""
-    """The sender that its upstream will see (`rewrite` of its route); empty where that is `reverse_path`."""
+    """The sender that its upstream will see (`rewrite` of its route); empty if that is `reverse_path`."""
     host: str = ""
-    """Of a shared queue, who has it; empty for no host yet, and where each queue is one host's."""
+    """The host that has it in a shared queue; empty for no host yet, and if the queue is not shared."""
 
 
 _ADDRESS = re.compile(r'<?(?:"(?:[^"\\]|\\.)*"|[^\s<>",;]+)@(?:\[[^\]\s]*\]|[^\s<>",;:()]+)>?')
@@ -375,7 +375,7 @@ def without_addresses(text: str) -> str:
 
 
 def public(value: Any) -> Any:
-    """Remove mail addresses from every text in a value, and from limits their key, which may be a name."""
+    """Remove mail addresses from every text in a value, and the key, which may be a name, from each limit."""
     match value:
         case enum.Enum():
             return value
@@ -398,13 +398,13 @@ _NULL_WHERE_EMPTY = frozenset({
     "rewritten_as", "host",
 })  # fmt: skip
 _READ_ONLY = ("helo", "protocol", "ret", "envid", "recipient_statuses", "header")
-"""The fields of a `MessageView` that only a message that was read has."""
+"""The fields of a `MessageView` that a listing leaves empty."""
 
 
 def as_json(value: Any) -> Any:
-    """Return a value for scripts: texts for instants, seconds for spans.
+    """Return a value in the form for scripts: texts for instants, seconds for spans.
 
-    Keys are the fields' names: they may be added, never renamed.
+    Keys are the names of fields.  A field may be added, never renamed.
     """
     match value:
         case enum.Enum():
@@ -428,7 +428,7 @@ def as_json(value: Any) -> Any:
 
 
 def to_json(snapshot: Snapshot) -> dict[str, Any]:
-    """Return every queue state."""
+    """Return the form for scripts.  It has every queue state, also without messages."""
     every = {state: snapshot.counts(state) for state in QueueState}
     told: dict[str, Any] = as_json(replace(snapshot, queue=every))
     for upstream, its in zip(snapshot.upstreams, told["upstreams"], strict=True):

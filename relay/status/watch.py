@@ -1,7 +1,7 @@
-"""What can be seen of a sender at an instant: builds `Snapshot`, and what `relay plan` compares.
+"""Builds the `Snapshot` and the listing of a sender at one instant, and the comparison of `relay plan`.
 
-Reads memory only: the account and the free space are as old as the sender's last look,
-at most a second or so.
+Reads memory only, except `look_at_hosts`.  The free space and the counts of incoming and corrupt messages
+are as old as the sender's last look at the spool, in general at most a second.
 """
 
 import asyncio
@@ -48,13 +48,13 @@ from relay.verdicts.account import ENDLESS, Health
 
 DOWN = "stop: the relay is down"
 FIRST = 10
-"""Messages that are shown as coming."""
+"""How many coming messages are shown."""
 LOOKED_AT = 200
-"""Of the first messages of a line, to find those."""
+"""How many messages at the front of each line are searched for them."""
 
 
 class Watch:
-    """The daemon sets what has no underscore; who is offline, `recorded` and no other."""
+    """The daemon sets the public attributes but `recorded`, which only an offline command sets."""
 
     def __init__(
         self, sender: Sender, policy: Policy, hostname: str, clock: Clock, status: PolicyStatus
@@ -65,7 +65,7 @@ class Watch:
         self.policy_status = status
         self.certificates: tuple[CertificateStatus, ...] = ()
         self.started_ns: int | None = None
-        """Boottime; the wall clock may be set meanwhile."""
+        """Boottime, because the wall clock may be set meanwhile."""
         self.recorded: Mapping[str, UpstreamView] = {}
         self._sender = sender
         self._hostname = hostname
@@ -73,7 +73,7 @@ class Watch:
         self.hosts: tuple[HostStatus, ...] = ()
 
     async def look_at_hosts(self, every_s: float | None = None) -> None:
-        """Ask once, or for ever."""
+        """Query the hosts' databases once, or every `every_s` seconds for ever."""
         while True:
             with closing(Hosts(self.policy)) as hosts:
                 while hosts.policy is self.policy:
@@ -84,7 +84,7 @@ class Watch:
                     await asyncio.sleep(every_s)
 
     def why_not_ready(self) -> str:
-        """Return nothing while mail is accepted."""
+        """Return why no mail is accepted; empty while it is."""
         return self._why_refusing() if self.condition is Condition.RUNNING else self.condition.value
 
     def _why_refusing(self) -> str:
@@ -130,7 +130,7 @@ class Watch:
         )
 
     def coming(self) -> list[MessageView]:
-        """Return what goes next, the soonest first; of what nobody can tell is last."""
+        """Return the next messages to go, the soonest first and those without an estimate last."""
         listing, queue = self.listing(), self._sender.queue
         near = [each for name in queue.names for each in islice(queue.line(name), LOOKED_AT)]
         views = [listing.part(each) for each in near if each.state in (State.WAITING, State.DEFERRED)]
@@ -146,8 +146,8 @@ class Watch:
     ) -> Plan:
         """Compare when the queue will have gone under the policy in force and under an edited one.
 
-        Mail stays in the line in which it stands.  What is `recorded` under either policy tells of upstreams
-        that this sender does not use.
+        Mail stays in the line in which it stands.  `recorded` and `recorded_edited` are the recorded states
+        under each policy, for upstreams or histories that this sender does not use.
         """
         planned, over = [], list[OverLimit]()
         for name in dict.fromkeys([*self.policy.upstreams, *self._sender.queue.names]):
@@ -189,7 +189,7 @@ class Watch:
         limits: Sequence[Limit] | None = None,
         is_mended: bool = False,
     ) -> Pace:
-        """Return the pace by the present limits, or by others; `is_mended`: it rests no more."""
+        """Use the present limits, or `limits`.  `is_mended`: only an operator's pause still counts."""
         now_ns = self.clock.boottime_ns()
         if upstream is None or seen is None or seen.limits is None:
             why = NOT_IN_POLICY if upstream is None else DOWN if seen is None else "stop: no history"
@@ -204,13 +204,13 @@ class Watch:
         )
 
     def _load(self, name: str) -> Load:
-        """Return what waits in a line; a message in parts counts in each line that has one."""
+        """Return what waits in a line; a message in parts counts in each line that has a part."""
         counts = self._sender.queue.line(name).counts
         sums = total(counts.of(State.WAITING).values())
         return Load(counts.members(State.WAITING), sums.recipients, sums.size_bytes)
 
     def _drained_at_ns(self, pace: Pace, view: UpstreamView | None, load: Load) -> int | None:
-        """Return wall clock; None where nobody can tell."""
+        """Return wall clock; None if that is unknown."""
         if view is None or self._sender.is_reading:
             return None
         if not load.messages:
@@ -218,7 +218,7 @@ class Watch:
         return self._wall_or_none(pace.at(load).eta_ns)
 
     def _held_by(self, name: str, pace: Pace, view: UpstreamView | None, load: Load) -> str:
-        """Return what holds all messages, or else the next that may go."""
+        """Return what holds all waiting messages, or else what holds the next one."""
         if view is not None and view.state.why:
             return rest_words(view)
         if not load.recipients:
@@ -227,7 +227,7 @@ class Watch:
             return DOWN if self.condition is Condition.DOWN else ""
         if held_by := pace.at(Load(1, 1, 1)).held_by:
             return held_by
-        # What only its own key keeps back says so itself.
+        # If only a limit of its own key holds the message, its reason says so.
         waiting = (each for each in self._sender.queue.line(name) if each.state is State.WAITING)
         return next((each.reason for each in waiting), "")
 
@@ -236,7 +236,6 @@ class Watch:
         return QueueCounts(its.messages, its.recipients, its.size_bytes, self._age_ns(its))
 
     def _age_ns(self, sums: Sums) -> int:
-        """Return 0 where there are none."""
         arrived_at_ns = sums.oldest_arrived_at_ns
         return 0 if arrived_at_ns is None else max(0, self.clock.boottime_ns() - arrived_at_ns)
 
@@ -244,7 +243,7 @@ class Watch:
         lanes = lanes_of(self.policy.lanes)
         waiting: dict[str, list[Sums]] = {lane.name: [] for lane in lanes}
         for name, sums in self._sender.queue.counts(State.WAITING).items() if lanes else ():
-            # Mail of a lane that an edit took away is in the default one.
+            # Mail of a lane that an edit removed counts in the default lane.
             waiting.get(name, waiting[DEFAULT_LANE]).append(sums)
         weights = sum(lane.weight for lane in lanes)
         return tuple(
@@ -263,12 +262,12 @@ class Watch:
     def _routes(self, now_ns: int) -> tuple[RouteStatus, ...]:
         queue, settings = self._sender.queue, self.policy.routes
         found, standing = [], queue.where()
-        # What a start would find of its upstreams nobody knows: the queue was read without them.
+        # Offline the choice is unknown: the queue was read without the states of the upstreams.
         is_known = self.condition is not Condition.DOWN
         for route, numbers in numbers_of(settings).items():
             choice = queue.choice_of(route, now_ns)
             stands, since_ns = standing.get(route, {}), queue.diverted_since_ns(route)
-            # What stands behind the upstream of the route waited too long for that.
+            # Mail that stands with a later upstream of the route waited too long for the chosen one.
             behind = route.upstreams[route.upstreams.index(choice.upstream) + 1 :]
             spills_to = tuple(name for name in behind if route.spill_after_ns and stands.get(name))
             found.append(
@@ -345,7 +344,7 @@ class Watch:
 
 
 def rest_words(seen: UpstreamView) -> str:
-    """Return what holds all mail for an upstream; nothing where it is used or proving."""
+    """Return what holds all mail for an upstream; empty if it is used or proving."""
     state = seen.state
     if state.operator is not None:
         return f"operator: {state.operator.who}"

@@ -1,8 +1,8 @@
-"""Mail that a program of this host hands over without SMTP of its own: by sendmail(1).
+"""Mail that programs of this host hand over without SMTP of their own: by sendmail(1), or in a maildir.
 
-command_line   the options of sendmail(1).  Pure
-composing      a text becomes an envelope and content: its addresses, what its header lacks.  Pure
-own_session    a session of the listener within this process, where the caller may write the spool
-maildir_drain  the messages of a maildir, each given and then removed
-handover       who takes the mail, and one message given to it: the spool, or the listener on loopback
+command_line   parses the options of sendmail(1).  Pure
+composing      makes an envelope and content of a text, and completes its header.  Pure
+own_session    a session of the listener within this process, for a caller who may write the spool
+maildir_drain  hands over each message of a maildir, then removes it
+handover       gives messages to such a session, or to the listener on loopback
 """

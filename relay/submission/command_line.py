@@ -1,8 +1,8 @@
-"""The options of sendmail(1), as programs write them.  Pure.
+"""Parses the options of sendmail(1), as programs write them.  Pure.
 
-Guarantees: an option that changes nothing here is taken and ignored, with its value; one that is not
-known, or asks for another program, is refused.  Options may stand behind recipients, as glibc's
-getopt(3) has it, until `--`.  The list is that of Postfix' sendmail(1).
+Guarantees: an option without effect here is accepted and ignored, with its value.  An option that is
+unknown, or asks for another program, is refused.  Options may follow recipients until `--`, as in glibc's
+getopt(3).  The list is that of Postfix' sendmail(1).
 """
 
 import enum
@@ -19,7 +19,7 @@ _LONG = ["policy=", "spool="]
 
 
 class WrongUsage(Exception):  # noqa: N818 - it is what the caller wrote
-    """A call that sendmail(1) does not have, or this one not."""
+    """A call that sendmail(1) or this relay does not support."""
 
 
 class Mode(enum.Enum):
@@ -35,13 +35,13 @@ class SendmailCall:
     mode: Mode = Mode.SUBMIT
     recipients: list[str] = field(default_factory=list)
     takes_header: bool = False
-    """`-t`: the recipients of the header too."""
+    """`-t`: send to the recipients of the header too."""
     dot_ends: bool = True
     """Without `-i`: a line of a single dot ends the message."""
     sender: str | None = None
     full_name: str | None = None
     notify: Notify | None = None
-    """`-N`: what the sender wants to be told of each recipient (RFC 3461)."""
+    """`-N`: the reports that the sender wants about each recipient (RFC 3461)."""
     ret: Ret | None = None
     envid: str = ""
     """`-V`, as it goes into MAIL."""
@@ -62,7 +62,7 @@ def parse_call(words: Sequence[str]) -> SendmailCall:
 
 
 def _without_optional_values(words: Sequence[str]) -> list[str]:
-    """Drop the value of each `-q`, which is what follows in the same word: getopt knows none such."""
+    """Drop the value of each `-q`, which is the rest of the word: getopt has no optional values."""
     end = list(words).index("--") if "--" in words else len(words)
     return [*("-q" if word.startswith("-q") else word for word in words[:end]), *words[end:]]
 

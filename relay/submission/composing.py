@@ -1,12 +1,11 @@
-"""A text that a program wrote becomes a message: an envelope, and content with a whole header.  Pure.
+"""Makes a message of a text that a program wrote: an envelope, and content with a whole header.  Pure.
 
-Guarantees, as RFC 6409, 8 lets a submission program: lines end in CRLF;
-From, Date and Message-ID are added where they are missing; Bcc is removed, always; a `From ` line of an mbox
-on top becomes a field; a text without a header gets one.  All else stays, octet for octet.
-`delivered` does the same for a file of a maildir, whose envelope is in the lines on top of it; it adds
-nothing to what came from a mail server.
-Of addresses none is repaired or left out: what is no address raises, so that no recipient is lost without a
-word.  A name without a domain gets that of this host, where one is given.
+Guarantees, as RFC 6409, 8 permits: lines end in CRLF; From, Date and Message-ID are added if they are
+missing; Bcc is always removed; a `From ` line of an mbox on top becomes a field; a text without a header
+gets one.  All else stays, octet for octet.  `delivered` does the same for a file of a maildir, whose envelope
+is in the lines on top of it; it adds nothing to a message that came from a mail server.
+No address is repaired or left out: a text that is no address raises NotAnAddress, so that no recipient is
+lost silently.  A name without a domain gets the domain of this host, if one is given.
 """
 
 from collections.abc import Sequence
@@ -20,16 +19,16 @@ from relay.mail.dsn import Notify, Ret
 from relay.mail.header import MAILBOX_LINE, field_name, header_fields, opened, parted
 
 _SHOWN = 200  # characters of a text that an error shows
-_UNREADABLE = "\ufffd"  # what an octet outside UTF-8 was read as
+_UNREADABLE = "\ufffd"  # the character that replaced an octet outside UTF-8
 _TO, _RESENT = ("to", "cc", "bcc"), ("resent-to", "resent-cc", "resent-bcc")
 _NEVER_SENT = {b"bcc", b"resent-bcc"}
 _RETURN_PATH, _DELIVERED_TO = b"return-path", b"delivered-to"
 _ON_TOP = {_RETURN_PATH, _DELIVERED_TO, b"x-original-to", b"envelope-to", MAILBOX_LINE.lower()}
-"""What programs that deliver into a maildir write above the message."""
+"""The fields that programs that deliver into a maildir write above the message."""
 
 
 class NotAnAddress(ValueError):  # noqa: N818 - it is what the caller wrote
-    """The text says what is no address."""
+    """The text says which words are no address, or which address is missing."""
 
 
 def addresses_in(text: str, hostname: str | None) -> list[str]:
@@ -55,7 +54,7 @@ class Submission:
     recipients: tuple[str, ...]
     content: bytes
     notify: Notify | None = None
-    """Of each recipient; with `ret` and `envid` what its sender asks to be told (RFC 3461)."""
+    """For each recipient; `notify`, `ret` and `envid` are the sender's requests for reports (RFC 3461)."""
     ret: Ret | None = None
     envid: str = ""
 
@@ -66,13 +65,13 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Author:
-    """Who called, and where."""
+    """The user who called, and the host."""
 
     hostname: str
     user: str
     """The login name."""
     sender: str | None
-    """As `-f` has it; None: the user at this host."""
+    """As `-f` gives it; None: the user at this host."""
     full_name: str | None
     now: datetime
     message_id: str
@@ -81,19 +80,20 @@ class Author:
 
 @dataclass(frozen=True, slots=True)
 class EnvelopeSource:
-    """Whom the messages of a maildir are for: without `recipients` and `takes_header`, Delivered-To tells."""
+    """Source of a maildir message's recipients: without `recipients` and `takes_header`, Delivered-To."""
 
     prefix: str = ""
-    """What Delivered-To begins with, and the recipient does not."""
+    """The prefix of the address in Delivered-To that the recipient's address does not have."""
     recipients: tuple[str, ...] = ()
     takes_header: bool = False
 
 
 def delivered(text: bytes, author: Author, choice: EnvelopeSource) -> Submission:
-    """Return a file of a maildir as it goes.
+    """Return a file of a maildir as a submission.
 
-    The Return-Path and the first Delivered-To on top are the envelope, and go; the same lines further down
-    are another's, and stay.  Raises NotAnAddress also for an envelope that neither they nor the caller tell.
+    The Return-Path and the first Delivered-To on top are the envelope, and are removed.  The same fields
+    further down stay: another program wrote them.  Raises NotAnAddress, also if an address of the envelope is
+    neither in these fields nor given by the caller.
     """
     fields, rest = parted(opened(_crlf(text)))
     on_top, fields = _on_top(fields)
@@ -104,14 +104,14 @@ def delivered(text: bytes, author: Author, choice: EnvelopeSource) -> Submission
     recipients = choice.recipients
     if not recipients and not choice.takes_header:
         recipients = (_delivered_to(on_top.get(_DELIVERED_TO), choice.prefix),)
-    # With `-t` it is a program's own draft; else it came from a mail server, and is whole.
+    # With `-t` the file is a program's own draft; else it came from a mail server, and is whole.
     is_draft = choice.takes_header
     text = b"".join([*fields, rest])
     return submitted(text, author, recipients, takes_header=is_draft, completes=is_draft)
 
 
 def _on_top(fields: Sequence[bytes]) -> tuple[dict[bytes, str], list[bytes]]:
-    """Return the envelope that the lines on top tell, and the fields without it."""
+    """Return the envelope that the fields on top give, and the fields without it."""
     found: dict[bytes, str] = {}
     kept: list[bytes] = []
     for number, field in enumerate(fields):
@@ -139,7 +139,7 @@ def _delivered_to(text: str | None, prefix: str) -> str:
 def submitted(
     text: bytes, author: Author, argv: Sequence[str], *, takes_header: bool, completes: bool = True
 ) -> Submission:
-    """Raise NotAnAddress, and ValueError.  Without a recipient there is none: the caller refuses that.
+    """Raise NotAnAddress and ValueError.  The result may have no recipient: the caller refuses that.
 
     Without `completes` nothing is added.
     """
@@ -159,14 +159,14 @@ def submitted(
 
 
 def _crlf(text: bytes) -> bytes:
-    """Make each end of a line CRLF, whatever it was, and end the last one."""
+    """End each line, also the last one, in CRLF, whatever ended it before."""
     lines = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").replace(b"\n", b"\r\n")
     return lines if not lines or lines.endswith(b"\r\n") else lines + b"\r\n"
 
 
 def _missing(names: set[str], author: Author, reverse_path: str) -> list[bytes]:
     address = reverse_path or _own_address(author)
-    # A control character would end the line.
+    # A CR or LF would end the line.
     full_name = "".join(filter(str.isprintable, author.full_name or ""))
     wanted = {
         "From": formataddr((full_name, address)) if full_name and address.isascii() else address,
@@ -177,7 +177,7 @@ def _missing(names: set[str], author: Author, reverse_path: str) -> list[bytes]:
 
 
 def _own_address(author: Author) -> str:
-    """Raise ValueError where the user's name is no local part, which is no fault of the message."""
+    """Raise ValueError if the user's name is no local part; that is no fault of the message."""
     try:
         return addresses_in(author.user, author.hostname)[0]
     except NotAnAddress as error:

@@ -1,10 +1,10 @@
-"""Who takes the mail of this host, and one message handed to it.
+"""Opens a session of our listener for the mail of this host, and gives messages to it.
 
-`taker` yields a socket on which a session of our listener answers.  Where the spool is this user's own, that
-is one within this process (`own_session`), and a relay need not run; else it is the listener on loopback.
-Both speak SMTP, so that what follows is the same: `Handover` gives messages, `bridged` lets a program speak.
-Guarantees: `give` returns only after `250`, so the message is durably the relay's; after Refusal nothing was
-queued, but for a connection that was lost between the final dot and its reply.
+`taker` yields a socket on which the session answers.  If this user owns the spool, the session runs in this
+process (`own_session`), and no relay need run.  Otherwise the listener on loopback answers.  Both speak
+SMTP, so the rest is the same: `Handover` gives messages, `bridged` lets a program speak SMTP.
+Guarantees: `give` returns only after `250`, so the message is durably the relay's.  After Refusal nothing was
+queued, unless the connection was lost between the final dot and its reply (`SessionLost.may_be_queued`).
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _ON_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to re
 
 
 class Refusal(Exception):  # noqa: N818 - it is an answer
-    """Not taken, and nothing queued.  `exit_code` as sysexits(3)."""
+    """The relay did not take the message, and queued nothing.  `exit_code` is as in sysexits(3)."""
 
     def __init__(self, why: str, exit_code: int) -> None:
         super().__init__(why)
@@ -39,7 +39,7 @@ class Refusal(Exception):  # noqa: N818 - it is an answer
 
 
 class SessionLost(Refusal):
-    """The session is over."""
+    """The session has ended, so it takes no further message."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why, os.EX_TEMPFAIL)
@@ -48,13 +48,13 @@ class SessionLost(Refusal):
 
 
 _CLOSING = 421
-_TOO_MANY = "4.5.3"  # it says try again, of the rest; here a message goes whole or not at all
+_TOO_MANY = "4.5.3"  # it means: send to the rest later; here a message goes to all recipients or to none
 
 
 class _Phase(NamedTuple):
     name: str
     exit_code: int
-    """Of a 5yz in it."""
+    """For a 5yz reply in this phase."""
 
 
 _GREETING = _Phase("the greeting", os.EX_UNAVAILABLE)
@@ -65,9 +65,9 @@ _CONTENT = _Phase("the message", os.EX_DATAERR)
 
 @contextmanager
 def taker(policy: Policy, hostname: str, tell: Callable[[str], None]) -> Iterator[socket.socket]:
-    """Raise Refusal where nobody takes mail now, OSError, and ValueError for a spool of another format."""
+    """Raise Refusal if no session can be had now, OSError, and ValueError for a spool of another format."""
     if _is_own(policy):
-        # Imported only here: most programs may not write into the spool, and need no listener of ours.
+        # Imported only here: most callers may not write the spool, and need no listener of their own.
         from relay.spool.interface import SpoolBusy  # noqa: PLC0415 - see above
         from relay.submission.own_session import own_session  # noqa: PLC0415 - see above
 
@@ -91,7 +91,7 @@ def taker(policy: Policy, hostname: str, tell: Callable[[str], None]) -> Iterato
 
 
 def _is_own(policy: Policy) -> bool:
-    """Whether the spool is this user's.  Root's files in another user's spool would be set aside."""
+    """Return whether this user owns the spool.  Root's files in another user's spool would be set aside."""
     try:
         return policy.spool.stat().st_uid == os.geteuid()
     except OSError:
@@ -99,7 +99,7 @@ def _is_own(policy: Policy) -> bool:
 
 
 def most_bytes(policy: Policy) -> int:
-    """Return how much of a message is worth reading: what a listener takes, and what goes before (Bcc)."""
+    """Return the longest text worth reading: what a listener takes, and room for what is removed (Bcc)."""
     return max(listen.max_size for listen in policy.listen) + _TAKEN_OFF_BYTES
 
 
@@ -115,16 +115,16 @@ class Handover:
     """One session, for any number of messages."""
 
     def __init__(self, connected: socket.socket, hostname: str) -> None:
-        """Raise Refusal."""
+        """Raise Refusal if the greeting or the reply to EHLO is no success."""
         self._connected = connected
         self._connected.settimeout(_ANSWER_WITHIN_S)
         self._parser = ReplyParser()
         self._expect(_GREETING)
-        # A relay that runs may be an older one than this.
+        # The running relay may be of an older version than this.
         self._has_dsn = extensions_of(self._say(f"EHLO {hostname}".encode(), _GREETING)).dsn
 
     def give(self, submission: Submission) -> str:
-        """Return the last reply, which names the queue id.  Raises Refusal: the session may go on."""
+        """Return the last reply, which names the queue id.  Raises Refusal; SessionLost ends the session."""
         content = submission.content
         shape = Shape(len(content), not content.isascii(), submission.smtputf8)
         dsn = DsnRequest(submission.ret, submission.envid) if self._has_dsn else NOTHING_ASKED
@@ -159,7 +159,7 @@ class Handover:
         try:
             self._connected.sendall(octets)
         except OSError as error:
-            # What it said before it closed is worth more than the error.
+            # A reply that the relay sent before it closed says more than the error.
             self._expect(_CONTENT)
             raise SessionLost(f"the relay was lost: {error.strerror or error}") from error
 
@@ -190,7 +190,7 @@ class Handover:
 
 
 def bridged(connected: socket.socket, stdin: int, stdout: int) -> None:
-    """Let who is at these descriptors speak with a session to its end.  Raises OSError."""
+    """Copy octets between two descriptors and a session until the session ends.  Raises OSError."""
     connected.settimeout(None)
 
     def inwards() -> None:

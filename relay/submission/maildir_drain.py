@@ -1,11 +1,11 @@
-"""The messages of a maildir that a program of this host filled, handed over one by one, each then removed.
+"""Hands over the messages of a maildir that a program of this host filled, one by one, and removes each.
 
 Guarantees: a message leaves the maildir only once it is durably the relay's, so a kill at any instant costs
-at most a duplicate of one message.  One drain at a time takes from a maildir.  What is refused, and what is
-no message of the maildir's owner (a symbolic link, a FIFO, another user's file), stays and is told of.
-Memory holds one message.
-Assumes: a file in new/ or cur/ does not change, as maildir(5) has it, and nobody moves it meanwhile.
-Does not: read tmp/, wait for new messages, or return what is refused to its sender.
+at most a duplicate of one message.  Only one drain at a time works on a maildir.  A refused message, and a
+file that is no message of the maildir's owner (a symbolic link, a FIFO, another user's file), stays and is
+reported.  Memory holds one message.
+Assumes: a file in new/ or cur/ does not change, as maildir(5) says, and nobody moves it meanwhile.
+Does not: read tmp/, wait for new messages, or return a refused message to its sender.
 """
 
 import os
@@ -24,26 +24,26 @@ from relay.submission.handover import Handover, Refusal, SessionLost
 
 FOLDERS = ("new", "cur")
 LOCK_NAME = "relay-drain.lock"
-"""In the maildir, never removed: a lock that can go away keeps nobody out."""
+"""In the maildir, and never removed: a lock file that can disappear excludes nobody."""
 _FLAGS = re.compile(r":2,([A-Za-z]*)\Z")
 _NOT_TO_BE_SENT = {"D": "a draft", "T": "trash"}  # flags of maildir(5) that the user's own program set
 _TRIES = 2  # the first may find that the relay has closed the session
 
 Open = Callable[[], AbstractContextManager[Handover]]
-"""Opens a session.  Raises Refusal where nobody takes mail now, and OSError."""
+"""Opens a session.  Raises Refusal if neither spool nor listener takes mail now, and OSError."""
 
 
 class NotRemoved(Exception):  # noqa: N818 - a state of the maildir
-    """The relay has a message that the maildir keeps: it would go again.  The text says which and why."""
+    """The maildir keeps a message that the relay has, so it would go again.  The text says which and why."""
 
 
 @dataclass(slots=True)
 class Drained:
     taken: int = 0
     later: int = 0
-    """Left, and may go another time."""
+    """Left in the maildir; another drain may take them."""
     refused: int = 0
-    """Left, and stay until somebody acts."""
+    """Left in the maildir until somebody acts."""
 
     @property
     def exit_code(self) -> int:
@@ -63,7 +63,7 @@ class MaildirDrain:
         *,
         most_bytes: int,
     ) -> None:
-        """Ask `author` for each message; `tell` hears of each that stays, in one line.
+        """Call `author` for each message, and `tell` with one line for each message that stays.
 
         A file longer than `most_bytes` is refused.
         """
@@ -76,14 +76,14 @@ class MaildirDrain:
         self._drained = Drained()
 
     def drain(self, open_session: Open) -> Drained:
-        """Raise Refusal where nobody takes mail or another drain is at work, NotRemoved, and OSError."""
+        """Raise Refusal (unusable maildir, another drain at work, no session), NotRemoved, and OSError."""
         for path in (Path(self._maildir), *(Path(self._maildir, folder) for folder in FOLDERS)):
             if path.is_symlink():
-                # Whoever made it may have root hand over another user's mail, and remove it.
+                # A user could make a link by which root hands over and removes another user's mail.
                 raise Refusal(f"{path} is a symbolic link, which is not followed", os.EX_NOINPUT)
             if not path.is_dir():
                 raise Refusal(f"{path} is not there: {self._maildir} is no maildir", os.EX_NOINPUT)
-            # Found out before the relay has a message: what cannot be removed would go each time.
+            # Checked before the relay takes a message: one that cannot be removed would go each time.
             if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
                 raise Refusal(f"{path} may not be changed by this user", os.EX_NOPERM)
         lock = self._disk.lock(f"{self._maildir}/{LOCK_NAME}", wait=False)
@@ -97,7 +97,7 @@ class MaildirDrain:
         return self._drained
 
     def _waiting(self) -> list[tuple[str, int]]:
-        """Return paths, those that came first first, each with how often it may be tried."""
+        """Return paths, the oldest first, each with how often it may be tried."""
         found = []
         for folder in FOLDERS:
             for name in self._disk.names(f"{self._maildir}/{folder}"):
@@ -111,7 +111,6 @@ class MaildirDrain:
         return [(path, _TRIES) for *_, path in sorted(found)]
 
     def _hand_over(self, waiting: deque[tuple[str, int]], handover: Handover) -> None:
-        """Go on until none waits, or the session is lost."""
         while waiting:
             path, tries = waiting.popleft()
             try:
@@ -139,11 +138,11 @@ class MaildirDrain:
         if not submission.recipients:
             raise NotAnAddress("its header names no recipient")
         handover.give(submission)
-        # Killed here: the relay has it, and so has the maildir; the next drain hands it over again.
+        # Killed here: relay and maildir both have the message; the next drain hands it over again.
         self._drained.taken += 1
         try:
             self._disk.unlink(f"{self._maildir}/{path}")
-            # Crash before this: it may be there again, and goes twice.
+            # Crash before this: the file may be there again, and goes twice.
             self._disk.sync_directory(f"{self._maildir}/{path.partition('/')[0]}")
         except FileNotFoundError:
             self._tell(f"{path}: taken, and another program moved or removed it meanwhile")
@@ -152,7 +151,7 @@ class MaildirDrain:
             raise NotRemoved(f"{path}: the relay has it, but it cannot be removed: {why}") from error
 
     def _read(self, path: str) -> bytes:
-        """Raise Refusal, and OSError for what is no fault of the file."""
+        """Raise Refusal for a fault of the file, OSError for any other."""
         try:
             with opened(self._disk, self._disk.open_read(path)) as fd:
                 self._check(fd)
@@ -170,7 +169,7 @@ class MaildirDrain:
             raise Refusal("it is no regular file", os.EX_DATAERR)
         ours = {Path(self._maildir).stat().st_uid}
         if os.geteuid() != 0:
-            # Not root's: whoever owns the maildir can make new/ lead elsewhere, or link to any file into it.
+            # Not root's files: the maildir's owner can make new/ lead elsewhere, or link any file into it.
             ours.add(os.geteuid())
         if found.st_uid not in ours:
             raise Refusal(f"it belongs to user {found.st_uid}, and the maildir does not", os.EX_DATAERR)

@@ -1,8 +1,8 @@
 """A session of the listener in this process, at one end of a pair of sockets.
 
-For a caller who may write the spool.  What comes in goes through the listener's own session and intake, so
-the checks but the quotas, the Received line and the order of syncs are the same; `250` means durable,
-whether a relay runs or not, and the sender is woken by the trigger.
+For a caller who may write the spool.  Mail goes through the listener's own session and intake.  So the
+Received line, the order of syncs and the checks, except the quotas, are the same.  `250` means durable,
+whether a relay runs or not.  The trigger wakes the sender.
 Assumes: policy and files are this user's.  Does not: count or log, since the relay is another process.
 """
 
@@ -31,12 +31,12 @@ Tell = Callable[[str], None]
 def own_session(policy: Policy, listen: Listen, hostname: str, tell: Tell) -> Iterator[socket.socket]:
     """Yield the client's end.  Raises OSError, and ValueError for a spool of another format.
 
-    `tell` is told what goes wrong on our side, in one line.
+    `tell` gets one line for each fault on our side.
     """
-    # Files of another mode would be set aside.
+    # The relay would set aside files of another mode.
     os.umask(0o077)
     disk, clock = RealDisk(), SystemClock()
-    # Who writes the spool needs no quota; and nobody tells this session how much is queued.
+    # A caller who may write the spool needs no quota, and this session cannot know what is queued.
     listen = listen.model_copy(update={"max_queued_per_client": None})
     prepare_spool(policy, disk)
     intake = SpoolIntake(
@@ -57,7 +57,7 @@ def own_session(policy: Policy, listen: Listen, hostname: str, tell: Tell) -> It
         await session.task
 
     def serve_and_close() -> None:
-        # Whatever it is, the caller must not wait for a reply.
+        # Close after any fault: else the caller would wait for a reply.
         with theirs:
             try:
                 asyncio.run(serve())
@@ -75,7 +75,7 @@ def own_session(policy: Policy, listen: Listen, hostname: str, tell: Tell) -> It
 
 
 class _OwnObserver:
-    """Passes on faults only: replies reach the caller by themselves."""
+    """Passes on faults only: the caller sees the replies itself."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
@@ -85,5 +85,5 @@ class _OwnObserver:
 
     connection_opened = connection_closed = refused = accepted = _ignore
 
-    def fault(self, listener: str, client: str, error: BaseException) -> None:  # noqa: ARG002 - there is but one
+    def fault(self, listener: str, client: str, error: BaseException) -> None:  # noqa: ARG002 - there is only one listener
         self._tell(f"fault: {error!r}")

@@ -1,4 +1,4 @@
-"""Events, metrics, and what became of messages lately: every room tells, none asks.
+"""Events, metrics and recent outcomes of messages.  Every room reports here, and no room decides by it.
 
-Stands below the rooms that send, so that they can tell; what looks at them is `relay.status`.
+Stands below the rooms that send, so that they can report.  `relay.status`, hooks and `relay find` read it.
 """

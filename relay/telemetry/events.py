@@ -1,11 +1,11 @@
-"""The log: one line for everything that happens, as text or as JSON, on stderr.
+"""The log: one line for each event, as text or as JSON, on stderr.
 
-Guarantees: no call raises (a closed stderr must not stop mail); no text from outside can end a line or move
+Guarantees: no call raises (a closed stderr must not stop mail).  No text from outside can end a line or move
 a terminal's cursor.  Assumes: one thread, and the fields of the event's row in `KINDS`.
 
-As text, a line begins like one of rsyslog's file format; under the journal, which adds its own
-beginning, with `<N>`, the priority (sd-daemon(3)).  It is the event's template, and ends with ` event=NAME`,
-for `grep`.  As JSON it is one object: `time`, `event`, `level`, and its fields.
+A line of text begins as in rsyslog's file format.  Under the journal, which adds that itself, it begins with
+`<N>`, the priority (sd-daemon(3)).  The event's template follows, then ` event=NAME`, for `grep`.
+A line of JSON is one object: `time`, `event`, `level`, and the event's fields.
 The table of events in docs/events-and-metrics.md is made from `KINDS`.
 """
 
@@ -31,14 +31,14 @@ from relay.verdicts.decision import Fate
 from relay.verdicts.outcome import Answer
 
 if TYPE_CHECKING:
-    # A listener process of its own needs no prometheus_client.
+    # A separate listener process does not load prometheus_client.
     from relay.telemetry.metrics import Counts, Metrics, Series
 
 LogStyle = Literal["text", "json"]
 
 
 class Level(enum.IntEnum):
-    """How much an event matters: the numbers of syslog (RFC 5424, 6.2.1)."""
+    """The severity of an event, with the numbers of syslog (RFC 5424, 6.2.1)."""
 
     ERROR = 3
     WARNING = 4
@@ -51,10 +51,10 @@ class Kind(NamedTuple):
     name: str
     level: Level
     template: str
-    """`{name}` is a field; `{name:text with %}` is that text with the field for `%`, and nothing where the
-    field is null, 0, false or empty; `{_name}` is a piece that only the text has."""
+    """`{name}` is a field.  `{name:text with %}` is that text with the field for `%`, or nothing if the field
+    is null, 0, false or empty.  `{_name}` is a piece that only the text has."""
     only_json: str
-    """The fields that the text does not have."""
+    """The fields that only JSON has."""
 
 
 _ERROR, _WARNING, _NOTICE, _INFO, _DEBUG = Level.ERROR, Level.WARNING, Level.NOTICE, Level.INFO, Level.DEBUG
@@ -161,17 +161,17 @@ KINDS = {row[0]: Kind(*row) for row in _ROWS}
 
 SHORTAGE_AGAIN_NS = 60 * SECOND_NS
 MOST_SPANS = 10_000
-"""In the memory of a listener process, while the sender's takes none."""
+"""How many spans a listener process holds in memory while the sender's process takes none."""
 MOST_REFUSALS = 100
-"""Refusals of clients that are logged in a second: a flood of them must not flood the log."""
+"""How many refusals of clients are logged in a second: a flood of them must not flood the log."""
 LONGEST_LINE = 8000
-"""Characters; a reply of 2,000 and two addresses of the longest kind fit."""
+"""Characters; a reply of 2,000 and two addresses of the maximum length fit."""
 LONGEST_NAME = 100
-"""Characters of a user who may be nobody, as Postfix logs him."""
+"""Characters of a user name, logged as by Postfix although there may be no such user."""
 
 
 class Subject(NamedTuple):
-    """The message of which a line about one of its recipients tells."""
+    """The message whose recipient an event is about."""
 
     message: Message
     names: Names = NO_NAMES
@@ -193,7 +193,7 @@ NO_TRANSACTION = Via("", "none", 1, None)
 
 
 class Delays(NamedTuple):
-    """Where a message spent its time, in the order of Postfix."""
+    """Where a message spent its time, in the order of Postfix's `delays`."""
 
     before_ns: int = 0
     queued_ns: int = 0
@@ -215,17 +215,17 @@ class Events:
         self._stream, self._style, self._clock, self._level = stream, style, clock, level
         self._log = stream if isinstance(stream, LogStream) else None
         self._unwritten = self._counted = 0
-        """Lines: that could not be written, that `take_lines_lost` told of."""
+        """Lines that could not be written, and lines that `take_lines_lost` has returned."""
         self._watchers: dict[str, tuple[Watcher, ...]] = {}
         """By the name of the event."""
         self._refusals = self._refusals_untold = self._refusals_since_ns = 0
         self._tells_shortage_at_ns: dict[str, int] = {}
-        """By where it was; boottime.  There is a handful of places."""
+        """For each place, when it may be logged again (boottime).  There is a handful of places."""
         self._is_journal = _is_journal(stream)
         self._begins = f" {hostname or socket.gethostname()} relay[{os.getpid()}]: "
 
     def take_lines_lost(self) -> int:
-        """Return how many lines more were dropped, or could not be written, since the last call."""
+        """Return how many lines were dropped, or could not be written, since the last call."""
         lost = self._unwritten + (self._log.lines_lost if self._log else 0)
         counted, self._counted = self._counted, lost
         return lost - counted
@@ -233,13 +233,13 @@ class Events:
     def watch(self, watcher: Watcher, names: Iterable[str]) -> None:
         """Call a watcher with each of these events, logged or not: its name, its fields, and its subject.
 
-        The subject is there where an event tells of one recipient.
+        The subject is None unless the event is about one recipient.
         """
         for name in names:
             self._watchers[KINDS[name].name] = (*self._watchers.get(name, ()), watcher)
 
     def flush(self) -> None:
-        """Tell of what was only counted so far: to be called now and then, and at the end."""
+        """Log what was only counted so far; call this now and then, and at the end."""
         untold, self._refusals_untold = self._refusals_untold, 0
         if untold:
             self.tell("refusals_untold", untold=untold)
@@ -247,8 +247,8 @@ class Events:
     def tell(self, name: str, subject: Subject | None = None, /, **fields: Any) -> None:
         """Log an event with the fields of its row.
 
-        Of an instant of the wall clock `NAME_at_ns` makes the field NAME_at, and of a span `NAME_ns`
-        NAME_seconds.  What begins with an underscore is only in the text.
+        `NAME_at_ns`, an instant of the wall clock, becomes the field NAME_at; `NAME_ns`, a span, becomes
+        NAME_seconds.  A field that begins with an underscore is only in the text.
         """
         try:
             kind = KINDS[name]
@@ -270,7 +270,7 @@ class Events:
             self._unwritten += 1
 
     def refused(self, *, listener: str, client: str, phase: str, reply: str, user: str | None) -> None:
-        """Tell of a 4yz or 5yz reply; of very many in a second, only their number."""
+        """Log a 4yz or 5yz reply; above MOST_REFUSALS in a second, log only how many more there were."""
         now_ns = self._clock.boottime_ns()
         if now_ns - self._refusals_since_ns >= SECOND_NS:
             self.flush()
@@ -279,7 +279,7 @@ class Events:
         if self._refusals > MOST_REFUSALS:
             self._refusals_untold += 1
             return
-        # Postfix names the reply to the final dot after what ended.
+        # The name of Postfix for the reply to the final dot.
         shown = "END-OF-MESSAGE" if phase == "eod" else phase.upper()
         user = user[:LONGEST_NAME] if user else None
         self.tell(
@@ -323,7 +323,7 @@ class Events:
         )
 
     def shortage(self, *, where: str, error: str) -> None:
-        """Tell of too few descriptors or too little memory; once a minute for each place."""
+        """Log a lack of descriptors or memory, at most once a minute for each place."""
         now_ns = self._clock.boottime_ns()
         if now_ns >= self._tells_shortage_at_ns.get(where, now_ns):
             self._tells_shortage_at_ns[where] = now_ns + SHORTAGE_AGAIN_NS
@@ -341,13 +341,13 @@ class Events:
         priority = f"<{kind.level.value}>" if self._is_journal else ""
         if self._style == "json":
             told = {name: value for name, value in fields.items() if not name.startswith("_")}
-            # JSON itself escapes whatever is not printable ASCII, all but DEL.
+            # json.dumps escapes everything that is not printable ASCII, except DEL.
             line = json.dumps({"time": now, "event": kind.name, "level": level, **told})
             return priority + line.replace("\x7f", "\\u007f")
         beginning = priority or now + self._begins
         shown_level = f"{level}: " if kind.level <= Level.WARNING else ""
         text = kind.template.format_map({name: _Shown(value) for name, value in fields.items()})
-        # Foreign text is in no template, and the line is cleaned with that text in it.
+        # No template has foreign text.  The fields have, so the whole line is cleaned.
         return f"{beginning}{shown_level}{_one_line(text)} event={kind.name}"
 
 
@@ -363,14 +363,14 @@ class _Shown:
 
 
 def _one_line(text: str) -> str:
-    """Return text on one line, without anything that is not printable."""
+    """Return at most LONGEST_LINE characters of the text, on one line and printable."""
     if not text.isprintable():
         text = "".join(c if c.isprintable() else " " if c in "\t\r\n" else "?" for c in text)
     return text[:LONGEST_LINE]
 
 
 def _is_journal(stream: TextIO) -> bool:
-    """Compare device and inode (systemd.exec(5)): a child may inherit the variable and write elsewhere."""
+    """Compare device and inode (systemd.exec(5)): a child that inherits the variable may write elsewhere."""
     try:
         status = os.fstat(stream.fileno())
     except (OSError, ValueError, AttributeError):
@@ -379,13 +379,13 @@ def _is_journal(stream: TextIO) -> bool:
 
 
 class Tally:
-    """What a process of listeners counts until it is taken, and sent to the sender's: see `Metrics.add`.
+    """What a listener process has counted and not yet sent to the sender's process (`Metrics.add`).
 
-    A dying process loses only what it had not sent yet.
+    A process that dies loses only the counts that it had not sent.
     """
 
     def __init__(self, events: Events) -> None:
-        """`events`: whose lost lines are counted."""
+        """`events` is the log whose lost lines are counted."""
         self._events = events
         self._numbers: Counter[Series] = Counter()
         self._spans: list[list[str | int]] = []
@@ -405,7 +405,7 @@ class Tally:
 
 
 class ListenerObserver:
-    """The `Observer` of `relay.listener.ports`.  Listeners go by their address as the policy writes it."""
+    """The `Observer` of `relay.listener.ports`.  A listener is named by its address as in the policy."""
 
     def __init__(self, events: Events, metrics: "Metrics | Tally") -> None:
         self._events, self._metrics = events, metrics

@@ -1,8 +1,8 @@
-"""Every number that the relay exposes to Prometheus: name, kind, labels, meaning.  Pure, data only.
+"""Every metric that the relay exposes to Prometheus: name, type, labels, meaning.  Pure, data only.
 
 The table of metrics in docs/events-and-metrics.md is made from `METRICS`.  Names and units follow
-Prometheus' rules (base units, `_total` for counters, no label without a bound: never an address).
-`process_*` of prometheus_client is exposed beside these.
+Prometheus' rules: base units, `_total` for counters, no unbounded label, so never an address.
+The relay also exposes `process_*` of prometheus_client.
 """
 
 from dataclasses import asdict, dataclass
@@ -14,17 +14,17 @@ class MetricRow(NamedTuple):
     type: str
     """counter, gauge or histogram."""
     labels: dict[str, tuple[str, ...]]
-    """Each with its values, where the table knows them."""
+    """Each label with its values, or without values if the table does not know them."""
     meaning: str
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram, in seconds; +Inf is added."""
     is_live: bool = True
-    """Counted as things happen; else read from the snapshot at a scrape."""
+    """The relay counts it as things happen; otherwise it is read from the snapshot at a scrape."""
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Recipients since the start: accepted, and what became of them and of those queued before."""
+    """Recipients accepted since the start, and what became of them and of recipients queued before."""
 
     accepted: int = 0
     relayed: int = 0
@@ -41,7 +41,7 @@ NETWORK_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 WAIT_SECONDS = (0.1, 1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 12 * 3600.0, 86400.0, 3 * 86400.0)
 LAG_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
 
-# The buckets of a histogram; a gauge that is read from the snapshot is a `snapshot`.
+# Name, type, labels, meaning.  Buckets as the type: a histogram.  `snapshot`: a gauge read at a scrape.
 _ROWS: tuple[tuple[str, str | tuple[float, ...], str, str], ...] = (
     ("relay_build_info", "snapshot", "version", "Always 1; the version is the label."),
     ("relay_smtpd_connections_total", "counter", "listener", "Connections that were let in."),

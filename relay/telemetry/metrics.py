@@ -1,7 +1,7 @@
-"""The numbers for Prometheus that are counted as things happen: prometheus_client's own objects.
+"""The Prometheus metrics that the relay counts as things happen, as objects of prometheus_client.
 
-`relay.status.collector` registers those that are read at a scrape.  Every series whose labels are known is
-there, at 0, before its first event.  All calls, and scrapes, come from the loop's thread.
+`relay.status.collector` registers the metrics that are read at a scrape.  Every series with known labels
+exists, at 0, before its first event.  All calls, and scrapes, come from the loop's thread.
 """
 
 from collections import Counter, defaultdict
@@ -28,24 +28,24 @@ _RESULT = {
     Verdict.STOP: "stopped",
 }
 Series = tuple[str, ...]
-"""A metric and the values of its labels."""
+"""The name of a metric, and the values of its labels."""
 Counts = dict[str, list[list[Any]]]
-"""What a listener process counted: `numbers` and `spans`, each behind its series; as JSON carries it."""
+"""What a listener process counted, as JSON: under `numbers` and `spans`, rows of a series and its value."""
 
 _FATES = "relay_ledger_recipients_total"
 _OPEN = "relay_smtpd_open_connections"
 
-# Else each counter has a second series, with the time of its making.
+# Otherwise each counter gets a second series, with its creation time.
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # it has no types
 
 
 class Metrics(Collector):
     def __init__(self, clock: Clock, events: Events | None = None) -> None:
-        """`events`: whose lost lines are counted."""
+        """`events` is the log whose lost lines are counted."""
         self.registry = prometheus_client.CollectorRegistry()
         self._clock, self._events = clock, events
         self._open_of: defaultdict[str, Counter[Series]] = defaultdict(Counter)
-        """Open connections of listener processes, by the process."""
+        """Open connections of each listener process."""
         self.registry.register(self)
         self._live: dict[str, Any] = {}
         for row in METRICS.values():
@@ -56,31 +56,31 @@ class Metrics(Collector):
                     row.name, row.meaning, row.labels, registry=self.registry, **options
                 )
         self._children: dict[Series, Any] = {}
-        """Finding a child by its labels takes longer than all else here."""
+        """A cache: finding a child by its labels takes longer than all else here."""
         self.know_upstreams(())
         prometheus_client.ProcessCollector(registry=self.registry)
 
     def count(self, *series: str, by: float = 1) -> None:
-        """`series`: the name of a metric, and its labels."""
+        """`series` is the name of a metric, and the values of its labels."""
         self._child(series).inc(by)
 
     def set(self, *series: str, to: float) -> None:
         self._child(series).set(to)
 
     def observe(self, *series: str, span_ns: int) -> None:
-        """Count a span; one that ends before it began is 0."""
+        """Count a time span; a negative span counts as 0."""
         self._child(series).observe(max(0, span_ns) / SECOND_NS)
 
     def collect(self) -> Iterator[Metric]:
-        """Count what only the log knows; the registry asks here before all others."""
+        """Count the lines that the log lost; the registry collects this object before all others."""
         if self._events is not None:
             self.count("relay_log_lost_lines_total", by=self._events.take_lines_lost())
         return iter(())
 
     def know_upstreams(self, upstreams: Iterable[str], stand_ins: Iterable[tuple[str, str]] = ()) -> None:
-        """Have every series at 0; call it whenever a policy comes into force.
+        """Create every series at 0; call this whenever a policy comes into force.
 
-        `stand_ins`: each upstream that may be used, with the one that it is used instead of.
+        `stand_ins` has pairs of an upstream that may be used and the upstream that it is used instead of.
         """
         self._know({"upstream": list(upstreams)})
         name = "relay_route_diverted_messages_total"
@@ -108,7 +108,7 @@ class Metrics(Collector):
         self.observe("relay_attempt_duration_seconds", upstream, span_ns=duration_ns)
         if outcome.is_ambiguous:
             self.count("relay_attempts_ambiguous_total", upstream)
-        # Recipients of one transaction share the reply to the final dot: it is one reply.
+        # Recipients of one transaction share the reply to the final dot, which counts once.
         by_reply: dict[int, Answer] = {}
         for answer in outcome.answers:
             self.count("relay_attempt_recipients_total", upstream, _RESULT[answer.verdict])
@@ -126,7 +126,7 @@ class Metrics(Collector):
         self._count_reply(upstream, answer)
 
     def token_granted(self, upstream: str, ends_at_ns: int) -> None:
-        """`ends_at_ns` by the wall clock."""
+        """`ends_at_ns` is by the wall clock."""
         self.count("relay_token_requests_total", upstream, "granted")
         self.set("relay_token_end_timestamp_seconds", upstream, to=ends_at_ns / SECOND_NS)
 
@@ -144,7 +144,7 @@ class Metrics(Collector):
             self.observe("relay_delay_seconds", part, span_ns=delay_ns)
 
     def became(self, fates: Iterable[str]) -> None:
-        """Count recipients, each by its field of `Totals`."""
+        """Count recipients; a fate is a field of `Totals`."""
         for fate in fates:
             self.count(_FATES, fate)
 
@@ -173,13 +173,13 @@ class Metrics(Collector):
 
 
 class Telemetry(NamedTuple):
-    """The log, the numbers, and the clock by which they tell."""
+    """The log, the metrics, and the clock of both."""
 
     events: Events
     metrics: Metrics
     clock: Clock
 
     def spool_trouble(self, error: Exception) -> None:
-        """Tell that the spool is full, or does not answer."""
+        """Log and count that the spool is full, or does not answer."""
         self.metrics.count("relay_spool_errors_total")
         self.events.tell("spool_failed", error=str(error))

@@ -1,12 +1,13 @@
-"""What became of messages, kept for a while for `relay find` and `relay status --by`: an SQLite database.
+"""An SQLite database of recent outcomes: what became of messages, for `relay find` and `relay status --by`.
 
-Guarantees: nothing here raises into a caller or waits on the event loop.  What is heard is written within
-GATHER_SECONDS while the disk keeps up, in a thread.  What cannot be written is dropped, and told of once,
-until something is written again; a damaged database is removed.  The database has at most `most_bytes`, its
-journal nothing between two writes; what is older than `keep_ns` by the wall clock goes with the next write,
-or after TIDY_SECONDS.  New mail keeps its headroom.  A kill loses what was not written, no more.
+Guarantees: nothing here raises into a caller or blocks the event loop.  While the disk keeps up, a thread
+writes each outcome within GATHER_SECONDS.  Outcomes that cannot be written are dropped; the log says so once,
+and again only after a write succeeded.  A damaged database is removed.  The database has at most
+`most_bytes`, and its journal is empty between writes.  Outcomes older than `keep_ns` by the wall clock go
+with the next write, or after TIDY_SECONDS.  The headroom of new mail stays free.  A kill loses only what was
+not written.
 Assumes: one event loop; one writer, the holder of the spool's lock; any number of readers.  Nothing depends
-on what is kept, nothing is synced, and a loss of power may damage it.
+on the database, so nothing is synced, and a loss of power may damage it.
 """
 
 import asyncio
@@ -31,29 +32,29 @@ if TYPE_CHECKING:
     from relay.policy.model import RecentSettings
 
 GATHER_SECONDS = 0.2
-"""Between two writes: what is heard meanwhile is written together."""
+"""Between two writes; outcomes of this time are written together."""
 TIDY_SECONDS = 600.0
-"""Between two looks for what is too old, while nothing ends."""
+"""Between two deletions of old outcomes, while no message ends."""
 MOST_HEARD = 20_000
-"""Outcomes in memory; a disk that does not answer must not fill it."""
+"""How many outcomes may wait in memory, so that a disk that does not answer cannot fill it."""
 LONGEST_TEXT = 1000
-"""Characters that are kept of a reply or an address."""
+"""How many characters of a reply or an address are kept."""
 _AT_ONCE = 500
-"""Rows of one transaction, which then fits SQLite's cache, and of one answer."""
+"""Rows of one transaction, which then fits SQLite's cache, and rows of one query."""
 _ROW_BYTES = 1024
-"""About the most that a row takes."""
+"""The size of a row, at most, about."""
 _BUSY_SECONDS = 10.0
 _EVENTS = {
     "delivery": frozenset({Fate.RELAYED.value, Fate.BOUNCED.value, Fate.EXPIRED.value}),
     "recipient_deleted": frozenset({None}),
 }
-"""The events that may tell of an outcome, and of which `status` they do."""
+"""The events that tell of an outcome, and the values of `status` with which they do."""
 _TEXTS = ("queue_id", "reverse_path", "recipient", "status", "upstream", "relay", "dsn", "text")
-"""What of such an event is kept, in the order of `PastOutcome`."""
+"""The fields of such an event that are kept, in the order of `PastOutcome`."""
 _OWN_FILES = ("outcomes", "outcomes-journal")
 
 Key = Callable[[str, str, str], str]
-"""Of a sender, a client and a lane, what is summed up by."""
+"""Returns the key to sum by, for a sender, a client and a lane."""
 
 
 class PastOutcome(NamedTuple):
@@ -65,16 +66,16 @@ class PastOutcome(NamedTuple):
     became: str
     """relayed, bounced, expired or deleted."""
     upstream: str = ""
-    """By its name in the policy; empty where none was asked."""
+    """Its name in the policy; empty if no upstream was asked."""
     relay: str = ""
     """`host[address]:port`, or `none`."""
     dsn: str = ""
     reply: str = ""
-    """The upstream's, or what there is to say instead."""
+    """The upstream's reply, or the reason if there was none."""
     message_id: str | None = None
     subject: str = ""
     client_queue_id: str = ""
-    """These three as `relay.mail.header.Names` has them."""
+    """These three are the fields of `relay.mail.header.Names`."""
     client: str = ""
     lane: str = ""
     size_bytes: int = 0
@@ -89,8 +90,8 @@ class RelayedBy(NamedTuple):
 
 
 _COLUMNS = ", ".join(PastOutcome._fields)
-# No write-ahead log: its index is mapped into memory, and where a full disk leaves a hole in that file, a
-# bus error ends the process.
+# No write-ahead log: SQLite maps its index into memory.  If a full disk leaves a hole in that file, a bus
+# error ends the process.
 _SCHEMA = f"""
 PRAGMA journal_mode = TRUNCATE;
 PRAGMA auto_vacuum = FULL;
@@ -114,7 +115,7 @@ def outcomes_folder(spool: str) -> str:
 
 class OutcomeStore:
     def __init__(self, spool: str, bounds: "RecentSettings | None", disk: Disk, telemetry: Telemetry) -> None:
-        """Hears of outcomes from now on; None: keeps none, and removes what was kept."""
+        """Watch outcomes from now on.  If `bounds` is None, keep none, and remove the database."""
         self._folder, self._bounds, self._disk = outcomes_folder(spool), bounds, disk
         self._events, self._clock = telemetry.events, telemetry.clock
         self._heard: list[PastOutcome] = []
@@ -139,7 +140,7 @@ class OutcomeStore:
             await self._running
 
     def _hear(self, name: str, fields: Mapping[str, Value], subject: Subject | None) -> None:
-        # Once for each recipient, on the loop: in few calls.
+        # This runs on the loop for each recipient: few calls.
         if subject is None or self._bounds is None or fields.get("status") not in _EVENTS[name]:
             return
         self._wake.set()
@@ -147,7 +148,7 @@ class OutcomeStore:
             return
         texts = [str(fields.get(each) or "")[:LONGEST_TEXT] for each in _TEXTS]
         texts[3] = texts[3] or "deleted"
-        # Not the message itself, which may have content.
+        # Not the message itself, which may hold content in memory.
         envelope, shape = subject.message.envelope, subject.message.shape
         about = *subject.names, envelope.client, subject.lane, shape.size_bytes
         self._heard.append(PastOutcome._make((self._clock.wall_ns(), *texts, *about)))
@@ -160,7 +161,7 @@ class OutcomeStore:
             self._wake.clear()
             await self._write()
         await self._write()
-        with contextlib.suppress(RuntimeError):  # no thread is to be had
+        with contextlib.suppress(RuntimeError):  # no thread can start
             await asyncio.to_thread(self._disconnect)
 
     async def _write(self) -> None:
@@ -186,13 +187,13 @@ class OutcomeStore:
             for start in range(0, max(1, len(heard)), _AT_ONCE):
                 with database:
                     database.executemany(_INSERT, rows[start : start + _AT_ONCE])
-                    # What a clock that was ahead wrote would else be young for as long as that was.
+                    # A clock that was ahead wrote rows of the future, which would stay too long.
                     times = (now_ns - bounds.keep_ns, now_ns + bounds.keep_ns)
                     database.execute("DELETE FROM outcome WHERE at_ns < ? OR at_ns > ?", times)
                     while database.execute(_USED).fetchone()[0] > bounds.most_bytes:
                         if not database.execute(_DROP_OLDEST).rowcount:
                             break
-        except sqlite3.OperationalError:  # no damage: no room, no answer, or not ours to write
+        except sqlite3.OperationalError:  # no damage: no room, no answer, or no permission
             self._disconnect()
             raise
         except sqlite3.DatabaseError:
@@ -203,7 +204,7 @@ class OutcomeStore:
         path = f"{self._folder}/outcomes"
         self._disk.make_directory(self._folder)
         with opened(self._disk, self._disk.open_append(path)):
-            pass  # made with mode 0600, which SQLite gives to its other files
+            pass  # created with mode 0600, which SQLite copies to its other files
         self._database = database = sqlite3.connect(path, timeout=_BUSY_SECONDS, check_same_thread=False)
         database.executescript(_SCHEMA)
         return database
@@ -214,7 +215,6 @@ class OutcomeStore:
             database.close()
 
     def _remove(self) -> None:
-        """Remove the database; fine if there is none."""
         self._disconnect()
         for name in _OWN_FILES:
             with contextlib.suppress(FileNotFoundError):
@@ -223,21 +223,21 @@ class OutcomeStore:
 
 @contextlib.contextmanager
 def past_outcomes(spool: str) -> Iterator[sqlite3.Connection]:
-    """Open what is kept, to read it while the relay writes.  Raises OSError and sqlite3.Error."""
+    """Open the outcomes, to read while the relay writes; empty if none.  Raises OSError and sqlite3.Error."""
     path, uri = Path(outcomes_folder(spool), "outcomes").absolute(), ":memory:"
     with contextlib.suppress(FileNotFoundError):
         path.stat()
-        # Not `ro`: the reader takes back what a killed relay left half written.
+        # Not `ro`: the reader has to roll back what a killed relay left half written.
         uri = f"file:{quote(str(path))}?mode=rw"
     with contextlib.closing(sqlite3.connect(uri, _BUSY_SECONDS, uri=True)) as database:
-        # There is none, or it is just being made.
+        # There is no database, or the relay is creating it.
         if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'outcome'").fetchone():
             database.execute(f"CREATE TEMP TABLE outcome ({_COLUMNS})")
         yield database
 
 
 def oldest_ns(past: sqlite3.Connection) -> int | None:
-    """Return when the oldest outcome was, by the wall clock; None where there is none."""
+    """Return the time of the oldest outcome, by the wall clock; None if there is no outcome."""
     at_ns: int | None = past.execute("SELECT min(at_ns) FROM outcome").fetchone()[0]
     return at_ns
 
@@ -252,14 +252,14 @@ def found(past: sqlite3.Connection, wanted: Sought, since_ns: int) -> Iterator[P
         " ORDER BY rowid DESC LIMIT ?"
     )
     before = (1 << 63) - 1
-    # No answer is kept open: its lock would keep the writer waiting.
+    # Each query is read to its end: the lock of an open query would make the writer wait.
     while rows := past.execute(query, (before, since_ns, _AT_ONCE)).fetchall():
         before = rows[-1][0]
         yield from (PastOutcome._make(row[1:]) for row in rows)
 
 
 def usage(past: sqlite3.Connection, key: Key, upstream: str, since_ns: int) -> list[RelayedBy]:
-    """Return what an upstream took since an instant by a key, the most messages first."""
+    """Return what an upstream took since an instant, summed by a key, the most messages first."""
     past.create_function("key_of", 3, key, deterministic=True)
     query = (
         "SELECT key, count(*), sum(recipients), sum(size_bytes) FROM"
@@ -271,5 +271,5 @@ def usage(past: sqlite3.Connection, key: Key, upstream: str, since_ns: int) -> l
 
 
 def _storable(value: str | int | None) -> str | int | None:
-    """Replace what is no Unicode text, which a database does not take."""
+    """Replace lone surrogates, which SQLite does not take."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value

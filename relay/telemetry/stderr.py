@@ -1,12 +1,12 @@
-"""Standard error that never blocks: text in memory, bounded, and a thread that writes it.
+"""A stream for standard error that never blocks: it holds text in bounded memory, and a thread writes it.
 
-Guarantees: `write` never waits for the reader and never raises, in any thread.  What one call writes stays
-whole and in order.  What does not fit MOST_HELD_BYTES is dropped, and its lines are counted.  `drain` waits
-for a bounded time.
+Guarantees: `write` never waits for the reader and never raises, in any thread.  The text of one call stays
+whole and in order.  Text that does not fit MOST_HELD_BYTES is dropped, and its lines are counted.  `drain`
+waits for a bounded time.
 
-Not logging's QueueListener: its `stop` waits for the reader without an end, and it writes each line by
-itself, for which its thread would have to wait for the interpreter each time.  O_NONBLOCK instead of a thread
-would not do: it belongs to the open file description, which other programs share.
+Why not logging's QueueListener: its `stop` waits for the reader without a limit.  It also writes each line
+alone, and its thread would wait for the interpreter each time.  Why not O_NONBLOCK instead of a thread: it
+belongs to the open file description, which other programs share.
 """
 
 import atexit
@@ -20,7 +20,7 @@ from collections import deque
 from typing import TextIO
 
 MOST_HELD_BYTES = 1024 * 1024
-"""Some 5,000 lines: a reader that is slow for seconds loses none, one that is stuck costs no memory."""
+"""Some 5,000 lines.  A reader that is slow for seconds loses none; a stuck reader costs no more memory."""
 LAST_WORDS_SECONDS = 1.0
 """How long the end of the program waits for the reader."""
 
@@ -28,14 +28,14 @@ LAST_WORDS_SECONDS = 1.0
 class LogStream(io.TextIOBase):
     def __init__(self, fd: int, most_held_bytes: int = MOST_HELD_BYTES) -> None:
         self.lines_lost = 0
-        """Dropped, or not written."""
+        """Lines that were dropped, or could not be written."""
         self._fd, self._most_held_bytes = fd, most_held_bytes
-        # Its lock is reentrant: a finalizer may write while this thread holds it.
+        # The lock is reentrant: a finalizer may write while this thread holds it.
         self._changed = threading.Condition()
         self._waiting: deque[bytes] = deque()
         self._held_bytes = 0
-        """Of what waits and what is being written."""
-        # A daemon: the interpreter must not wait for a thread that waits for the reader.
+        """Bytes that wait, or are being written."""
+        # A daemon thread: the interpreter must not wait for a thread that waits for the reader.
         threading.Thread(target=self._run, name="stderr", daemon=True).start()
 
     def write(self, text: str) -> int:
@@ -50,7 +50,7 @@ class LogStream(io.TextIOBase):
         return len(text)
 
     def drain(self, within_seconds: float = LAST_WORDS_SECONDS) -> bool:
-        """Return whether all is written by then."""
+        """Wait until all is written; return False if that takes longer."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._held_bytes, within_seconds)
 
@@ -66,7 +66,7 @@ class LogStream(io.TextIOBase):
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting)
                 content = self._waiting.popleft()
-                # What waits goes out in one write, as long as a pipe keeps that whole.
+                # Join waiting texts in one write, up to the size that a pipe keeps whole.
                 while self._waiting and len(content) + len(self._waiting[0]) <= select.PIPE_BUF:
                     content += self._waiting.popleft()
             left = memoryview(content)
@@ -80,14 +80,14 @@ class LogStream(io.TextIOBase):
 
 
 def divert() -> None:
-    """Put a `LogStream` in the place of `sys.stderr`, so that nothing else that writes there waits either."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or a test's
+    """Replace `sys.stderr` by a `LogStream`, so that other code that writes to it does not block either."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # it is closed, or replaced by a test
         stream = LogStream(sys.stderr.fileno())
         sys.stderr = stream
         atexit.register(stream.drain)
 
 
 def drain(stream: TextIO) -> None:
-    """Give the last words of a program that ends at once a moment to be read."""
+    """Wait up to LAST_WORDS_SECONDS for the reader, before the program ends at once."""
     if isinstance(stream, LogStream):
         stream.drain()

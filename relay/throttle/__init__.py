@@ -1,1 +1,1 @@
-"""May it go?  Exact windows over a history that survives everything; `throttle` is the door."""
+"""Limits: at most N of a unit in any window T, over a durable history.  The interface is `throttle`."""

@@ -1,11 +1,11 @@
-"""What of a message may go now, and what it waits for otherwise.  Pure.
+"""Decides which recipients of a message may go now, or what the message waits for.  Pure.
 
-All limits are asked before any is touched: a message gets a slot in each of them, or in none.  A
-message with more recipients than all limits have room for goes to as many as there is room for.
-Every N is at least 1, so a message waits only where not even one recipient may be named.
+A decision asks all limits before it changes any: a message gets a slot in each limit or in none.  If the
+limits have room for some of its recipients only, the message goes to those.  Every N is at least 1, so a
+message waits only if no recipient may be named.
 
-Addresses and domains are compared without regard to their spelling (`address.comparable`).  Two keys
-that the upstream tells apart may share a window here, which wastes and never exceeds.
+Addresses and domains are compared without regard to their spelling (`address.comparable`).  Two keys that
+the upstream tells apart may share a window here, which wastes room and never exceeds a limit.
 """
 
 import functools
@@ -32,15 +32,15 @@ class Request:
     sender_domain: str = ""
     client: str = ""
     user: str = ""
-    """Who had logged in; all mail without a login counts as one user's."""
+    """The login name; all mail without a login counts as mail of one user."""
     lane: str = ""
-    """Empty where the policy has none."""
+    """Empty if the policy has no lanes."""
     recipient_domains: tuple[str, ...] = ()
-    """One for each recipient; none at all stands for one and the same."""
+    """One for each recipient; empty if all recipients have the same domain."""
     most: int | None = None
-    """How many of them one transaction may name at most."""
+    """The most recipients that one transaction may name."""
     size_bytes: int = 0
-    """Of the content, as MAIL declares it (RFC 1870): without what dot-stuffing adds."""
+    """Of the content, as MAIL declares it (RFC 1870): without the octets that dot-stuffing adds."""
 
     @property
     def largest(self) -> int:
@@ -51,7 +51,7 @@ class Request:
         return self.recipient_domains or ("",) * self.recipients
 
     def weight(self, state: LimitState) -> int:
-        """Return the least that it weighs in a limit: a message goes whole, and to one recipient at least."""
+        """Return the least that the message weighs in a limit: its whole content, or one recipient."""
         return max(1, self.size_bytes) if state.unit == "bytes" else 1
 
     def keys(self, for_each: ForEach | None) -> list[str | None]:
@@ -62,7 +62,7 @@ class Request:
 
 @functools.lru_cache(maxsize=4096)
 def keys_of(reverse_path: str, client: str, user: str) -> tuple[str, str, str, str]:
-    """Return the sender, the sender's domain, the client, and the user."""
+    """Return the keys of the sender, the sender's domain, the client and the user."""
     found = _CLIENT_ADDRESS.search(client)
     address = key_of((found[1] if found else client).lower())
     return key_of(comparable(reverse_path)), _domain(reverse_path), address, key_of(user)
@@ -70,7 +70,7 @@ def keys_of(reverse_path: str, client: str, user: str) -> tuple[str, str, str, s
 
 @functools.lru_cache(maxsize=65_536)
 def domain_key(domain: str) -> str:
-    """Return the same object each time: many messages share it."""
+    """Return the key of a domain, as the same object each time: many messages share it."""
     return key_of(comparable_domain(domain))
 
 
@@ -87,7 +87,7 @@ def _domain(address: str) -> str:
 
 
 class Place(NamedTuple):
-    """Where a message waits that only its own key keeps back, by whichever limits of that kind."""
+    """The key that alone keeps a message back, whichever limits on this kind of key are full."""
 
     for_each: ForEach
     key: str
@@ -95,37 +95,36 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """No room.  Ask again at `until_ns`, which is never later than when room opens."""
+    """There is no room.  Ask again at `until_ns`; room never opens earlier."""
 
     until_ns: int
     """Always in the future."""
     limit_label: str
     """The limit that opens last."""
     place: Place | None = None
-    """The key that has no room, while other messages may go; None where no message has room."""
+    """The key that has no room while other messages may go; None if no message has room."""
 
 
 @dataclass(frozen=True, slots=True)
 class TooLarge:
-    """A message that has more bytes than a limit allows at all: others need not wait for it."""
+    """The message has more bytes than a limit ever allows.  Other messages need not wait for it."""
 
     limit_label: str
     count: int
-    """N."""
 
 
 class Reservation(NamedTuple):
-    """Permission for one transaction: already charged, and durable once `reserve` returns it."""
+    """Permission for one transaction.  It is durable, and charged, once `reserve` returns it."""
 
     slot: Slot
     chosen: Sequence[int] = ()
-    """Indices into the recipients that were asked for, ascending."""
+    """Indices into the recipients of the request, ascending."""
     ahead_ns: int = 0
-    """How far the history's clock, which the slot goes by, was ahead of boottime."""
+    """How far the history's clock, which the slot uses, was ahead of boottime."""
 
     @property
     def recipients(self) -> int:
-        """How many it may name, at least 1; fewer than asked for where a limit has less room."""
+        """How many recipients may be named, at least 1; fewer than requested if a limit has less room."""
         return self.slot.recipients
 
     @property
@@ -135,7 +134,7 @@ class Reservation(NamedTuple):
 
     @property
     def deadline_ns(self) -> int:
-        """Return when the transaction must have ended, one way or the other; boottime."""
+        """Return the boottime by which the transaction must have ended, whatever its outcome."""
         return self.slot.until_ns - self.ahead_ns
 
 
@@ -143,7 +142,7 @@ Admission = Reservation | Wait | TooLarge
 
 
 def judged(states: Sequence[LimitState], request: Request, now_ns: int) -> Sequence[int] | Wait | TooLarge:
-    """Return the indices of as many recipients as there is room for, at least one; or why none may go."""
+    """Return the indices of as many recipients as have room, at least one, or why none may go."""
     asked = [state for state in states if state.unit != "connections" and state.only in (None, request.lane)]
     if chosen := _chosen(asked, request, now_ns):
         return chosen
@@ -155,11 +154,11 @@ def judged(states: Sequence[LimitState], request: Request, now_ns: int) -> Seque
 
 def _chosen(asked: Sequence[LimitState], request: Request, now_ns: int) -> Sequence[int]:
     def most(state: LimitState, key: str | None) -> int:
-        """Return to how many recipients of a key it may go."""
+        """Return how many recipients of a key the message may go to."""
         free = state.room(key, now_ns)
         if state.unit == "recipients":
             return free
-        # However many it names of a key, it is one message there.
+        # The message counts once for a key, however many of its recipients have that key.
         return request.recipients if free >= request.weight(state) else 0
 
     of_domains = [state for state in asked if state.for_each == "recipient_domain"]
@@ -179,8 +178,8 @@ def _chosen(asked: Sequence[LimitState], request: Request, now_ns: int) -> Seque
 
 
 def _wait(asked: Sequence[LimitState], request: Request, now_ns: int) -> Wait:
-    """Return for what a message waits that there is no room for."""
-    # When each of its places opens, and by which limit; None is the place of all messages.
+    """Return what a message without room waits for."""
+    # When each place opens, and which limit opens last; None stands for the limits on all messages.
     opens: dict[Place | None, tuple[int, str]] = {None: (now_ns, "")}
     for state in asked:
         for key in request.keys(state.for_each):
@@ -195,7 +194,7 @@ def _wait(asked: Sequence[LimitState], request: Request, now_ns: int) -> Wait:
         for place, opened in opens.items()
         if place is not None and place.for_each == "recipient_domain"
     }
-    # The first of its recipients that may go takes it along; all else has to be open.
+    # One recipient domain with room is enough for the message to go; every other place must be open.
     needed = [place for place in opens if place not in of_domains]
     needed += [min(of_domains, key=lambda place: of_domains[place])] if of_domains else []
     last = max(needed, key=lambda place: opens[place])
@@ -203,9 +202,9 @@ def _wait(asked: Sequence[LimitState], request: Request, now_ns: int) -> Wait:
 
 
 def shares_of(states: Sequence[LimitState], request: Request, chosen: Sequence[int]) -> tuple[Share, ...]:
-    """Whose a transaction is, of those kinds of key that some limit asks for.
+    """Return the shares of a transaction, for each kind of key that some limit has.
 
-    The lane is always told: a ceiling that an edit brings then knows what the lane holds.
+    The lane is always recorded, so a ceiling that an edit adds knows what the lane has used.
     """
     kinds = dict.fromkeys([state.for_each for state in states if state.for_each is not None])
     if request.lane:
@@ -214,7 +213,7 @@ def shares_of(states: Sequence[LimitState], request: Request, chosen: Sequence[i
     for for_each in kinds:
         if for_each == "recipient_domain":
             domains = request.domains
-            # The content goes to each of its domains, whole.
+            # The whole content goes to each of the domains.
             counts = Counter([domains[position] for position in chosen])
         else:
             counts = Counter({getattr(request, for_each): len(chosen)})

@@ -1,13 +1,13 @@
-"""The most that any window of a limit can have held, laid on a line and counted.  Pure.
+"""Counts the most that any window of a limit can have held.  Pure.
 
-Shares no arithmetic with `limit_state`, which it judges.  A slot is occupied from its reservation until T
-after its end; one without an end until T after its deadline.  Whatever an upstream counted in one window
-of length T was occupied at the instant at which the last of it began, so the most that is occupied at one
-instant is the most that any window can hold.  T is the policy's; the guard is beyond what is promised.
+The audit shares no arithmetic with `limit_state`, which it judges.  A slot is occupied from its reservation
+until T after its end, or T after its deadline if it has no end.  All that an upstream counted in one window
+of length T was occupied when the last of it began.  So the most that is occupied at one instant is the most
+that any window can hold.  T is the policy's; the guard is beyond what is promised.
 
-It counts what is known one by one, and tells since when that is all: what compaction merged before is
-left out, and so is what may have been of any key.  It judges by today's limits: where N was lowered, or a
-limit added, what was sent before may well exceed it.
+The audit counts slots that are known one by one, and tells since when those are all.  It leaves out slots
+that compaction merged, and shares that may belong to any key.  It judges by today's limits: if N was lowered
+or a limit added, earlier mail may exceed it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,9 +24,9 @@ class Peak:
     count: int
     period_ns: int
     most: int
-    """The most that was occupied at once, of one key where it has keys."""
+    """The most that was occupied at once; by one key if the limit has keys."""
     most_at_ns: int | None
-    """When it first was; None where there is nothing."""
+    """The first instant at which `most` was occupied; None if it is 0."""
     key: str | None
 
     @property
@@ -40,20 +40,20 @@ class Audit:
     """Known one by one."""
     connections: int
     in_flight: int
-    """Of both, those without an end."""
+    """Transactions and connections without an end."""
     merged: int
     """Older messages and connections that are not known one by one."""
     since_ns: int | None
     """The earliest instant that is known; None for an empty history."""
     exact_since_ns: int | None
-    """The last end of what was merged: all that is later is known exactly.  None where all is."""
+    """The last end of a merged slot: all that is later is known exactly.  None if nothing was merged."""
     findings: tuple[Peak, ...]
     """In the order of the limits."""
 
 
 def audit(slots: Sequence[Slot], limits: Sequence[Limit]) -> Audit:
-    """Take slots that ascend by their ends."""
-    # One that outlived its deadline was charged twice, and is one transaction: the later one has its end.
+    """Audit slots, which must ascend by their ends."""
+    # A slot that outlived its deadline was charged twice under one id; the later record has its end.
     exact = {slot.id: slot for slot in slots if slot.is_exact}
     merged, known = [slot for slot in slots if not slot.is_exact], exact.values()
     return Audit(
@@ -68,7 +68,7 @@ def audit(slots: Sequence[Slot], limits: Sequence[Limit]) -> Audit:
 
 
 def _peak(limit: Limit, known: Iterable[Slot]) -> Peak:
-    # Of each key, what begins and ends: when, and what goes first of one instant, and how much it is then.
+    # For each key: the instant, whether a slot begins (ends sort first), and the change of weight.
     steps_of: dict[str | None, list[tuple[int, bool, int]]] = {}
     for slot in known:
         for key, weight in weights_in(slot, limit.unit, limit.for_each, limit.only):

@@ -1,12 +1,12 @@
-"""All that is known of an account's slots, and the limits that judge them.  Pure.
+"""The known slots of one account, and the limits that judge them.  Pure.
 
-It changes by events (`apply`, `reset`) and by time (`advance`).  What is decided and not durable yet is
-beside them: it counts, and `forget` drops it once it is applied, or could not be made durable.
+The book changes by events (`apply`, `reset`) and by time (`advance`).  Slots that are decided and not durable
+yet are in `granted`.  They count until `forget` drops them, before they are applied or after a failed commit.
 
-A slot occupies every window until it ends, or until its deadline, at which it counts as ended.  What
-ended is kept for as long as any policy could ask for it, as `compaction` says; so an edit (`judge_by`)
-judges the same past by other limits.  Relays with different policies share one history, and none drops
-what another needs.  Windows are filled again from what compaction keeps, so they are as bounded as that.
+A slot is in flight until it ends, or until its deadline, when it counts as ended.  Ended slots are kept for
+as long as any policy can need them (`compaction`).  So an edit (`judge_by`) judges the same past by other
+limits, and relays with different policies can share one history: none drops what another needs.  Windows are
+filled from the slots that compaction keeps, so the same bound holds for them.
 """
 
 from bisect import bisect_right, insort
@@ -30,27 +30,26 @@ class Book:
         self.ended: list[Slot] = []
         """Ascending by their ends."""
         self._size, self._compact_above = 0, bounds.least
-        """Of what ended: slots and shares."""
+        """The number of slots and shares in `ended`, and the number above which they are compacted."""
         self._last_id = 0
         self.granted: list[Slot] = []
-        """Not durable yet."""
+        """Decided, and not durable yet."""
 
     def judge_by(self, limits: Sequence[Limit], guard_ns: int | None) -> None:
-        """Judge the same past by other limits."""
         self.judged, self._guard_ns = tuple(limits), guard_ns
         self.limits = self._filled(limits, guard_ns)
 
     def advance(self, now_ns: int) -> None:
-        """Know that it is this late, or later; what is past its deadline ends at that."""
+        """Set the time, unless it is later already.  A slot past its deadline ends at its deadline."""
         self.now_ns = max(self.now_ns, now_ns)
         for slot in [slot for slot in self.in_flight.values() if slot.until_ns <= self.now_ns]:
             self._end(slot.id, slot.until_ns)
 
     def reset(self, events: Iterable[Event], now_ns: int) -> None:
-        """Forget all but these events, as of an instant."""
+        """Replace the whole past by these events, as of `now_ns`."""
         self.now_ns = max(self.now_ns, now_ns)
         self.in_flight, self.ended, self._size = {}, [], 0
-        # The windows are filled at the end, once: most slots have ended by then.
+        # Fill the windows once, at the end: most slots have ended by then.
         self.limits = []
         self.apply(events)
         self.limits = self._filled(self.judged, self._guard_ns)
@@ -68,7 +67,7 @@ class Book:
                     for state in self.limits:
                         state.charge(event, self.now_ns)
                 case Ended(slot_id, at_ns):
-                    # An unknown id is of a slot that ended before: by its deadline.
+                    # An unknown id belongs to a slot that ended before, by its deadline.
                     self._end(slot_id, at_ns)
                 case Issued(slot_id):
                     self._last_id = max(self._last_id, slot_id)
@@ -76,7 +75,7 @@ class Book:
             self._compact()
 
     def decide(self, requests: Sequence[Request], transaction_ns: int) -> list[Admission]:
-        """Decide in the order of the requests: once one waits for what all need, so do all behind it."""
+        """Decide in order.  Once a request waits for a limit on all messages, all later ones wait too."""
         answers: list[Admission] = []
         waiting: Wait | None = None
         for request in requests:
@@ -94,13 +93,13 @@ class Book:
         return Reservation(self._grant(opening_ns, (0, 0, 1, 0), ()))
 
     def forget(self) -> None:
-        """Drop what was only decided."""
+        """Drop the slots that are only decided."""
         self.granted = []
         for state in self.limits:
             state.taken.clear()
 
     def events(self) -> list[Event]:
-        """Return what a history that begins anew has to say."""
+        """Compact the past, and return it as the events of a new history."""
         self._compact()
         return [Issued(self._last_id), *self.slots()]
 
@@ -110,9 +109,9 @@ class Book:
     def limited(
         self, transaction_ns: int, limits: Sequence[Limit] | None = None, guard_ns: int | None = None
     ) -> tuple[Limited, ...]:
-        """Return what occupies each limit, as if slots in flight took so long.
+        """Return what occupies each limit, as if each transaction in flight took `transaction_ns`.
 
-        With `limits`, those instead of its own.
+        With `limits`, return it for those instead of the book's own.
         """
         states = self.limits if limits is None else self._filled(limits, guard_ns)
         ends = [
@@ -122,7 +121,7 @@ class Book:
         return tuple(state.limited(ends, self.now_ns) for state in states)
 
     def leaves_in_ns(self, span_ns: int) -> int | None:
-        """Return how long until the oldest end of the last `span_ns` is that old; None without one."""
+        """Return the time in ns until the oldest end within the last `span_ns` is that old, or None."""
         index = bisect_right(self.ended, self.now_ns - span_ns, key=end_of)
         return None if index == len(self.ended) else self.ended[index].until_ns + span_ns - self.now_ns
 
@@ -165,8 +164,8 @@ class Book:
     def _compact(self) -> None:
         self.ended = compacted(self.ended, self.now_ns, self._bounds)
         self._size = sum(1 + len(slot.shares) for slot in self.ended)
-        # A key of one slot takes a window and an instant.
+        # A key with one slot takes a window and an opening, so up to twice the size is normal.
         if any(state.size > 2 * self._size for state in self.limits):
             self.limits = self._filled(self.judged, self._guard_ns)
-        # The more is kept, the longer it takes, and the more decisions share its cost.
+        # Compacting more slots takes longer, so more decisions share its cost.
         self._compact_above = max(self._bounds.least, 2 * self._size)

@@ -1,13 +1,13 @@
-"""Old slots in fewer records, so that memory and the history stay bounded.  Pure.
+"""Merges old slots, so that memory and the history stay bounded.  Pure.
 
-The newest `exact` slots stay as they are.  Of older ones the instants of their ends are rounded *up* to a
-grid, by less than 1/parts of their age, and those that fall together are added up, each kind of key for
-itself; so no sum falls too early, and merging twice adds no error.  A slot is dropped once no limit that a
-policy can hold asks for it.
+The newest `exact` slots stay as they are, within half of `most_shares`.  The ends of older slots are rounded
+*up* to a grid, by less than 1/parts of their age.  Slots with the same rounded end become one, with a sum
+for each key.  So no weight becomes free too early, and merging twice adds no error.  A slot is dropped once
+no limit that a policy can hold needs it.
 
-Where there are more than `most_shares`, the lightest keys of each record become one share of UNKNOWN, as
-heavy as the heaviest of them: UNKNOWN counts for every key, as does a slot without shares of some kind.  So
-no key ever counts for less, or for a shorter time, than it had.
+If merged slots exceed the other half of `most_shares`, the lightest keys of each kind in a slot become one
+share of UNKNOWN, as heavy as the heaviest of them.  UNKNOWN counts for every key, as does a slot without
+shares of some kind.  So no key ever counts for less, or for a shorter time, than before.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from relay.clock import LONGEST_DURATION_NS
 from relay.throttle.history import UNKNOWN, Share, Slot
 
 KEEP_NS = 2 * LONGEST_DURATION_NS
-"""The longest period and the longest guard that a policy can hold."""
+"""The longest period plus the longest guard that a policy can hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,20 +25,20 @@ class Bounds:
     """How much of the past is kept, and how exactly."""
 
     exact: int = 8192
-    """A limit of up to half as many is exact: what is older than two of its spans is not rounded into it."""
+    """A limit with N up to half of this is exact: rounding moves no slot older than two spans into it."""
     parts: int = 1024
-    """Of the others less than that part of their span is wasted."""
+    """Larger limits waste less than 1/parts of their span."""
     most_shares: int = 400_000
-    """Some 80 MB: half for the exact ones, half for the others."""
+    """About 80 MB: half for exact slots, half for merged slots."""
     least: int = 12_288
-    """Fewer slots and shares than that are not looked at."""
+    """New events trigger no compaction up to this number of slots and shares."""
 
 
 BOUNDS = Bounds()
 
 
 def compacted(ended: Sequence[Slot], now_ns: int, bounds: Bounds = BOUNDS) -> list[Slot]:
-    """Return what is to be kept of slots that have ended; both ascend by their ends."""
+    """Return what to keep of slots that have ended.  Argument and result ascend by their ends."""
     split, spare = len(ended), bounds.most_shares // 2
     while split > max(0, len(ended) - bounds.exact) and spare >= len(ended[split - 1].shares):
         split -= 1
@@ -61,7 +61,7 @@ def end_of(slot: Slot) -> int:
 def _rounded_up(at_ns: int, age_ns: int, parts: int) -> int:
     """Round an instant up by less than 1/parts of its age, and never past now.
 
-    The grain is a power of two, so that rounding again when it is older lands on the same grid.
+    The grain is a power of two, so rounding again at a greater age lands on the same grid.
     """
     grain_ns = age_ns // parts
     if grain_ns < 2:
@@ -71,7 +71,7 @@ def _rounded_up(at_ns: int, age_ns: int, parts: int) -> int:
 
 
 def _sum(at_ns: int, slots: Sequence[Slot]) -> Slot:
-    """Add slots up, as of one end; one without a share of some kind counts as UNKNOWN there."""
+    """Add slots up to one that ends at `at_ns`.  A slot without a share of some kind counts as UNKNOWN."""
     kinds = dict.fromkeys(share.for_each for slot in slots for share in slot.shares)
     shares: dict[tuple[str, str], Share] = {}
     for slot in slots:
@@ -100,7 +100,7 @@ def _sum(at_ns: int, slots: Sequence[Slot]) -> Slot:
 
 
 def _heaviest(shares: Sequence[Share], most: int) -> tuple[Share, ...]:
-    """Keep the heaviest keys, and of the others of each kind the most that one had, as UNKNOWN."""
+    """Keep the heaviest keys; replace the others of each kind by UNKNOWN with their largest weights."""
     kept = [share for share in shares if share.key == UNKNOWN]
     ranked = sorted((s for s in shares if s.key != UNKNOWN), key=lambda share: share[2:], reverse=True)
     for kind in dict.fromkeys(share.for_each for share in ranked[most:]):

@@ -1,27 +1,26 @@
 """The history of an account in one file, shared by every relay on this host that sends through it.
 
-A transaction holds flock on `PATH.lock`, which dies with its holder.  What it finds of the file is one of
-five states:
+A transaction holds flock on `PATH.lock`, which the kernel releases if its holder dies.  It finds the file in
+one of five states:
 
-| state | what is there | what becomes of it |
+| state | what is there | what the transaction does |
 | --- | --- | --- |
-| absent | no file, and no mark in the lock | the first commit creates it |
-| whole | whole groups, and nothing behind them but room | read on from where this process was |
-| torn | a part of a group behind them, on which nothing was sent | cut off |
-| other boot | its instants are those of another boot | it is written anew, in this boot's time |
+| absent | no file, and no mark in the lock | the first commit creates the file |
+| whole | whole groups, and only zeros behind them | it reads on from where this process was |
+| torn | a part of a group behind whole groups; nothing was sent on that part | it cuts the part off |
+| other boot | the instants are those of another boot | it writes the file anew, in this boot's time |
 | damaged | anything else, or less than the mark in the lock says | **nothing is sent** |
 
-Durability.  A commit is a group, synced.  What another process wrote, and the name of a file that another
-one made, is synced where it is read: its writer may have died before that.  After a failed write the group is
-cut off, and the next transaction reads the whole file; where a sync failed, it also writes a new one.
+Durability.  A commit is one group, synced.  A reader syncs what another process wrote, and the name of a file
+that another process made: the writer may have died before its sync.  After a failed write the group is cut
+off, and the next transaction reads the whole file.  After a failed sync it also writes a new file.
 
-Time.  Instants are boottime, so a step of the wall clock never matters.  After a reboot all of them move
-by one shift: since the last group as much time has passed as the wall clock is ahead of that group's
-mark, and none if it is behind.  Slots without an end move along and keep their deadline.  More than
-LONGEST_BELIEVED_NS counts as none: a clock that starts in 2038 costs a wait, as one that starts in 1970
-does.
+Time.  Instants are boottime, so a step of the wall clock never matters.  After a reboot all instants move by
+one shift: the time since the last group is what the wall clock is ahead of that group's mark, or zero if the
+wall clock is behind.  Slots without an end move too, and keep their deadline.  A time above
+LONGEST_BELIEVED_NS counts as zero: a clock that starts in 2038 costs a wait, as does one that starts in 1970.
 
-Not noticed: both files removed under a relay that runs; a file that is put back along with its lock.
+Not noticed: the removal of both files while a relay runs, and a file that is put back with its lock.
 """
 
 import contextlib
@@ -48,22 +47,22 @@ from relay.throttle.history_format import (
 )
 
 LONGEST_BELIEVED_NS = 30 * 86_400 * SECOND_NS
-"""How long a host may have been off by its wall clock; longer is rather a clock without a battery."""
+"""The longest time off that a wall clock can prove; a longer one means a clock without a battery."""
 CLOCK_SKEW_NS = SECOND_NS
-"""How far the clocks of two CPUs may differ; more is another time namespace."""
+"""The most by which the clocks of two CPUs differ; more means another time namespace."""
 REPLACE_ABOVE_BYTES = 256 * 1024
 """A shorter history is never replaced."""
 
 
 def found_in(content: bytes, mark_ns: int | None, clock: Clock) -> tuple[Contents, bool]:
-    """Return what a whole history tells, in the time of this boot, and whether it is of this boot.
+    """Return the contents of a history file in the time of this boot, and whether this boot wrote it.
 
-    `mark_ns` is what its lock says.  Raises DamagedHistory.
+    `mark_ns` is the mark in its lock.  Raises DamagedHistory.
     """
     boot_id, start = read_header(content)
     contents = read_groups(content, start)
     if (last := contents.at) is None:
-        # A file gets its name when its first group is durable, so a crash cannot have torn that one.
+        # A file gets its name when its first group is durable, so a crash cannot have torn that group.
         raise DamagedHistory(f"byte {start}: its first group is damaged")
     check_mark(last, mark_ns)
     now_ns = clock.boottime_ns()
@@ -79,7 +78,7 @@ def found_in(content: bytes, mark_ns: int | None, clock: Clock) -> tuple[Content
 
 
 def check_mark(last: At | None, mark_ns: int | None) -> None:
-    """Raise DamagedHistory where a history that ends so has lost what its lock tells of."""
+    """Raise DamagedHistory if a history that ends at `last` lacks groups that its lock knows."""
     if mark_ns is None or (last is not None and last.mark_ns >= mark_ns):
         return
     if last is None:
@@ -101,12 +100,12 @@ class FileHistory:
         self._disk, self._clock = disk, clock
         self._replace_above_bytes = replace_above_bytes
         self._fd: int | None = None
-        """The file, known up to `_end`, behind a whole group; None: to be read from its beginning."""
+        """The file, known up to `_end`, the end of a whole group; None: to be read from its beginning."""
         self._end = self._worth_bytes = 0
         self._at: At | None = None
         self._must_write_anew = False
-        """A sync failed, which is final: nobody knows what a crash leaves, or which file has the name."""
-        # Of the present transaction.
+        """A sync failed, which is final: what a crash leaves, or which file has the name, is unknown."""
+        # State of the present transaction.
         self._lock_fd = -1
         self.now_ns = self.ahead_ns = 0
         self.news: Sequence[Event] = ()
@@ -116,7 +115,7 @@ class FileHistory:
     def transaction(self) -> "Iterator[FileHistory]":
         with self._failing_closed("lock"):
             if self._fd is None:
-                # Whoever made the folders may have died before they were durable.
+                # The creator of the folders may have died before its sync.
                 self._disk.make_directory(self._folder)
                 self._disk.sync_all(self._folder)
             if (fd := self._disk.lock(self._lock_path, wait=True)) is None:
@@ -124,7 +123,7 @@ class FileHistory:
             self._lock_fd = fd
         try:
             with self._failing_closed("read"):
-                # Under the lock, so that instants ascend in the file.
+                # Read under the lock, so that instants ascend in the file.
                 self.now_ns = self._clock.boottime_ns()
                 self._look()
             yield self
@@ -149,7 +148,7 @@ class FileHistory:
             except OSError as error:
                 if isinstance(error, InDoubt) or not is_lack_of_room(error):
                     raise
-                self._worth_bytes = self._end  # not tried again before it is twice as long
+                self._worth_bytes = self._end  # no new attempt before the file is twice as long
                 return False
         return True
 
@@ -159,7 +158,7 @@ class FileHistory:
             self._disk.close(fd)
 
     def _look(self) -> None:
-        """Find out what is news.  Raises OSError and DamagedHistory."""
+        """Learn the news.  Raises OSError and DamagedHistory."""
         mark_ns = read_mark(self._disk.pread(self._lock_fd, MARK_BYTES, 0))
         self.news, self.is_whole, fd = (), False, self._fd
         if fd is None or not self._disk.leads_to(self._path, fd):
@@ -188,14 +187,14 @@ class FileHistory:
             self._know(fd, found)
             with self._giving_up():
                 self._disk.sync_directory(self._folder)
-            # The first group is what was written anew last.
+            # The last replacement wrote the first group.
             self._worth_bytes = content.index(b"\n", content.index(b"\n") + 1)
         else:
             self.news, self._at = found.events, found.at
             self._put(found.events)
 
     def _know(self, fd: int, found: Contents) -> None:
-        """Learn what stands from `_end` on, and have it durable before anything is added."""
+        """Learn the groups from `_end` on, and sync them before a group is added behind them."""
         if found.is_torn:
             self._disk.truncate(fd, self._end + found.end)
         with self._giving_up():
@@ -217,7 +216,7 @@ class FileHistory:
         content = group(at, events)
         try:
             write_with_room(self._disk, fd, content, self._end, folder=self._folder)
-            # Crash here: the group may be whole, torn or gone; no grant of it was given yet.
+            # Crash here: the group may be whole, torn or gone; none of its grants was given yet.
             with self._giving_up():
                 self._disk.sync_content(fd)
         except OSError:
@@ -229,22 +228,22 @@ class FileHistory:
 
     def _note(self, at: At) -> None:
         self._at = at
-        # Crash here: the lock says less than the file has, which is no harm.
+        # Crash here: the mark in the lock is behind the file, which does no harm.
         self._disk.write_at(self._lock_fd, mark_line(at.mark_ns), 0)
 
     def _at_now(self) -> At:
         wall_ns = self._clock.wall_ns()
         if self._at is None:
             return At(self.now_ns, wall_ns)
-        # Each group is later than the one before, also where the clock says the same instant: of two with one
-        # mark the second could be lost, and nobody would notice.
+        # Each group is later than the one before, even if the clock shows the same instant.  If two had the
+        # same mark, the loss of the second would not be noticed.
         boottime_ns = max(self.now_ns, self._at.boottime_ns + 1)
         passed_ns = boottime_ns - self._at.boottime_ns
         return At(boottime_ns, max(wall_ns, self._at.mark_ns + passed_ns))
 
     @contextlib.contextmanager
     def _giving_up(self, on: type[OSError] = OSError) -> Iterator[None]:
-        """Rely on this file no more where a sync of it failed."""
+        """After a failed sync, have the next transaction write a new file."""
         try:
             yield
         except on:
@@ -253,7 +252,7 @@ class FileHistory:
 
     @contextlib.contextmanager
     def _failing_closed(self, doing: str) -> Iterator[None]:
-        """Refuse, and read all of it anew next time."""
+        """Raise HistoryError, and have the next transaction read the whole file."""
         try:
             yield
         except (OSError, DamagedHistory) as error:

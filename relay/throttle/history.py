@@ -1,16 +1,15 @@
-"""What is known of one account, and where it is kept in one order for all relays that send through it.
+"""The events of one account, and the interface `History` of the store that all its relays share.
 
-A history tells of slots that begin and slots that end.  Every instant is in its time, in nanoseconds: for a
-file the boottime of the present boot, for a database its clock.  An id is the history's own, ascends, and is
-never given twice.
+A history records, in one order, slots that begin and slots that end.  Its instants are nanoseconds of its
+own time: for a file boottime of the present boot, for a database its clock.  Ids are the history's own; they
+ascend, and none is given twice.
 
-The seam `History`.  A transaction excludes every other writer, on whatever hosts they are.  In it memory
-first learns the `news`, then decides by them, then has its events made durable, and only then applies
-them.  So nothing assumes that memory is the truth, or that it knows anything: a transaction may give all
-events there are (`is_whole`) at any time, and memory then begins anew.
+A transaction of `History` excludes every other writer on any host.  In it memory first learns the `news`,
+then decides by them, then has its events made durable, and only then applies them.  So memory need not be
+true or complete: any transaction may give all events (`is_whole`), and memory then begins anew.
 
-A history that cannot be read or written raises HistoryError, and the account sends nothing: it cannot be
-judged.
+A history that cannot be read or written raises HistoryError.  The account then sends nothing, because it
+cannot be judged.
 """
 
 import functools
@@ -22,12 +21,12 @@ from relay.throttle.limit import LONGEST_KEY, ForEach, Unit
 
 NOTHING_SENT = "nothing is sent through this account"
 UNKNOWN = "%"
-"""The key of a share that counts for every key; `key_of` makes no such key."""
+"""The key of a share that counts for every key; `key_of` never returns it."""
 _FIT = frozenset(range(ord("!"), ord("~") + 1)) - {ord("%")}
 
 
 class Share(NamedTuple):
-    """How much of a slot is of one key; a slot without a share of some kind counts for every key of it."""
+    """The part of a slot for one key.  A slot without a share of some kind counts for every key of it."""
 
     for_each: str
     key: str
@@ -37,12 +36,12 @@ class Share(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """One transaction or one opening of a connection; or, with the id 0, several that were merged."""
+    """One transaction, or one opening of a connection; with the id 0, several that compaction merged."""
 
     id: int
     started_at_ns: int
     until_ns: int
-    """Its deadline while it is open, its end once it has ended."""
+    """The deadline while the slot is open, the end once it has ended."""
     messages: int
     recipients: int
     connections: int = 0
@@ -59,8 +58,6 @@ class Slot(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The transaction of a slot ended."""
-
     id: int
     at_ns: int
 
@@ -75,7 +72,7 @@ Event = Slot | Ended | Issued
 
 
 def moved(event: Event, by_ns: int) -> Event:
-    """Tell an event in another timeline."""
+    """Return an event with its instants moved by `by_ns`."""
     match event:
         case Slot():
             return event._replace(started_at_ns=event.started_at_ns + by_ns, until_ns=event.until_ns + by_ns)
@@ -88,8 +85,8 @@ def moved(event: Event, by_ns: int) -> Event:
 def weights_in(
     slot: Slot, unit: Unit, for_each: ForEach | None, only: str | None
 ) -> list[tuple[str | None, int]]:
-    """Return what a slot weighs for each key, without zeros; the key None counts for all of them."""
-    # A unit is the name of the field that has it; no limit on connections has keys.
+    """Return what a slot weighs for each key, without zeros; the key None counts for every key."""
+    # A unit is the name of its field; a share has no connections, as no limit on connections has keys.
     shares = for_each and [share for share in slot.shares if share.for_each == for_each]
     if not shares:
         weight = getattr(slot, unit)
@@ -103,7 +100,7 @@ def weights_in(
 
 @functools.lru_cache(4096)
 def key_of(text: str) -> str:
-    """Return a key as a share names it: printable ASCII without spaces, and never too long."""
+    """Return a key as a share has it: printable ASCII without spaces, at most LONGEST_KEY characters."""
     octets = text.encode("utf-8", "surrogatepass")
     return "".join(chr(octet) if octet in _FIT else f"%{octet:02x}" for octet in octets)[-LONGEST_KEY:]
 
@@ -117,36 +114,36 @@ class HistoryError(Exception):
 
 class HistoryTransaction(Protocol):
     now_ns: int
-    """By the clock of the history.  No event of it is later, and no later transaction is earlier."""
+    """By the clock of the history.  No event in it is later, and no later transaction is earlier."""
     ahead_ns: int
-    """How far that clock may be ahead of this host's boottime, at the most: 0 where it is the same."""
+    """The most by which that clock may be ahead of this host's boottime; 0 if it is boottime."""
     news: Sequence[Event]
-    """What was committed since the last transaction of this process, its own commits left out."""
+    """Events committed since the last transaction of this process, without its own."""
     is_whole: bool
-    """`news` is all that there is, and what memory has is to be forgotten."""
+    """`news` has all events, and replaces what memory knows."""
     is_empty: bool
     """Nothing was ever committed."""
 
     @property
     def is_long(self) -> bool:
-        """Whether `replace` in the place of `commit` would make the history much shorter."""
+        """Whether `replace` instead of `commit` would make the history much shorter."""
 
     def commit(self, events: Sequence[Event]) -> None:
-        """Make events durable, all or none.  Raises HistoryError: then it is unknown whether they are.
+        """Make events durable, all or none.  Raises HistoryError; whether they are durable is then unknown.
 
         At most one of `commit` and `replace` takes effect in a transaction: after a `replace` that returned
         False, `commit` follows.
         """
 
     def replace(self, events: Sequence[Event]) -> bool:
-        """Make these events durable in the place of all that there are; False where that has no room.
+        """Make these events durable instead of all present ones; return False if there is no room for that.
 
-        Raises HistoryError: then either may be in force.
+        Raises HistoryError; then the old or the new events are in force.
         """
 
 
 class History(Protocol):
-    """One thread at a time."""
+    """For one thread at a time."""
 
     def transaction(self) -> AbstractContextManager[HistoryTransaction]:
         """Wait for other writers, then exclude them.  Raises HistoryError."""

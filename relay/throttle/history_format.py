@@ -1,35 +1,36 @@
-"""The bytes of a history file, and those of its lock.  Pure.
+"""The bytes of a history file and of its lock file.  Pure.
 
-A line is the CRC-32 of a JSON array, and that array, so that `cat` shows it:
+A line is the CRC-32 of a JSON array, and the array itself, so that `cat` shows it:
 
     5f3a9c01 ["relay-history", 5, "6e2f…c1"]
     1b2c3d4e [[8412345678901, 1760000000123456789], ["reserved", 17, …], ["ended", …]]
 
-The first line has the version and the boot id.  Each further one is a group: one commit, there whole or not
-at all.  Behind the last one the file may have zeros: room for the next ones, so that the file need not grow
-with each.  A group has BOOTTIME and MARK, when it was written by both clocks, and its events:
+The first line has the version and the boot id.  Each further line is a group: one commit, valid as a whole
+or not at all.  Zeros may follow the last group: room for later groups, so that the file need not grow with
+each.  A group has BOOTTIME and MARK, the instant of its writing by both clocks, and its events:
 
     ["issued", ID]                             no id up to this one is given again
     ["reserved", ID, START, DEADLINE, MESSAGES, RECIPIENTS, CONNECTIONS, BYTES, SHARE…]
                                                a transaction may be in flight from now on
     ["ended", ID, INSTANT]                     it ended
     ["charged", ID, START, END, MESSAGES, RECIPIENTS, CONNECTIONS, BYTES, SHARE…]
-                                               so much ended then; ID 0: several, rounded up to one instant
+                                               it ended at END; ID 0: several, rounded up to one end
 
-A share is [FOR_EACH, KEY, MESSAGES, RECIPIENTS, BYTES]: so much of it was of this sender, domain, client,
-user or lane.  A line has shares of those kinds of key that some limit of its writer had; what has none of
-a kind may have been of any key, and counts for every one, as does the key `%`.
+A share is [FOR_EACH, KEY, MESSAGES, RECIPIENTS, BYTES]: the part of a slot for one sender, domain, client,
+user or lane.  A slot has a share of its lane, and shares of the kinds of key that some limit of its writer
+had.  Without shares of some kind it may belong to any key, and counts for every key.  So does the key `%`.
 
-All instants but MARK are boottime of the boot that the first line names, in nanoseconds,
-negative if before it.  MARK is the latest that the wall clock has ever implied that instant to be: the
-clock's high-water mark, carried on by boottime.
+All instants but MARK are boottime of the boot that the first line names, in nanoseconds, negative if before
+that boot.  MARK is the latest time that the wall clock has ever implied for that instant: the clock's
+high-water mark, carried forward by boottime.
 
-The lock holds one line, written in place within one sector once a group is durable, and not synced itself:
+The lock file has one line.  It is written in place, within one sector, after a group is durable; it is not
+synced itself:
 
     1b2c3d4e ["relay-history-end", 1760000000123456789]
 
-A history whose last whole group has a lesser mark has lost durable groups: it was cut, damaged at its end,
-removed, or put back from a copy.  A lock without a whole line says nothing.
+If the last whole group has a lower mark, the history has lost durable groups: it was cut, damaged at its
+end, removed, or put back from a copy.  A lock without a whole line has no mark.
 """
 
 import json
@@ -45,28 +46,28 @@ MAKE_OURS = "chown it to the relay's user, chmod 600, `relay resume` (or wait a 
 
 
 class DamagedHistory(Exception):  # noqa: N818 - a state of the file
-    """What is wrong, and where."""
+    """The text says what is wrong, and where."""
 
     def __init__(self, words: str, advice: str = BEGIN_ANEW) -> None:
         super().__init__(words)
         self.advice = advice
-        """What repairs it."""
+        """How to repair it."""
 
 
 class At(NamedTuple):
     boottime_ns: int
     mark_ns: int
-    """The wall clock's high-water mark, carried on by boottime."""
+    """The wall clock's high-water mark, carried forward by boottime."""
 
 
 class Contents(NamedTuple):
     events: list[Event]
     at: At | None
-    """Of the last whole group; None if there is none."""
+    """When the last whole group was written; None without a group."""
     end: int
     """The offset behind the last whole group."""
     is_torn: bool
-    """Something but room stands behind the last whole group."""
+    """Something other than zeros follows the last whole group."""
 
 
 MARK_BYTES = 64
@@ -98,10 +99,10 @@ def read_header(content: bytes) -> tuple[str, int]:
 
 
 def read_groups(content: bytes, start: int, origin: int = 0) -> Contents:
-    """Read whole groups from an offset on; `origin` is where `content` stands in its file.
+    """Read whole groups from `start` on; `origin` is the offset of `content` in its file.
 
-    Each group is durable before the next begins, so a crash can only tear the last.  A bad group with
-    a good one behind it is damage.  Raises DamagedHistory.
+    Each group is durable before the next begins, so a crash can tear only the last.  A bad group with a whole
+    group behind it is damage.  Raises DamagedHistory.
     """
     events: list[Event] = []
     at: At | None = None
@@ -118,14 +119,14 @@ def read_groups(content: bytes, start: int, origin: int = 0) -> Contents:
             at = At(int(boottime_ns), int(mark_ns))
             events += events_in(told)
         except (ValueError, TypeError) as error:
-            # Its checksum was right, so another program wrote it.
+            # The checksum is right, so another program wrote the group.
             raise DamagedHistory(f"byte {origin + end}: a group that this version cannot read") from error
         end = behind
     return Contents(events, at, end, is_torn=content[end:].strip(b"\0") != b"")
 
 
 def read_mark(content: bytes) -> int | None:
-    """Return None if the lock says nothing."""
+    """Return the mark in a lock file, or None."""
     match _read(content[: content.find(b"\n") + 1]):
         case ["relay-history-end", int(mark_ns)]:
             return mark_ns
@@ -143,7 +144,7 @@ def words_of(event: Event) -> list[Any]:
 
 
 def events_in(group: Iterable[list[Any]]) -> list[Event]:
-    """Raise ValueError or TypeError for what is none."""
+    """Raise ValueError or TypeError if an element is no event."""
     return [_event(words) for words in group]
 
 
@@ -165,7 +166,7 @@ def _share(for_each: str, key: str, messages: int, recipients: int, size_bytes: 
 
 
 def _weight(value: Any) -> int:
-    # A negative one would make room for others.
+    # A negative weight would make room for other slots.
     if not isinstance(value, int) or value < 0:
         raise ValueError(value)
     return value
@@ -177,7 +178,7 @@ def _line(value: Any) -> bytes:
 
 
 def _read(line: bytes) -> Any:
-    """Return what a whole line says; None if it is not whole."""
+    """Return the value in a line; None if the line is not whole."""
     text = line[9:-1]
     if line[:9] + line[-1:] != b"%08x \n" % zlib.crc32(text):
         return None

@@ -11,14 +11,14 @@ from relay.mail.formats import period, size
 Unit = Literal["messages", "recipients", "connections", "bytes"]
 ForEach = Literal["sender", "sender_domain", "recipient_domain", "client", "user", "lane"]
 LONGEST_KEY = 96
-"""Characters of a key of `ForEach` as written.  Longer ones are cut in front, and may then be one."""
+"""The most characters of a written key.  A longer key loses its beginning; two such may become one."""
 
 
 class Limit(Protocol):
     """One limit: N is `count`, at least 1; T is `per_ns`.
 
-    `for_each` says what has a window each, None for one window over all; `only` is the one key that
-    it is about, None for all keys; `label` is how metrics, `--json` and the log name it.
+    `for_each` is the kind of key that has a window each; None means one window for everything.  `only` is the
+    one key that the limit judges; None means every key.  `label` names it in metrics, `--json` and the log.
     """
 
     @property
@@ -37,7 +37,7 @@ class Limit(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PlainLimit:
-    """A limit that no policy states by itself."""
+    """A limit that is not in the policy's `limits`, such as the cap on reports."""
 
     unit: Unit
     count: int
@@ -48,9 +48,9 @@ class PlainLimit:
 
 
 def limit_words(label: str, lane: str | None) -> str:
-    """Return what a message waits for that a limit, or the ceiling of its lane, keeps back.
+    """Return the reason why a message waits: a limit, or the ceiling of its lane.
 
-    One text, whether the throttle said so or an estimate does: reasons are counted by it.
+    The throttle and the estimates use the same text, because reasons are counted by their text.
     """
     return f"limit {label}" if lane is None else f"ceiling of lane {lane}"
 
@@ -58,7 +58,7 @@ def limit_words(label: str, lane: str | None) -> str:
 def plain_words(limit: Limit) -> str:
     """Return a limit as people write it: `100 messages per 1h for each sender`, `1G per 1d`.
 
-    Programs know it by its `label`, which has the window in seconds.
+    Programs read its `label` instead, which has the window in seconds.
     """
     each = ""
     if limit.for_each == "lane":

@@ -1,7 +1,7 @@
-"""Histories, wherever a policy keeps them: opened to be written, or only looked at.
+"""Opens the history of an account for a relay, or reads its past for a command.
 
-`relay fsck`, `audit`, `plan` and `status` read a file without its lock, and change nothing.  A group that is
-just being appended looks like one that a crash tore; a replacing shows the old file or the new one.
+`relay fsck`, `audit`, `plan` and `status` read a history file without its lock, and change nothing.  To them
+a group that is being appended looks torn.  During a replacement they see the old file or the new one.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,20 +31,20 @@ class Finding:
     """A word for programs, such as `damaged_history`."""
     what: str
     becomes: str
-    """What the relay does with it."""
+    """What the relay does about it."""
     advice: str = ""
-    """What an operator can do; empty where nobody need do anything."""
+    """What an operator has to do; empty if nothing."""
 
     @property
     def is_damage(self) -> bool:
-        """Whether somebody has to look at it."""
+        """Whether an operator has to act."""
         return bool(self.advice)
 
 
 def open_history(
     place: HistoryPlace, disk: Disk, clock: Clock, on_state: "Callable[[Told], None]" = lambda _: None
 ) -> History:
-    """Touch neither disk nor network yet; `on_state` is for a database."""
+    """Touch neither disk nor network yet.  Only a database calls `on_state`."""
     if place.database is None:
         return FileHistory(place.path, disk, clock)
     from relay.spool.database.account import account_of  # noqa: PLC0415 - it needs an extra
@@ -57,9 +57,9 @@ def open_history(
 def recorded_book(
     place: HistoryPlace, limits: Sequence[Limit], guard_ns: int | None, disk: Disk, clock: Clock
 ) -> Book:
-    """Return what a start would know of the account's past, in boottime.
+    """Return what a relay that starts now would know of the account's past, in boottime.
 
-    Raises PermissionError, and HistoryError where a start would send nothing.
+    Raises PermissionError, and HistoryError if such a relay would send nothing.
     """
     if place.database is None:
         return book_in_file(place.path, limits, guard_ns, disk, clock)
@@ -73,7 +73,7 @@ def recorded_book(
 
 
 def book_in_file(path: Path, limits: Sequence[Limit], guard_ns: int | None, disk: Disk, clock: Clock) -> Book:
-    """As `recorded_book`; no file: no past."""
+    """Do as `recorded_book`, for a file.  Without a file or a mark in its lock the past is empty."""
     try:
         events = _read(path, disk, clock).events
     except PermissionError:
@@ -86,7 +86,7 @@ def book_in_file(path: Path, limits: Sequence[Limit], guard_ns: int | None, disk
 
 
 def history_findings(path: Path, disk: Disk, clock: Clock) -> Iterator[Finding]:
-    """Tell what a relay that starts now would do with a history file."""
+    """Yield what a relay that starts now would find in a history file, and do about it."""
     try:
         if _read(path, disk, clock).is_torn:
             what = "its last group is not whole; nothing was sent on it"
@@ -109,11 +109,11 @@ def _read(path: Path, disk: Disk, clock: Clock) -> Contents:
     """Raise OSError and DamagedHistory."""
     mark_ns = None
     try:
-        # Ahead of the history, which can only have more by then.
+        # Read before the history, which can only have grown by then.
         with opened(disk, disk.open_read(f"{path}.lock")) as fd:
             mark_ns = read_mark(disk.pread(fd, MARK_BYTES, 0))
     except OSError:
-        pass  # it says nothing
+        pass  # without a lock there is no mark
     try:
         with opened(disk, disk.open_read(str(path))) as fd:
             if (why := disk.why_not_ours(str(path))) is not None:

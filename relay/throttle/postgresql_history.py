@@ -1,18 +1,18 @@
 """The history of an account in PostgreSQL, shared by relays on any number of hosts.
 
-A transaction is one of the database: it locks the account's row, which excludes every other writer, and
-lives no longer than the server lets an idle one live.  A commit is one group, a row; a replacement is one
-row too, in the place of all before it.  So whatever statement fails, all of it is there or nothing.  Of a
-COMMIT without a reply nobody knows: what it wrote is among the news of the next transaction, or is not.
+A transaction is a database transaction.  It locks the account's row, which excludes every other writer.  The
+server ends it if it is idle too long (idle_in_transaction_session_timeout).  A commit is one group, in one
+row.  A replacement is also one row, and takes the place of all rows before it.  So a failed statement leaves
+all of its effect or none.  If COMMIT gets no reply, the news of the next transaction show what it did.
 
-Time.  The history's clock is the server's, plus an offset that is kept with the account, and it never goes
-back.  A process compares it with its own boottime between two transactions.  Where the server's clock was
-stepped by more than SKEW_NS the offset takes the step back, for all hosts.  Not noticed: a step while no
-relay was running.
+Time.  The history's clock is the server's clock plus an offset that is kept with the account.  It never goes
+back.  A process compares it with its own boottime between two transactions.  If the server's clock was
+stepped by more than SKEW_NS and drift, the offset undoes the step for all hosts.  Not noticed: a step while
+no relay was running.
 
-Lost commits.  After a failover to a standby that lacks commits the windows would be forgotten.  Each process
-knows, and each host keeps in a file, how far the history was: one that is shorter, or another one under the
-same name, sends nothing.
+Lost commits.  A failover to a standby that lacks commits would shorten the past.  Each process knows how far
+the history was, and each host keeps that in a file.  If the history is shorter, or another one has its name,
+nothing is sent.
 """
 
 import contextlib
@@ -33,13 +33,13 @@ from relay.throttle.history_format import DamagedHistory, events_in, words_of
 
 SKEW_NS = SECOND_NS // 2
 DRIFT = 5_000
-"""Two clocks that nobody sets may part by 1/DRIFT of what passes (200 ppm)."""
+"""Two clocks that nobody sets may drift apart by 1/DRIFT of the time that passes (200 ppm)."""
 REPLACE_ABOVE_GROUPS = 4096
 """A shorter history is never replaced."""
 ADVICE = "stop the relays, wait for the longest period of its limits, remove the .mark of each host, start"
 
 
-# Everybody waits behind the lock: so few statements.
+# Other relays wait for the lock, so its holder sends few statements.
 _CLOCK_AND_NEWS: LiteralString = (
     f"SELECT {CLOCK_NS}, ARRAY(SELECT events FROM relay.history"  # noqa: S608 - a constant
     " WHERE account_id = %s AND position > %s ORDER BY position)"
@@ -53,20 +53,20 @@ _WRITE = (
 
 
 class Told(NamedTuple):
-    """What the account's row says of its pause."""
+    """The pause in the account's row, and when it was read."""
 
     version: int
     state: str
     boottime_ns: int
     now_ns: int
-    """By the history's clock, at that instant."""
+    """The history's clock at `boottime_ns`."""
 
 
 class HighWaterMark:
-    """How far this host knows a history to be: the identity of the account, and the position of a group.
+    """How far this host knows a history: the identity of the account, and the position of a group.
 
-    One line of fixed length in a file, written in place and not synced: a crash may leave an older one, or
-    none.
+    The file has one line of fixed length.  It is rewritten in place and not synced, so a crash may leave an
+    older line or none.
     """
 
     def __init__(self, path: str, disk: Disk) -> None:
@@ -103,17 +103,17 @@ class PostgresqlHistory:
     ) -> None:
         """Connect to nothing yet.
 
-        `on_state` is told of the account's pause behind each lock: before anything is granted.
+        Each transaction calls `on_state` with the account's pause, behind the lock and before any grant.
         """
         self._account, self._mark, self._clock = account, mark, clock
         self._on_state = on_state
         self._replace_above = replace_above_groups
         self._connection: Connection | None = None
         self._cursor: int | None = None
-        """The last group that is known here."""
+        """The position of the last group that is known here."""
         self._seen: tuple[int, int, int] | None = None
         """The history's time at the last transaction, and boottime just before and just after it was read."""
-        # Of the present transaction.
+        # State of the present transaction.
         self._id = self._position = self._replaced = self._offset_ns = 0
         self._identity = ""
         self._is_open = self._was_stepped = False
@@ -153,7 +153,7 @@ class PostgresqlHistory:
         self._connection = self._cursor = None
 
     def _locked(self) -> Connection:
-        """Return the connection that has the lock: never another one."""
+        """Return the connection that has the lock, never a new connection."""
         if self._connection is None or not self._is_open:
             raise DatabaseError("the transaction is over")
         return self._connection
@@ -173,7 +173,7 @@ class PostgresqlHistory:
             self._on_state(Told(row.state_version, row.state, self.now_ns - self.ahead_ns, self.now_ns))
 
     def _learn(self, connection: Connection) -> None:
-        """Read clock and news behind the lock: instants ascend in the history, and nothing is missed."""
+        """Read clock and news behind the lock, so that instants ascend and no group is missed."""
         self.is_empty = self._position == 0
         self.is_whole = self._cursor is None or self._cursor < self._replaced
         since = self._replaced - 1 if self.is_whole else self._cursor
@@ -197,7 +197,7 @@ class PostgresqlHistory:
         self._seen = self.now_ns, before_ns, after_ns
 
     def _end(self, connection: Connection) -> None:
-        """End a transaction that committed nothing; what it learned of the clock is kept for others."""
+        """End a transaction that committed nothing; keep a new offset of the clock for the other hosts."""
         self._is_open = False
         with contextlib.suppress(psycopg.Error, DatabaseError):
             if self._was_stepped:
@@ -220,7 +220,7 @@ class PostgresqlHistory:
             commit(connection)
         self._is_open = False
         self._cursor, self._position, self._replaced = position, position, replaced
-        # Crash here: the mark says less than the history has, which is no harm.
+        # Crash here: the mark is behind the history, which does no harm.
         with self._failing_closed():
             self._mark.save(self._identity, position)
 

@@ -1,23 +1,23 @@
-"""The door of the room: what may start now, when to ask again, and what can be asked meanwhile.
+"""The interface of the package: `Throttle` decides what may start now, `View` answers questions meanwhile.
 
-Guarantees: in any window of any limit the upstream never sees more than N (the proof is in `limit_state`);
-through crashes, clock steps and edits, and together with every other process that uses the same history.
+Guarantees: in any window of any limit the upstream never sees more than N (the proof is in `limit_state`).
+This holds through crashes, clock steps and edits, and for all processes that use the same history together.
 What `reserve` grants is durable before it returns, so before the first byte of MAIL.  An account without
-limits is recorded too: the first limit that an edit gives it judges all that went before.
+limits is recorded too: the first limit that an edit adds judges all mail before it.
 
 Assumes that its caller
-- starts nothing without a grant, and asks the upstream for no more than it grants;
-- ends each transaction within its duration, from which on it counts as ended; one that is settled later is
-  charged once more from its real end;
-- settles when the reply was seen, or the upstream hung up before the final dot; where the transaction may go
-  on unheard, the slot ends at its deadline;
-- backs off on HistoryError, and sends nothing meanwhile: the account cannot be judged.
+- starts nothing without a grant, and asks the upstream for no more than the grant says;
+- ends each transaction by its deadline, when it counts as ended.  A transaction that is settled later is
+  charged again, from its real end;
+- settles when it saw the reply, or when the upstream hung up before the final dot.  It does not settle a
+  transaction that the upstream may continue unheard: that slot ends at its deadline;
+- backs off on HistoryError and sends nothing meanwhile, because the account cannot be judged.
 
-An end is known here at once and becomes durable with the next decision or `flush`; one that a crash takes
-wastes the slot until its deadline + T, and nothing else.
+Memory knows an end at once.  It becomes durable with the next decision or `flush`.  If a crash loses an end,
+its slot stays occupied until the deadline + T, and nothing else is lost.
 
-Threads: every method may be called from any.  `reserve`, `flush`, `replan` and `close` take turns and may
-wait for the disk and for other processes; `settle` and the questions of `View` are memory only.
+Threads: any thread may call any method.  The methods that reserve, `flush`, `replan` and `close` exclude each
+other, and may wait for the disk and for other processes.  `settle` and the methods of `View` use memory only.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,17 +36,17 @@ from relay.throttle.limit_state import Limited, Usage
 __all__ = ["TRANSACTION_NS", "Reservation", "Throttle", "View"]
 
 TRANSACTION_NS = 30 * 60 * 1_000_000_000
-"""The longest transaction: 10 minutes for the reply to the final dot (RFC 5321, 4.5.3.2.6), and the rest."""
+"""The longest transaction: the reply to the final dot may take 10 minutes (RFC 5321, 4.5.3.2.6) of it."""
 
 Answer = TypeVar("Answer")
 
 
 class View:
-    """What can be asked of an account's limits and of its past.
+    """Answers questions about an account's limits and its past.
 
-    Answers come from memory, so they know other processes as of the last decision; none waits for
-    the disk.  An instant at which something opens is boottime, and never later than the truth: other
-    processes can only make it later, and `reserve` will say so.
+    Answers come from memory and never wait for the disk.  They know other processes as of the last decision.
+    Instants at which room opens are boottime and never too late: other processes can only delay them, and
+    `reserve` then says so.
     """
 
     def __init__(self, book: Book, clock: Clock) -> None:
@@ -55,10 +55,10 @@ class View:
         """How far the history's clock was ahead of boottime at the last transaction, at most and at least."""
 
     def usage(self) -> list[Usage]:
-        """Keep the order of the limits.
+        """Return the usage of each limit, in the order of the limits.
 
-        The fullest key of very many is looked for without the lock, for which a decision would wait: another
-        one may become fuller meanwhile.
+        The search for the fullest of very many keys holds no lock, because a decision would wait for it.
+        Another key may become fuller meanwhile.
         """
         now_ns = self._look(lambda book: book.now_ns)
         keys = {state.label: state.fullest_key(now_ns) for state in self.book.limits}
@@ -70,25 +70,25 @@ class View:
     def limited(
         self, transaction_ns: int, limits: Sequence[Limit] | None = None, guard_ns: int | None = None
     ) -> tuple[Limited, ...]:
-        """Return what occupies each limit; with `limits`, each of those after a `replan`."""
+        """Return what occupies each limit, or would occupy each of `limits` after a `replan`."""
         return self._look(lambda book: book.limited(transaction_ns, limits, guard_ns))
 
     def leaves_in_ns(self, span_ns: int) -> int | None:
-        """Nanoseconds until the oldest end of the last `span_ns` is that old; None without one.
+        """Return the time in ns until the oldest end within the last `span_ns` is that old, or None.
 
-        An upstream that speaks of such a window may be counting it.
+        An upstream that names such a window may be counting it.
         """
         return self._look(lambda book: book.leaves_in_ns(span_ns))
 
     def audit(self) -> Audit:
-        """Count anew what each limit held at most."""
+        """Count anew the most that each limit held."""
         return audit(*self._look(lambda book: (book.slots(), book.judged)))
 
     def _boottime_of(self, at_ns: int) -> int:
         return at_ns - self.ahead_ns
 
     def _look(self, question: Callable[[Book], Answer]) -> Answer:
-        """Ask as of now, by the history's clock as far as that is known: never too late."""
+        """Answer a question as of now, or of the earliest time that the history's clock can have."""
         with self.mutex:
             self.book.advance(self._clock.boottime_ns() + self.least_ahead_ns)
             return question(self.book)
@@ -105,41 +105,41 @@ class Throttle(View):
         transaction_ns: int = TRANSACTION_NS,
         book: Book | None = None,
     ) -> None:
-        """`guard_ns` None: 1 % of each period, at most a second."""
+        """Without `guard_ns` the guard is 1 % of each period, at most a second."""
         super().__init__(book or Book(), clock)
         self._history = history
         self._transaction_ns = transaction_ns
         self._turn = Lock()
         self._ends: list[Event] = []
-        """What is known here and not durable yet."""
+        """Known here, and not durable yet."""
         self._must_write = False
-        """A commit failed.  Nothing may be sent before one succeeds, even if the history can be read."""
+        """A commit failed.  Nothing may be sent before a commit succeeds, even if the history can be read."""
         self._has_begun = False
         self.book.judge_by(limits, guard_ns)
 
     def reserve(self, requests: Sequence[Request]) -> list[Admission]:
         """Decide requests in their order, all in one transaction with one commit.
 
-        Once a request has to wait for what all need, so do all behind it: no small message overtakes a
-        large one.  A request that waits in a `place` of its own, or is too large to go at all, keeps back
-        none.  Raises HistoryError.
+        Once a request waits for a limit on all messages, all later ones wait too: no small message overtakes
+        a large one.  A request that waits for its own key (`place`), or that is too large, keeps no other
+        back.  Raises HistoryError.
         """
         return self._transact(lambda book: book.decide(requests, self._transaction_ns))
 
     def reserve_connection(self, opening_ns: int) -> Reservation | Wait:
-        """`opening_ns`: the longest opening.  Settle once it is ready or failed.  Raises HistoryError."""
+        """Reserve an opening of at most `opening_ns`; settle it when it is over.  Raises HistoryError."""
         (answer,) = self._transact(lambda book: [book.decide_connection(opening_ns)])
         if isinstance(answer, TooLarge):
             raise TypeError("a connection has no size")
         return answer
 
     def settle(self, reservation: Reservation, ended_at_ns: int) -> None:
-        """Note an end (boottime), in memory: from then on the upstream counts nothing more of it."""
+        """Note an end (boottime) in memory; from then on the upstream counts no more of the slot."""
         ended_at_ns = max(reservation.reserved_at_ns, min(ended_at_ns, self._clock.boottime_ns()))
         slot = reservation.slot
         with self.mutex:
             at_ns = ended_at_ns + self.ahead_ns
-            # One that outlived its deadline is the same slot once more, from its real end.
+            # A slot that outlived its deadline is charged again under its id, from its real end.
             end = Ended(slot.id, at_ns) if at_ns <= slot.until_ns else slot.ended(at_ns)
             self._ends.append(end)
             self.book.apply([end])
@@ -147,29 +147,29 @@ class Throttle(View):
     def flush(self) -> None:
         """Learn what others recorded, and make ends durable.  Raises HistoryError.
 
-        To be called at the start, for the questions to know the past, and at the end.  After a commit that
-        failed it commits in any case: a history that can be read and not written is not sound.
+        Call it at the start, so that `View` knows the past, and at the end.  After a failed commit it always
+        commits: a history that can be read and not written is not sound.
         """
         self._transact(lambda _: [])
 
     def replan(
         self, limits: Sequence[Limit], guard_ns: int | None, *, transaction_ns: int | None = None
     ) -> None:
-        """Judge the same history by new numbers; `transaction_ns` None: as before.
+        """Judge the same history by new limits.  Without `transaction_ns` the present one stays.
 
-        What was reserved keeps its deadline.
+        Slots that are reserved keep their deadline.
         """
         with self._turn, self.mutex:
             self._transaction_ns = self._transaction_ns if transaction_ns is None else transaction_ns
             self.book.judge_by(limits, guard_ns)
 
     def has_begun(self) -> bool:
-        """Return True once, if there was no history and one was begun: nothing before it is known."""
+        """Return True once, if this process began the history: nothing before it is known."""
         has_begun, self._has_begun = self._has_begun, False
         return has_begun
 
     def close(self) -> None:
-        """`flush` first."""
+        """Close the history; call `flush` first."""
         with self._turn:
             self._history.close()
 
@@ -194,7 +194,7 @@ class Throttle(View):
         return [self._here(each) for each in answers]
 
     def _here(self, answer: Admission) -> Admission:
-        """Tell an answer in this host's time."""
+        """Convert the instants of an answer to boottime."""
         match answer:
             case Reservation():
                 return answer._replace(ahead_ns=self.ahead_ns)
@@ -204,9 +204,9 @@ class Throttle(View):
                 return answer
 
     def _learn(self, transaction: HistoryTransaction) -> None:
-        """Bring memory to what is durable, and the ends that are not."""
+        """Bring memory to what is durable, and add the ends that are not durable yet."""
         self.ahead_ns = transaction.ahead_ns
-        # What a network's round trip may have added to the other one.
+        # `ahead_ns` may include a round trip on the network.  This is the lower bound.
         passed_ns = transaction.now_ns - self._clock.boottime_ns()
         self.least_ahead_ns = min(transaction.ahead_ns, passed_ns) if transaction.ahead_ns else 0
         if transaction.is_whole:

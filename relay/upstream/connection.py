@@ -1,11 +1,10 @@
 """A connection to the upstream: opened, secured and logged in, then used for transactions.
 
-Guarantees: TLS is never opportunistic; it is 1.2 or newer, the certificate is verified
-against the owner's file or the system's authorities and the host's name against it.  No
-password goes over an unencrypted connection but to this host itself.  Every failure to
-open is an `UpstreamUnavailable` that blames no message.  One opening is at most one connection
-by the upstream's count: another address is tried only where none came about.
-Does not: keep connections (`pool`), or decide when to send (the service, the throttle).
+Guarantees: TLS is never opportunistic, and is version 1.2 or newer.  The certificate is verified against
+`ca_file` or the system's authorities, and against the host's name.  A password is never sent without TLS,
+except to this host itself.  Every failure to open raises `UpstreamUnavailable`, which blames no message.
+The upstream counts at most one connection for each opening: the next address is tried only if TCP failed.
+Does not: keep connections (`pool`), or decide when to send (the sender, the throttle).
 """
 
 import asyncio
@@ -53,15 +52,15 @@ class UpstreamServer:
     judge: Judge = field(default_factory=standard_judge, repr=False, compare=False)
     token: BearerToken | None = field(default=None, repr=False)
     pair: KeyPair | None = field(default=None, repr=False)
-    """What is shown in TLS; its key was read, and fits its certificate."""
+    """The client certificate for TLS, with its key; the key was read, and fits the certificate."""
     source_address: str | None = None
-    """Where connections come from, on this host; None: as the kernel chooses."""
+    """The local address that connections are made from; None: the kernel chooses."""
 
 
 class UpstreamUnavailable(Exception):  # noqa: N818 - it is what the upstream is, and reads as such
-    """No connection could be opened; `answer` says at which step and why, and is about us.
+    """No connection could be opened.  `answer` names the step and the reason; it blames no message.
 
-    Its cause is the OSError behind it, if one is: the upstream has no part in a lack of descriptors.
+    `__cause__` is the OSError, if one was the reason: a lack of descriptors is no fault of the upstream.
     """
 
     def __init__(self, answer: Answer) -> None:
@@ -70,24 +69,24 @@ class UpstreamUnavailable(Exception):  # noqa: N818 - it is what the upstream is
 
 
 class Connection:
-    """One open session; for one transaction at a time."""
+    """One open session, for one transaction at a time."""
 
     def __init__(self, channel: Channel, *, name: str, opened_at_ns: int) -> None:
         self.name = name
         self.opened_at_ns = opened_at_ns
         self.transactions = 0
         self.relayed = 0
-        """Transactions that relayed something; its holder counts them."""
+        """Transactions that relayed the message to a recipient; the holder of the connection counts them."""
         secured = _ssl_of(channel.protocol)
         self.tls = "none" if secured is None else str(secured.version())
         self.certificate_ends_at_ns = None if secured is None else _ends_at_ns(secured.getpeercert() or {})
-        """Wall clock: when the upstream's certificate ends; None without TLS."""
+        """When the upstream's certificate expires, by the wall clock; None without TLS."""
         self.extensions = channel.extensions
         self._channel = channel
 
     @property
     def is_usable(self) -> bool:
-        """Whether another transaction may begin: alive, and silent."""
+        """Whether another transaction may begin: the connection is open, no reply is due or unread."""
         return self._channel.protocol.is_quiet
 
     @property
@@ -99,21 +98,21 @@ class Connection:
         return UpstreamUnavailable(Answer(Verdict.PAUSE, Phase.CONNECT, fault.reply, text))
 
     def unfit(self, shape: Shape) -> Answer | None:
-        """Return why this connection cannot carry a message, as a DEFER, or None.  Sends nothing."""
+        """Return why this connection cannot carry a message, as a DEFER answer, or None.  Sends nothing."""
         return unfit(self.extensions, shape)
 
     def transact(self, transaction: Transaction) -> Coroutine[Any, Any, Outcome]:
-        """Run a transaction that is not `unfit`; never raise for what the upstream does.
+        """Run a transaction for which `unfit` returned None; never raise for what the upstream does.
 
-        Raises what the content raises, and `UnsendableContent` if it is not lines that end in CRLF: then
-        nothing was relayed.  If cancelled, the connection is closed at once; a caller that cancels after
-        the content was read must take it as ambiguous.
+        Raises what the content raises, and `UnsendableContent` if a line does not end in CRLF; then nothing
+        was relayed.  Cancelling closes the connection at once.  A caller that cancels after the content was
+        read must treat the transaction as ambiguous.
         """
         self.transactions += 1
         return Exchange(self._channel, transaction, is_reused=self.transactions > 1).run()
 
     async def close(self) -> None:
-        """Say QUIT if the connection is usable; short, and never raises."""
+        """Send QUIT if the connection is usable, and close it within seconds.  Never raises."""
         await self._channel.protocol.quit(self._channel.timeouts.quit_s)
 
     def abort(self) -> None:
@@ -121,7 +120,7 @@ class Connection:
 
 
 OnStep = Callable[[str, str], None]
-"""Is told each step once it is done, and what came of it: resolve, connect, tls, greeting, ehlo, login."""
+"""Called with each step that is done (resolve, connect, tls, greeting, ehlo, login), and its result."""
 
 
 async def open_connection(
@@ -172,7 +171,7 @@ class _Opening:
     async def _open(self) -> None:
         account, context = self._account, None
         if account.tls is not Tls.NONE:
-            # Reads some hundred certificates: not in the loop.
+            # Reading some hundred certificates would block the loop.
             context = await asyncio.to_thread(_trusting, account.ca_file, account.pair)
         await self._connect(context if account.tls is Tls.IMPLICIT else None)
         greeting = await self._protocol.reply(self._timeouts.greeting_s)
@@ -185,7 +184,7 @@ class _Opening:
                 raise self._unavailable("the upstream does not offer STARTTLS; nothing was sent in the clear")
             self._expect(await self._protocol.secure(context, account.host, self._timeouts.tls_s), 220)
             self._tell_tls()
-            # RFC 3207, 4.2: what was said before TLS counts for nothing.
+            # RFC 3207, 4.2: the client discards what the server said before TLS.
             await self._hello()
         if account.user is not None:
             await self._log_in(account.user)
@@ -212,7 +211,7 @@ class _Opening:
         else:
             raise last
         self._on_step("connect", self._name + self._from_source)
-        # The upstream has counted this connection; another address would be a second one.
+        # From here on a failure is final: the upstream would count another address as a second connection.
         server_hostname = self._account.host if context else None
         opening = self._loop.create_connection(
             lambda: self._protocol, sock=connected, ssl=context, server_hostname=server_hostname
@@ -222,7 +221,7 @@ class _Opening:
             self._tell_tls()
 
     async def _in_time(self, waited: Awaitable[_T]) -> _T:
-        """Raise TimeoutError, in words, where nobody answers."""
+        """Raise TimeoutError, with a text to show, after `connect_s`."""
         try:
             async with asyncio.timeout(self._timeouts.connect_s):
                 return await waited
@@ -230,7 +229,7 @@ class _Opening:
             raise TimeoutError(f"no answer within {self._timeouts.connect_s:g} s") from None
 
     async def _addresses(self) -> list[str]:
-        """Keep this host's order of preference (RFC 6724)."""
+        """Return the addresses, in this host's order of preference (RFC 6724)."""
         account, source = self._account, self._account.source_address
         family = socket.AF_UNSPEC if source is None else _family(source)
         asked = self._loop.getaddrinfo(account.host, account.port, family=family, type=socket.SOCK_STREAM)
@@ -294,7 +293,7 @@ class _Opening:
 
 
 def _trusting(ca_file: Path | None, pair: KeyPair | None) -> ssl.SSLContext:
-    """Trust the system's authorities without a file; show a pair.  Raises SecretError, OSError."""
+    """Without a file, trust the system's authorities.  Raises SecretError, OSError."""
     return _context(ca_file, None if ca_file is None else read_authorities(ca_file), pair)
 
 
@@ -342,5 +341,5 @@ def _why(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
         return f"TLS failed: {error.reason or error}"
     if error.errno is not None and error.errno > 0:
-        return os.strerror(error.errno)  # the loops word it differently
+        return os.strerror(error.errno)  # asyncio and uvloop have different texts
     return error.strerror or str(error) or type(error).__name__

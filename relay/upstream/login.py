@@ -1,13 +1,13 @@
 """Logging in to the upstream: one mechanism, one attempt (RFC 4954).
 
-A refused login is never followed by another: three tries at a wrong password lock accounts.
+A refused login is never followed by another: three tries of a wrong password lock accounts.
 
-Where the owner names no mechanism: under TLS PLAIN, then LOGIN, then CRAM-MD5, since TLS already hides the
-password and CRAM-MD5 is often announced by servers that cannot verify it.  Without TLS (loopback only)
-CRAM-MD5 first, since it alone does not show the password.  A token goes by OAUTHBEARER, else by XOAUTH2.
+If the policy names no mechanism, the order under TLS is PLAIN, LOGIN, CRAM-MD5: TLS already hides the
+password, and servers often announce CRAM-MD5 that they cannot verify.  Without TLS (loopback only) CRAM-MD5
+comes first, since it alone does not show the password.  A token goes by OAUTHBEARER, else by XOAUTH2.
 
-What a server says to AUTH may repeat the password or the token, whole, cut or in lines.  So of such a reply
-nothing leaves this module but its reply code and its enhanced status code, and what the rules make of it.
+A reply to AUTH may repeat the password or the token, whole, cut or split over lines.  So only its reply code,
+its enhanced status code and the ruling of the rules leave this module.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Ruling
 
 LONGEST_LINE_BYTES = 512
-"""RFC 4954, 4: where the line of AUTH would be longer, the first response waits for its challenge."""
+"""RFC 4954, 4: if the AUTH line would be longer, the first response waits for its challenge."""
 
 UNDER_TLS = (Mechanism.PLAIN, Mechanism.LOGIN, Mechanism.CRAM_MD5)
 IN_THE_CLEAR = (Mechanism.CRAM_MD5, Mechanism.PLAIN, Mechanism.LOGIN)
@@ -31,7 +31,7 @@ AnyMechanism = Mechanism | TokenMechanism
 
 
 def choose(offered: frozenset[str], wanted: AnyMechanism, *, is_encrypted: bool) -> AnyMechanism | None:
-    """`offered` is in lower case."""
+    """Return the mechanism to use, None if there is none; `offered` is in lower case."""
     candidates: tuple[AnyMechanism, ...] = (wanted,)
     if wanted is TokenMechanism.AUTO:
         candidates = WITH_A_TOKEN
@@ -47,16 +47,17 @@ async def log_in(
     timeout_s: float,
     ruling_of: Callable[[Reply], Ruling],
 ) -> Answer | None:
-    """Log in once; return the refusal, or None where there was none.
+    """Log in once; return the refusal, or None on success.
 
-    `ruling_of` is given the whole reply.  Raises Broken; Garbled where the exchange is not the mechanism's.
+    `ruling_of` gets the whole reply.  Raises Broken; Garbled if the upstream breaks the mechanism's protocol,
+    or if SASL cannot carry the password.
     """
     try:
         reply = await _exchange(protocol, credentials, mechanism.value, timeout_s)
     except Farewell as farewell:
         reply = farewell.reply
     except ValueError as error:
-        # Of SASL: the password cannot be carried, or the challenge is none.
+        # From SASL: it cannot carry the password, or the challenge is malformed.
         raise Garbled(str(error)) from None
     if reply.code == 235:
         return None

@@ -1,11 +1,11 @@
-"""The connections to one upstream: opened when needed, kept, handed out, let go.
+"""The pool of connections to one upstream: it opens them when needed, keeps them and hands them out.
 
-Guarantees: never more connections than the cap, those being opened and those saying QUIT included (upstreams
-count them too); each has one holder at a time; a connection that died, spoke or was closed while idle is
-dropped, so it costs no slot and no attempt; before its first use it counts as one that could not be opened,
-or an upstream that hangs up behind a login would be asked again without end.  The first logs in before others
-try: some upstreams lock an account after a few wrong passwords.
-Does not: send anything, or wait for a connection: `on_change` tells when to ask again.
+Guarantees: connections never exceed the cap.  Those being opened and those saying QUIT count, since upstreams
+count them too.  Each connection has one holder at a time.  The pool drops an idle connection that ended or
+received octets, which costs no slot and no attempt.  Before its first use that counts as a failed opening:
+otherwise the relay would reconnect without end to an upstream that hangs up after the login.  The first
+connection logs in before others try: some upstreams lock an account after a few wrong passwords.
+Does not: send messages, or wait for a connection: `on_change` tells when to ask again.
 Assumes: one event loop.
 """
 
@@ -22,14 +22,14 @@ class Poolable(Protocol):
 
     @property
     def is_usable(self) -> bool:
-        """Whether another transaction may be begun on it."""
+        """Whether another transaction may begin on it."""
 
     @property
     def why_never_used(self) -> Exception | None:
-        """Why it ended before its first transaction, if it did."""
+        """Why the connection ended before its first transaction; None if it did not."""
 
     async def close(self) -> None:
-        """Be short, and never raise."""
+        """Take seconds at most, and never raise."""
 
     def abort(self) -> None: ...
 
@@ -61,15 +61,14 @@ class Pool(Generic[C]):
         on_change: Callable[[], None],
         on_failed: Callable[[Exception], int],
     ) -> None:
-        """`on_change` is called when there is one more, or none to be had.
+        """`on_change` is called after each opening and closing, and when openings may be tried again.
 
-        `on_failed` is told why one could not be opened; it returns for how many nanoseconds no other is
-        tried.
+        `on_failed` gets the error of a failed opening; it returns for how many ns no other is tried.
         """
         self._opener, self._caps, self._clock = opener, caps, clock
         self._on_change, self._on_failed = on_change, on_failed
         self._expected = (1, 0)
-        """How many messages a session takes, and until when that is known."""
+        """How many messages a session takes, and until when that holds (boottime, ns)."""
         self._places: dict[C, _Opened] = {}
         self._opening: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
@@ -86,16 +85,16 @@ class Pool(Generic[C]):
         return sum(each.is_usable for each, place in self._places.items() if not place.is_busy)
 
     def take(self, most: int) -> list[C]:
-        """Return up to `most` connections, those used last first, and have more opened if there are fewer.
+        """Return up to `most` idle connections, the last used first; begin to open more if there are fewer.
 
-        Give each back by release or discard.
+        The caller gives each back by `release` or `discard`.
         """
         has_failed = self._drop_unfit()
         taken = [each for each, place in reversed(self._places.items()) if not place.is_busy][:most]
         for connection in taken:
             self._places[connection] = self._places[connection]._replace(is_busy=True)
         if not (has_failed or self._is_stopped) and self._clock.boottime_ns() >= self._rests_until_ns:
-            # One on its way from a transaction to who waits for it is open.
+            # If none is open, open only one.  One that goes from a transaction to its next holder is open.
             wanted = most - len(taken) if self.open else min(1, most)
             room = self._caps.connections - self._count()
             for _ in range(min(wanted - len(self._opening), room)):
@@ -103,7 +102,7 @@ class Pool(Generic[C]):
         return taken
 
     def release(self, connection: C, *, was_used: bool = True) -> None:
-        """Keep the connection if it may be used again; one that was not used is as long idle as before."""
+        """Keep the connection if it may be used again.  If not `was_used`, its idle time continues."""
         place = self._places.pop(connection)
         self._keep(connection, place.opener, self._clock.boottime_ns() if was_used else place.idle_since_ns)
 
@@ -112,21 +111,18 @@ class Pool(Generic[C]):
         connection.abort()
 
     def expect_most(self, messages: int | None) -> None:
-        """Have connections end after so many messages, as the upstream does, for as long as one may last.
-
-        None: as many as the caps say.
-        """
+        """Close connections after so many messages, as the upstream does, for `max_age_ns`; None: by caps."""
         until_ns = 0 if messages is None else self._clock.boottime_ns() + self._caps.max_age_ns
         self._expected = (messages or 1, until_ns)
 
     def configure(self, caps: Caps, opener: Open[C] | None = None) -> None:
-        """Change the caps at once, and how connections are opened where an opener is given.
+        """Change the caps at once, and the opener if one is given.
 
         With a new opener the connections of the old one end: idle ones now, those in
-        use after their transaction, those being opened as soon as they are.
+        use after their transaction, those being opened as soon as they are open.
         """
         self._caps = caps
-        # What kept it from opening others may be mended.
+        # The edit may have repaired what made openings fail.
         self._rests_until_ns = 0
         if opener is not None:
             self._opener = opener
@@ -134,7 +130,7 @@ class Pool(Generic[C]):
         self._look()
 
     def stop(self) -> None:
-        """Open none any more; those in use are closed when released."""
+        """Open no more connections; those in use are closed when released."""
         self._is_stopped = True
         for opening in self._opening:
             opening.cancel()
@@ -146,7 +142,7 @@ class Pool(Generic[C]):
             await asyncio.wait([*self._opening, *self._closing])
 
     def _start(self, work: Coroutine[Any, Any, None], under_way: set[asyncio.Task[None]]) -> None:
-        """Tell of a change once the work is no longer counted, also where it is cancelled."""
+        """Run a task, and call `on_change` once it no longer counts, also if it is cancelled."""
         task = asyncio.get_running_loop().create_task(work)
         under_way.add(task)
 
@@ -180,7 +176,7 @@ class Pool(Generic[C]):
             asyncio.get_running_loop().call_later(rest_ns / SECOND_NS, self._rested, until_ns)
 
     def _rested(self, until_ns: int) -> None:
-        # By the timer alone: by the clock it may be a little early, and then nobody would look again.
+        # The timer decides, not the clock: by the clock it may be early, and nobody would look again.
         if self._rests_until_ns == until_ns:
             self._rests_until_ns = 0
         self._on_change()
@@ -203,9 +199,9 @@ class Pool(Generic[C]):
         )
 
     def _drop_unfit(self) -> bool:
-        """Close idle connections that may not stay, and those above the cap; they count until gone.
+        """Close idle connections that may not stay, and those above the cap; they count until closed.
 
-        Return whether one of them had never been used, which was told.
+        Return whether one of them ended before its first use, which counts as a failed opening.
         """
         has_failed = False
         for connection, place in list(self._places.items()):
@@ -218,7 +214,7 @@ class Pool(Generic[C]):
         return has_failed
 
     def _look(self) -> None:
-        """Look at the idle ones now, and when the first has been idle for long enough."""
+        """Close idle connections that may not stay: now, and when the first reaches `idle_ns`."""
         self._drop_unfit()
         if self._timer is not None:
             self._timer.cancel()

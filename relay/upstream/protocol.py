@@ -1,14 +1,14 @@
-"""The wire: commands out, exactly one strict reply to each in, over aiosmtplib's protocol.
+"""SMTP on one connection: it sends commands, and takes exactly one strict reply to each.
 
 Guarantees
-- a reply is believed only if its code can be read (`relay.smtp.reply`) and it was due: octets that wait
-  before a command, or follow the last reply, end the connection.  Only 421 may come unasked (RFC 5321, 3.8),
-  and replies in front of it stand;
-- after any `Broken` the connection is of no more use, and says so;
-- no command line contains a control character, and no exception contains a command line;
-- the final dot is written only behind whole content that ended in CRLF, and not behind an early reply.
-Takes from the base class the transport and its flow control.  Not its reading of replies: that pairs
-`250ok`, or a leftover line, with a command, and costs a Task for each.
+- A reply is believed only if its code can be read (`relay.smtp.reply`) and the reply is due.  Octets that
+  wait before a command, or follow the last reply, end the connection.  Only 421 may come without a command
+  (RFC 5321, 3.8); the replies before it stay valid.
+- After any `Broken` the connection cannot be used, and every further command raises.
+- No command line contains a control character, and no exception contains a command line.
+- The final dot is written only after complete content that ends in CRLF, and never after an early reply.
+The base class, aiosmtplib's, provides the transport and flow control.  Its reader of replies is not used: it
+pairs `250ok`, or a leftover line, with a command, and costs a Task for each.
 Assumes: one user at a time.
 """
 
@@ -29,25 +29,25 @@ from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
 
 _PROTOCOL_STATUS = "4.5.0"
-"""RFC 3463, 3.6: something is wrong with the protocol, and nobody knows what."""
+"""RFC 3463, 3.6: other or undefined protocol status."""
 BLOCK_BYTES = 64 * 1024
-"""Content is sent in blocks of at least this many octets; less goes with its dot in one write."""
+"""Content is sent in blocks of at least this many octets.  The rest goes in one write with the final dot."""
 _UNASKED = "the upstream sent more than the replies that were due"
 _NAMED = {Phase.CONNECT: "the connection", Phase.EOD: "the final dot"}
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long each step of a session may take, in seconds, as the loop counts.
+    """How long each step of a session may take, in seconds of the loop's clock.
 
-    The defaults are the least that RFC 5321, 4.5.3.2 asks of a client, where it asks: whoever hangs up sooner
-    after the final dot relays twice.
+    The defaults are the minimum of RFC 5321, 4.5.3.2 for a client, where it has one.  A client that hangs up
+    sooner after the final dot relays the message twice.
     """
 
-    connect_s: float = 30.0  # for the name, and then for each address: a black hole must not hide the next
+    connect_s: float = 30.0  # for the lookup, and for each address: a silent one must not hide the next
     greeting_s: float = 300.0
     hello_s: float = 300.0
-    tls_s: float = 60.0  # for the handshake
+    tls_s: float = 60.0  # for the handshake after STARTTLS; connect_s bounds that of implicit TLS
     auth_s: float = 120.0  # for each step of the exchange
     mail_s: float = 300.0
     rcpt_s: float = 300.0
@@ -55,20 +55,20 @@ class Timeouts:
     block_s: float = 180.0  # without any progress, while content is being sent
     eod_s: float = 600.0  # from the final dot to its reply
     reset_s: float = 30.0
-    quit_s: float = 2.0  # a courtesy: the connection is closed after it either way
+    quit_s: float = 2.0  # the connection is closed afterwards with or without a reply
 
 
 class Broken(Exception):  # noqa: N818 - it is what became of the connection, and reads as such
-    """The connection is of no more use.  The text says why; safe to log."""
+    """The connection cannot be used any more.  The text says why, and is safe to log."""
 
     reply: Reply | None = None
-    """The proper reply that said so, where there was one."""
+    """The proper reply that ended the connection, if there was one."""
     is_unasked = False
-    """The connection had ended before the command was sent."""
+    """The connection ended before the command was sent."""
     status: str | None = None
-    """The enhanced code of a reply that came and cannot be read; None where there was none, or a proper one.
+    """The enhanced status code for a reply that cannot be read; None for silence or a proper reply.
 
-    An answer with a code of its own expires a message that is old enough; silence does not.
+    A message that is old enough expires by an answer that has such a code, but not by silence.
     """
 
     def answer(self, phase: Phase, verdict: Verdict) -> Answer:
@@ -82,11 +82,11 @@ class Lost(Broken):
 
 
 class Late(Broken):
-    """Nothing came, or nothing could be sent, in time."""
+    """Nothing came, or nothing could be sent, before the deadline."""
 
 
 class Garbled(Broken):
-    """What came is no reply, was not due, or has no meaning there: no reply can be told to its command."""
+    """A reply is malformed, not due, or without meaning here: replies cannot be matched to commands now."""
 
     status = _PROTOCOL_STATUS
 
@@ -105,11 +105,11 @@ class StrictProtocol(SMTPProtocol):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
         self.phase = Phase.CONNECT
-        """Of the last reply, or of the one that is due."""
+        """The phase of the last reply, or of the reply that is due."""
         self._parser = ReplyParser()
-        self._due = 1  # replies to come; the greeting comes unasked
-        self._replies: deque[Reply] = deque()  # came, and nobody took them yet
-        self._is_closing = False  # 421 came: what follows it is nothing
+        self._due = 1  # how many replies are due; the greeting needs no command
+        self._replies: deque[Reply] = deque()  # received, and not yet taken
+        self._is_closing = False  # 421 came before the last reply that was due: ignore what follows it
         self.fault: Broken | None = None
         """What ended the connection."""
         self._waiter: asyncio.Future[bool] | None = None
@@ -117,13 +117,13 @@ class StrictProtocol(SMTPProtocol):
 
     @property
     def is_quiet(self) -> bool:
-        """Whether the next command may be sent: connected, and nothing came unasked."""
+        """Whether the next command may be sent: connected, and no reply is due or unread."""
         return self.fault is None and not self._due and not self._replies and self.is_connected
 
     async def reply(self, timeout_s: float) -> Reply:
         """Return the next reply that is due: the greeting, or one to a command.  Raise Farewell for 421.
 
-        Behind the final dot, Broken means: nobody knows.
+        After the final dot, Broken without a reply means: nobody knows whether the message was relayed.
         """
         until = self._loop.time() + timeout_s
         while not self._replies:
@@ -134,15 +134,15 @@ class StrictProtocol(SMTPProtocol):
         return self._take_reply()
 
     async def command(self, line: bytes, phase: Phase, timeout_s: float) -> Reply:
-        """Raise Farewell for 421 in any phase, and ValueError for a line that would be two."""
+        """Raise Farewell for 421 in any phase, and ValueError if the line has a control character."""
         self.phase = phase
         self.send([line])
         return await self.reply(timeout_s)
 
     def send(self, lines: Sequence[bytes]) -> None:
-        """Send commands, several only to a server that offers it (RFC 2920); `reply` then returns each reply.
+        """Send commands; `reply` then returns each reply.  Several at once need PIPELINING (RFC 2920).
 
-        Raises ValueError, and sends nothing, for a line that would be two.
+        Raises ValueError, and sends nothing, if a line has a control character, and might be two lines.
         """
         if has_control(b" ".join(lines)):
             raise ValueError(f"a control character in a command line ({self.phase})")
@@ -150,13 +150,13 @@ class StrictProtocol(SMTPProtocol):
         self._writer.write(b"\r\n".join([*lines, b""]))
 
     async def secure(self, context: ssl.SSLContext, host: str, timeout_s: float) -> Reply:
-        """Send STARTTLS and change to TLS (RFC 3207); return the reply, refused or not.
+        """Send STARTTLS and, after 220, change to TLS (RFC 3207); return the reply, also if it is a refusal.
 
-        Raises ssl.SSLError and OSError too, from the handshake.
+        Also raises ssl.SSLError and OSError, from the handshake.
         """
         reply = await self.command(b"STARTTLS", Phase.STARTTLS, timeout_s)
         if reply.code == 220:
-            # Octets behind the 220 would be read as if they had come encrypted.
+            # Octets behind the 220 would be taken for octets that came encrypted.
             self._raise_fault()
             self.transport = await self._loop.start_tls(
                 self._writer, self, context, server_hostname=host, ssl_handshake_timeout=timeout_s
@@ -167,12 +167,12 @@ class StrictProtocol(SMTPProtocol):
     async def send_content(
         self, chunks: AsyncIterator[bytes], block_s: float, until: float, on_chunk: Callable[[bytes], None]
     ) -> Reply | None:
-        """Send content, stuffed, and the final dot; None once the dot is on its way.
+        """Send the content, dot-stuffed, and the final dot; return None once the dot is written.
 
-        A reply that came before the dot is returned: the dot was not written, and the caller must abort.
-        `until` is the loop's time by which the dot must be out; `on_chunk` is given each chunk before it is
-        sent.  What the chunks raise, and UnsendableContent, is passed on; the caller aborts, and the upstream
-        has seen no end of the content.
+        Return the reply if one came before the dot: the dot was not written, and the caller must abort.
+        Raises Late if the loop's time passes `until` while a block is sent.  `on_chunk` gets each chunk
+        before it is sent.  What the chunks raise, and UnsendableContent, is passed on: the caller must
+        abort, and the upstream has seen no end of the content.
         """
         self._begin(1)
         stuffing = DotStuffing()
@@ -184,18 +184,18 @@ class StrictProtocol(SMTPProtocol):
                 await self._send_block(block, block_s, until)
                 if self._replies:
                     break
-                block = bytearray()  # a new one: the transport may still hold the old
+                block = bytearray()  # a new object: the transport may still hold the old
         else:
             block += stuffing.finish()
         if self._replies:
             return self._take_reply()
         self._raise_fault()
-        # Crash here: without its dot, the upstream discards what it has (RFC 5321, 4.1.1.4).
+        # Crash here: without the dot, the upstream discards the content (RFC 5321, 4.1.1.4).
         self._writer.write(block)
         return None
 
     async def quit(self, timeout_s: float) -> None:
-        """Close within about the timeout, whatever happens."""
+        """Send QUIT if possible, and close; take about twice the timeout at most, and never raise Broken."""
         try:
             if self.is_quiet:
                 await self.command(b"QUIT", Phase.QUIT, timeout_s)
@@ -209,7 +209,7 @@ class StrictProtocol(SMTPProtocol):
             self.abort()
 
     def abort(self) -> None:
-        """Drop what was written and not sent yet."""
+        """Close at once; drop what was written and is not sent yet."""
         self._break(Lost("the connection was closed by this side"))
         if self.transport is not None:
             self._writer.abort()
@@ -229,17 +229,17 @@ class StrictProtocol(SMTPProtocol):
                 self._replies.append(reply)
                 self._due -= 1
                 if reply.code == 421 and self._due:
-                    # Behind it the upstream obeys no command.
+                    # After 421 the upstream obeys no command.
                     self._due, self._is_closing, self._parser = 0, True, ReplyParser()
             if not self._due and self._parser.held_bytes:
                 self._take_unasked()
         except MalformedReply as error:
-            # What is said to AUTH may repeat the password, and is not shown.
+            # A reply to AUTH may repeat the password, so it is not shown.
             text = "the upstream did not answer by a reply" if self.phase is Phase.AUTH else str(error)
             if not self._due:
                 text = _UNASKED
                 if self.phase is not Phase.EOD:
-                    # What the upstream made of the dot is not asked again for noise behind its reply.
+                    # The reply to the dot stays, or noise behind it would make us send the message again.
                     self._replies.clear()
             self.fault = Garbled(text)
         if self._replies or self.fault is not None:
@@ -260,19 +260,19 @@ class StrictProtocol(SMTPProtocol):
         self._wake()
 
     def _begin(self, commands: int) -> None:
-        """Check that nothing waits, and expect a reply to each command."""
+        """Check that no reply is due or unread, and expect a reply to each command."""
         self._raise_fault()
         if not self.is_quiet:
             raise Garbled("a command was begun while another was under way")
         self._due = commands
 
     def _take_transport(self) -> None:
-        # Under TLS the default is 512 KiB: at 1 kB/s no progress would be seen for minutes.
+        # Under TLS the default is 512 KiB: at 1 kB/s no progress would show for minutes.
         self._writer = cast("asyncio.WriteTransport", self.transport)
         self._writer.set_write_buffer_limits(high=BLOCK_BYTES)
 
     def _raise_fault(self) -> None:
-        """Raise what ended the connection before anything more was sent."""
+        """Raise the fault if the connection ended before anything more was sent."""
         if self.fault is not None:
             self.fault.is_unasked = True
             raise self.fault
@@ -294,10 +294,10 @@ class StrictProtocol(SMTPProtocol):
             self.fault = Garbled(_UNASKED)
 
     async def _send_block(self, block: bytearray, block_s: float, until: float) -> None:
-        """Send part of the content and wait for room; return at once when a reply came."""
+        """Send part of the content and wait for room in the transport; return at once when a reply came."""
         self._raise_fault()
         self._writer.write(block)
-        # An early reply can come in, and other connections have their turn.
+        # Let an early reply come in, and other connections run.
         await asyncio.sleep(0)
         unsent_bytes = self._writer.get_write_buffer_size()
         while not self._replies:
@@ -313,7 +313,7 @@ class StrictProtocol(SMTPProtocol):
                     self._give_up(f"nothing could be sent for {block_s:g} s")
 
     def _give_up(self, text: str) -> None:
-        """End the connection as Late, unless a reply came in that moment."""
+        """End the connection as Late, unless a reply has just come."""
         if not self._replies:
             self._break(Late(text))
 
@@ -321,12 +321,12 @@ class StrictProtocol(SMTPProtocol):
         self._break(Lost(f"{text}, in the middle of a reply" if self._parser.held_bytes else text))
 
     def _break(self, fault: Broken) -> None:
-        """End the connection, if it has not ended yet: the first reason is the one told."""
+        """End the connection; the first fault stays."""
         self.fault = self.fault or fault
         self._wake()
 
     async def _wait(self, until: float) -> bool:
-        """Return False once the loop's time has come, True where something happened before."""
+        """Return True when something happens, False at the loop's time `until`."""
         self._waiter = self._loop.create_future()
         timer = self._loop.call_at(until, self._ring, self._waiter)
         try:
@@ -339,8 +339,8 @@ class StrictProtocol(SMTPProtocol):
             self._waiter.set_result(True)
 
     def _ring(self, waiter: "asyncio.Future[bool]") -> None:
-        # A process that was stopped (SIGSTOP) finds the timer due and a reply in the socket.  The loops run
-        # what is due before what they read: twice put off, it comes behind a look into the socket.
+        # After SIGSTOP and SIGCONT the timer may be due while the reply is in the socket.  asyncio and uvloop
+        # run due timers before they read sockets.  Deferred twice, this call runs after such a read.
         self._loop.call_soon(self._loop.call_soon, _say_late, waiter)
 
 

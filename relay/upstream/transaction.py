@@ -1,16 +1,16 @@
 """One transaction on one connection: MAIL, RCPT, DATA, content, final dot (RFC 5321, 3.3).
 
-Guarantees: one `Outcome` for whatever the upstream does, with one `Answer` for each recipient.  A
-recipient is RELAYED only by 250 to the final dot, and BOUNCE only by a well-formed refusal that the rules
-of the `Judge` call so.  Whatever is unclear ends the connection.  No content goes where no recipient was
-accepted.
-With PIPELINING (RFC 2920) only the order tells which command a reply answers.  So a refusal for good is
-believed once 354, a second EHLO or QUIT is answered as only they are; until then a reply too many or too
-few takes it back, and a hang-up leaves it unproven (`Answer.is_unproven`).
-A refusal that may be of DSN's parameters (RFC 3461) refuses nobody, and the outcome says so.
-Crash before the final dot: nothing was relayed.  From the dot to the end of `Exchange.run`: nobody knows,
-which `Outcome.is_ambiguous` says while we live.
-Assumes: the addresses are valid, and `unfit` found nothing.
+Guarantees: whatever the upstream does, there is one `Outcome`, with one `Answer` for each recipient.  A
+recipient is RELAYED only by 250 to the final dot, and BOUNCE only by a well-formed refusal to which the rules
+of the `Judge` give that verdict.  Whatever is unclear ends the connection.  No content is sent if no
+recipient was accepted.
+With PIPELINING (RFC 2920) only the order tells which command a reply answers.  So a permanent refusal is
+believed only after 354, or the reply to a second EHLO or to QUIT: no other command gets these.  Until then a
+missing or an extra reply takes the refusal back, and a hang-up leaves it unproven (`Answer.is_unproven`).
+A refusal that may be about DSN parameters (RFC 3461) refuses no recipient, and sets `Outcome.is_dsn_refused`.
+Crash before the final dot: nothing was relayed.  Crash between the dot and the end of `Exchange.run`: nobody
+knows.  Without a crash, `Outcome.is_ambiguous` reports that case.
+Assumes: the addresses are valid, and `unfit` returned None.
 Does not: choose the recipients, count, or settle anything durably.
 """
 
@@ -31,11 +31,11 @@ from relay.verdicts.outcome import Answer, Need, Outcome, gravest, is_about_dsn
 from relay.verdicts.verdict import Judge, Scope, Verdict
 
 RCPT_ACCEPTED = frozenset({250, 251, 252})
-"""RFC 5321, 4.3.2, and 252: it will try.  Harmless, since only the final dot relays."""
+"""RFC 5321, 4.3.2.  252 ("will try") does no harm, since only the final dot relays."""
 
 AHEAD = 10
-"""How many RCPTs go out at once.  Behind a refusal of all the upstream refuses the rest of these only:
-Postfix hangs up after 20 errors (`smtpd_hard_error_limit`), and nobody it accepted would be relayed."""
+"""How many RCPTs are sent before a reply.  After a refusal of all recipients, only these are refused too:
+Postfix hangs up after 20 errors (`smtpd_hard_error_limit`), and then relays to none that it accepted."""
 
 REFUSED = frozenset({Verdict.BOUNCE, Verdict.DEFER})
 
@@ -43,7 +43,7 @@ REFUSED = frozenset({Verdict.BOUNCE, Verdict.DEFER})
 _STATUS = {Need.SMTPUTF8: "5.6.7", Need.EIGHT_BIT: "5.6.3", Need.SIZE: "5.3.4"}
 
 LAST_REPLY_SHARE = 1 / 3
-"""Of the longest a transaction may take, what is kept for the last reply: 10 minutes of 30."""
+"""The share of a transaction's longest time that is reserved for the last reply: 10 minutes of 30."""
 
 
 class Transaction(NamedTuple):
@@ -51,19 +51,19 @@ class Transaction(NamedTuple):
     recipients: tuple[str, ...]
     shape: Shape
     content: Callable[[], AsyncIterator[bytes]]
-    """Yields the content as stored: CRLF line ends, not stuffed.  Called at most once."""
+    """Yields the content as stored: CRLF line ends, not dot-stuffed.  Called at most once."""
     longest_ns: int = 3600 * SECOND_NS
-    """It ends before this, whatever happens; the wait for the last reply is part of it."""
+    """The transaction ends within this time, which includes the wait for the last reply."""
     dsn: DsnRequest = NOTHING_ASKED
-    """Of these recipients; not sent where the connection does not offer DSN."""
+    """The requests for these recipients; not sent if the connection does not offer DSN."""
 
 
 def unfit(extensions: Extensions, shape: Shape) -> Answer | None:
-    """Return why this connection cannot carry the message, as a DEFER, or None; nothing is sent.
+    """Return why this connection cannot carry the message, as a DEFER answer, or None.  Sends nothing.
 
-    Another connection to the same upstream may: the hosts behind one name differ.
-    A relay may not make content 7-bit that it did not write (it breaks signatures), and
-    sending it as it is would break it elsewhere (RFC 6152, 3; RFC 6531, 3.2; RFC 1870, 6.1).
+    Another connection to the same upstream may carry it: the hosts behind one name differ.
+    A relay may not convert another's content to 7-bit, which breaks signatures.  If it sends the content as
+    it is, the content breaks elsewhere (RFC 6152, 3; RFC 6531, 3.2; RFC 1870, 6.1).
     """
     most_bytes = extensions.max_size_bytes
     if shape.smtputf8 and not extensions.smtputf8:
@@ -85,7 +85,7 @@ class Channel:
     timeouts: Timeouts
     judge: Judge
     hello: bytes
-    """What we said first, and the first line of its answer, by which that is known again."""
+    """Our EHLO.  The reply to a second EHLO is known by `welcome`, the first line of the first reply."""
     welcome: str = ""
 
 
@@ -104,17 +104,17 @@ class Exchange:
         self._end = self._loop.time() + longest_s
         self._dot_until = self._end - min(self._timeouts.eod_s, longest_s * LAST_REPLY_SHARE)
         self._answers: list[Answer | None] = [None] * len(transaction.recipients)
-        self._ahead = 0  # commands that were sent, whose replies nobody took yet
-        self._proven: frozenset[int] = frozenset()  # whose answers came to their own commands
+        self._ahead = 0  # how many commands were sent whose replies are not taken yet
+        self._proven: frozenset[int] = frozenset()  # indices of answers that came to their own commands
         self._is_dot_out = False
-        self._asked = 0  # the recipient that a reply to RCPT is about
-        self._beginning = b""  # of the content, as far as it was sent: HEADER_BYTES and a little
+        self._asked = 0  # index of the recipient that a reply to RCPT is about
+        self._beginning = b""  # of the content that was sent: less than twice HEADER_BYTES
 
     async def run(self) -> Outcome:
-        """Leave the connection usable if `protocol.is_quiet`.
+        """Run the transaction; afterwards the connection is usable if `protocol.is_quiet`.
 
-        Raises only what the content raises (nothing was relayed then), and CancelledError; then the
-        connection is closed at once.
+        Raises only what the content raises (nothing was relayed then), and CancelledError.  Either closes
+        the connection at once.
         """
         broken = None
         try:
@@ -133,7 +133,7 @@ class Exchange:
         return Outcome(answers, is_ambiguous, gravest(answers), is_over, self._is_dsn_refused)
 
     async def _walk(self) -> None:
-        """Have a reply settle each recipient.  Raises Broken, and what the content raises."""
+        """Send commands until a reply settles each recipient.  Raises Broken, and what the content raises."""
         transaction, has_size = self._transaction, self._channel.extensions.has_size
         mail = mail_line(transaction.reverse_path, transaction.shape, self._dsn, has_size=has_size)
         self._send(Phase.MAIL, [mail, *self._ahead_of(0)])
@@ -151,7 +151,7 @@ class Exchange:
                 if accepted:
                     await self._send_content()
                 else:
-                    # It would take content for no recipient (RFC 2920, 3.1); send none, and no dot.
+                    # The upstream would take content for no recipient (RFC 2920, 3.1); send none, and no dot.
                     self._protocol.abort()
                 return
             self._check_refused(reply)
@@ -160,11 +160,11 @@ class Exchange:
         await self._end_refused()
 
     async def _name(self, of_mail: Answer | None) -> list[int]:
-        """Settle the refused recipients, return the accepted.
+        """Settle the refused recipients; return the indices of the accepted.
 
-        A refusal because of their number, or about the message or us, holds for all recipients behind
-        it too, unless the upstream accepts one all the same.  The accepted go on to DATA: else a message
-        with more recipients than the upstream's quota would never get any of them relayed.
+        A refusal for the number of recipients, or about the message or us, also holds for the recipients
+        behind it, unless the upstream accepts one.  DATA follows for the accepted: otherwise a message with
+        more recipients than the upstream's quota would be relayed to none of them.
         """
         accepted: list[int] = []
         of_all = of_mail
@@ -176,7 +176,7 @@ class Exchange:
             self._asked = index
             reply = await self._reply(Phase.RCPT, self._timeouts.rcpt_s)
             if of_mail is not None:
-                self._check_refused(reply)  # else it was not MAIL that was refused
+                self._check_refused(reply)  # if not, the refused command was not MAIL
             elif reply.code in RCPT_ACCEPTED:
                 accepted.append(index)
             else:
@@ -186,20 +186,20 @@ class Exchange:
         return accepted
 
     def _refuse(self, index: int, reply: Reply, of_all: Answer | None, *, is_first: bool) -> Answer | None:
-        """Settle a refused recipient; return the refusal that holds for those behind it, if one does."""
+        """Settle a refused recipient; return the refusal that also holds for those behind it, or None."""
         if of_all is not None and of_all.verdict is not Verdict.BOUNCE:
             self._check_refused(reply)
             self._answers[index] = of_all
             return of_all
         answer = self._refusal(reply)
         if answer.phase is Phase.MAIL:
-            self._answers[index] = answer  # of its parameters: the others may have none
+            self._answers[index] = answer  # about DSN parameters: other recipients may have none
             return of_all
         if of_all is not None and answer.verdict is Verdict.BOUNCE:
             answer = of_all
         elif answer.verdict is Verdict.LATER and is_first:
-            # Too many, yet none was accepted: no limit of this transaction, and trying
-            # again at once would never end.
+            # "Too many" although none was accepted is no limit of this transaction.  Retries at once would
+            # never end.
             answer = answer._replace(verdict=Verdict.DEFER, ruling=None)
         self._answers[index] = answer
         is_of_all = answer.verdict is Verdict.LATER or answer.scope is not Scope.RECIPIENT
@@ -217,12 +217,12 @@ class Exchange:
                 await close()
         self._protocol.phase = Phase.EOD
         if early is not None:
-            # The dot was not sent and never will be on this connection.
+            # The dot was not sent, and never will be on this connection.
             self._settle_rest(self._refusal(early))
             self._protocol.abort()
             return
         self._is_dot_out = True
-        # Crash here: it may have been relayed; it stays queued and its slot stays charged.
+        # Crash here: the message may have been relayed; it stays queued and its slot stays charged.
         reply = await self._protocol.reply(min(self._timeouts.eod_s, self._end - self._loop.time()))
         if reply.code == 250:
             self._settle_rest(self._answer(reply))
@@ -231,17 +231,17 @@ class Exchange:
             await self._end_refused()
 
     async def _end_refused(self) -> None:
-        """Reset the connection; where somebody bounces, by a command whose reply no other command gets.
+        """Reset the connection; if a recipient bounces, by a command whose reply no other command gets.
 
-        A reply that nobody asked for may come just behind a command; then each later reply is taken for the
-        answer to its neighbour, and 250 to RSET shows nothing.  A second EHLO (RFC 5321, 4.1.4: it resets
-        too) is answered in several lines like the first, QUIT by 221.
+        An unsolicited reply just behind a command shifts all later replies by one command, and 250 to RSET
+        does not show that.  A second EHLO also resets (RFC 5321, 4.1.4), and its reply has several lines like
+        the first; QUIT gets 221.
         """
         if not any(answer and answer.verdict is Verdict.BOUNCE for answer in self._answers):
             await self._finish(b"RSET", 250)
             return
         reply = await self._finish(self._channel.hello)
-        # A reply of one line any command may have.
+        # A reply of one line may answer any command.
         if (reply.code, reply.lines[:1], len(reply.lines) > 1) != (250, (self._channel.welcome,), True):
             await self._finish(b"QUIT", 221)
             self._protocol.abort()
@@ -254,7 +254,7 @@ class Exchange:
             raise Garbled(f"{line.decode()} was not answered by {code} but by {reply}")
         return reply
 
-    # What goes out.
+    # Sending.
 
     def _send(self, phase: Phase, lines: list[bytes]) -> None:
         self._protocol.phase = phase
@@ -268,14 +268,14 @@ class Exchange:
         return await self._protocol.reply(min(timeout_s, self._check_time()))
 
     def _check_time(self) -> float:
-        """Return how many seconds are left until the final dot.  Raises Late."""
+        """Return the seconds left until the deadline of the final dot.  Raises Late."""
         left_s = self._dot_until - self._loop.time()
         if left_s <= 0:
             raise Late("the transaction took too long")
         return left_s
 
     def _ahead_of(self, first: int) -> list[bytes]:
-        """Return the commands that go out before a reply came: RCPTs, and DATA behind the last."""
+        """Return the commands to send before a reply: RCPTs from `first` on, and DATA after the last."""
         if not self._is_pipelined:
             return []
         count, end = len(self._answers), first + AHEAD
@@ -288,11 +288,11 @@ class Exchange:
         return rcpt_line(transaction.recipients[index], asked, smtputf8=transaction.shape.smtputf8)
 
     def _note(self, chunk: bytes) -> None:
-        """Keep the beginning of the content, which a refusal may quote."""
+        """Keep the beginning of the content, because a refusal may quote it."""
         if len(self._beginning) < HEADER_BYTES:
             self._beginning += chunk[:HEADER_BYTES]
 
-    # What a reply means.
+    # Judging replies.
 
     @staticmethod
     def _check_refused(reply: Reply) -> None:
@@ -300,7 +300,7 @@ class Exchange:
             raise Garbled(f"a reply that has no meaning there: {reply}")
 
     def _refusal(self, reply: Reply) -> Answer:
-        """Raise Garbled where the reply is no refusal."""
+        """Return the answer that a refusal gives.  Raises Garbled if the reply is no refusal."""
         self._check_refused(reply)
         answer = self._answer(reply)
         if answer.verdict is not Verdict.BOUNCE:
@@ -310,12 +310,12 @@ class Exchange:
             raise Garbled(f"a command was in its order, but: {reply}")
         if self._has_dsn(answer.phase) and is_about_dsn(reply):
             self._is_dsn_refused = True
-            # As if refused at MAIL, where nobody was asked yet: the message goes again at once, without them.
+            # As a refusal of MAIL, before any recipient: the message goes again at once, without DSN's.
             return answer._replace(verdict=Verdict.LATER, phase=Phase.MAIL, ruling=None)
         return answer
 
     def _has_dsn(self, phase: Phase) -> bool:
-        """Whether the command that was refused carried parameters of DSN."""
+        """Whether the refused command carried DSN parameters."""
         if phase is Phase.MAIL:
             return self._dsn.ret is not None or bool(self._dsn.envid)
         return phase is Phase.RCPT and self._dsn.of(self._asked) != NO_REQUEST
@@ -326,7 +326,7 @@ class Exchange:
         return Answer(ruling.verdict, phase, reply, str(reply), ruling=ruling)
 
     def _words(self, phase: Phase) -> ClientWords:
-        """Return what a reply may say again: the recipients that it is about, the header, DSN's values."""
+        """Return what a reply may quote: the recipients that it is about, the header, DSN's values."""
         transaction, envid = self._transaction, self._dsn.envid
         about: Sequence[int] = range(len(transaction.recipients))
         if phase in {Phase.MAIL, Phase.RCPT}:
@@ -337,10 +337,10 @@ class Exchange:
         recipients = tuple([transaction.recipients[index] for index in about])
         return ClientWords(transaction.reverse_path, recipients, self._beginning, parameters=parameters)
 
-    # What a broken connection means.
+    # Judging a broken connection.
 
     def _is_over(self, broken: Broken) -> bool:
-        """Whether the upstream counts nothing more of this transaction, though the connection broke.
+        """Whether the upstream counts nothing more of this transaction, although the connection broke.
 
         A silent upstream may be slow: it may read our MAIL, or decide about our dot, long after we
         closed.  An upstream that hung up before the dot counts nothing more.
@@ -351,11 +351,11 @@ class Exchange:
         return phase is Phase.RSET or (phase is Phase.MAIL and broken.is_unasked)
 
     def _take_back_unproven(self, broken: Broken | None) -> None:
-        """Take back refusals that may have answered another command than the one they were taken for."""
-        # A reply too few shows where commands go out at once: the one to the last never comes.
+        """Take back refusals that may be replies to other commands than we took them for."""
+        # If commands were sent ahead, a missing reply ends in Late: the reply to the last never comes.
         has_more_out = self._is_pipelined or self._protocol.phase is Phase.RSET
         is_shifted = isinstance(broken, Garbled) or (isinstance(broken, Late) and has_more_out)
-        # An upstream that closes an idle connection may say so just as MAIL goes out.
+        # An upstream that closes an idle connection may send its reply just as MAIL goes out.
         was_idle = isinstance(broken, Lost) and self._is_reused
         for index, answer in enumerate(self._answers):
             if answer is None or index in self._proven or answer.verdict not in REFUSED:
@@ -365,22 +365,21 @@ class Exchange:
             elif was_idle and answer.phase is Phase.MAIL:
                 self._answers[index] = answer._replace(verdict=Verdict.LATER, ruling=None)
             elif answer.verdict is Verdict.BOUNCE:
-                # The same words another time confirm it.
+                # The same refusal in a later transaction confirms it.
                 self._answers[index] = answer._replace(verdict=Verdict.DEFER, is_unproven=True)
 
     def _answer_to_break(self, broken: Broken) -> Answer:
         phase = self._protocol.phase
         if phase is Phase.MAIL and (broken.is_unasked or (self._is_reused and broken.reply is None)):
-            # A kept connection that died while idle says nothing of the message: try
-            # another connection at once; a fresh one that dies pauses the upstream.
+            # A kept connection that died while idle says nothing about the message: try another connection
+            # at once.  A new connection that dies pauses the upstream.
             return broken.answer(phase, Verdict.LATER if self._is_reused else Verdict.PAUSE)
         if broken.reply is not None:
             return self._answer(broken.reply)
-        # Not PAUSE: a message whose content makes the upstream hang up each time must step aside, not stop
-        # all others for ever.
+        # Not PAUSE: a message whose content makes the upstream hang up each time must not stop all others.
         return broken.answer(phase, Verdict.DEFER)
 
-    # What becomes of the recipients.
+    # Settling recipients.
 
     def _settle_rest(self, answer: Answer, *, but: Sequence[int] = ()) -> None:
         kept = frozenset(but)

@@ -1,10 +1,10 @@
-"""What a reply means, and what refusals add up to.  Pure.
+"""What one reply means, and what a series of refusals means for the upstream.  Pure.
 
-verdict    a reply by the rules, which are data (`policy/verdicts.yaml`, `policy/providers.yaml`)
-echo       what the client said, taken out of a reply before its words are read
-wording    phrases that a rule looks for, the wait, windows and limits that a refusal speaks of
-outcome    what one attempt came to
+verdict    the meaning of a reply by rules, which are data (`policy/verdicts.yaml`, `policy/providers.yaml`)
+echo       removes the client's own words from a reply before its words are read
+wording    phrases, waits, windows and limits in the words of a refusal
+outcome    the result of one attempt
 decision   what an outcome means for recipients, message, sender and upstream
 shield     refusals that are not believed yet
-account    the whole state of an account, what each event makes of it, and its record on disk
+account    the state of an account, how each event changes it, and its record on disk
 """

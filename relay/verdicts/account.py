@@ -1,19 +1,19 @@
-"""The state of an account as one value, and what changes it.  Pure.
+"""The state of an account as one value, and the events that change it.  Pure.
 
-A refusal that is about us pauses or stops the account, not the message.  When that is over, one transaction
-goes first and has to prove that the upstream is well: releasing the whole backlog at the end of a pause is
-how accounts get blocked for good.  After a refusal for too much it goes to one recipient, and each later one
-to no more than were taken since, and one: 1, 2, 4, 8.
+A refusal that is about us pauses or stops the account, not the message.  After the pause one transaction goes
+first and has to prove that the upstream is well: accounts get blocked for good if the whole backlog goes at
+the end of a pause.  After a refusal for too much, that transaction has one recipient, and each later one at
+most one more than were taken since: 1, 2, 4, 8.
 
-`step(state, event)` is the state after an event; `TABLE`, which docs/dev/decisions.md prints, says what
-becomes of the health.  An operator's pause and a fault of our own history stand beside it; while any of the
-three lasts nothing is sent, and no message grows old.  Two pauses without a success between them count as
-one, with the proving transaction between them.
+`step(state, event)` returns the state after an event; `TABLE`, which docs/dev/decisions.md prints, has the
+health.  An operator's pause and a fault of our own history stand beside it.  While any of the three lasts,
+nothing is sent, and no message grows old.  Two pauses without a success between them count as one, together
+with the proving transaction between them.
 
-Losing the record loses no mail: a restart then knocks at once at an upstream that may extend its block
-for that, and ages include pauses.  Instants are boottime of the current boot in nanoseconds;
-`PauseRecord.moved` brings those of another boot here.  The wall clock tells when a pause ends: if it was set
-back meanwhile, the pause is as long again as it was when it was written, and never longer.
+Losing the record loses no mail.  But a restart then tries at once an upstream that may extend its block for
+that, and ages include pauses.  Instants are boottime of the current boot in nanoseconds; `PauseRecord.moved`
+converts those of another boot.  The wall clock tells when a pause ends.  If it was set back meanwhile, the
+pause is as long again as when it was written, and never longer.
 """
 
 import enum
@@ -32,33 +32,33 @@ FOREVER_NS = 1 << 62
 """The end of a pause that has not ended."""
 LONGEST_BY = 64
 MOST_SPANS = 256
-"""Older ones are forgotten: they count as age."""
+"""Older spans are forgotten: they count as age."""
 FIRST_NS = 15 * SECOND_NS
 LONGEST_NS = 15 * 60 * SECOND_NS
 PROBE_NS = 3600 * SECOND_NS
-"""Between two looks at an upstream that refused the account, or where a look may make it worse."""
+"""Time between two looks at an upstream that refused the account, or where a look may make it worse."""
 NO_REASON = "no reason given"
 _NO_RULING = Ruling(Verdict.PAUSE, Scope.UPSTREAM)
 Paused = tuple[int, int]
-"""From and until, half-open."""
+"""Begin and end, half-open."""
 
 
 class Health(enum.StrEnum):
     USED = "used"
-    """Mail goes, by connections and limits."""
+    """Mail goes, within connections and limits."""
     PROVING = "proving"
-    """One transaction at a time, until one has gone well."""
+    """One transaction at a time, until one succeeds."""
     PAUSED = "paused"
-    """The upstream refused us; used again at an instant."""
+    """The upstream refused us; the pause ends at an instant."""
     REFUSED = "refused"
-    """It refused the account; one transaction looks into it at an instant, unless somebody acts before."""
+    """It refused the account.  One transaction tries again at an instant, or when an operator acts."""
     STOPPED = "stopped"
-    """The shield tripped, or each attempt makes it worse: until somebody acts, over a restart too."""
+    """The shield tripped, or each attempt makes it worse: until an operator acts, over a restart too."""
 
 
 RESTING = frozenset({Health.PAUSED, Health.REFUSED, Health.STOPPED})
 ENDLESS = frozenset({Health.REFUSED, Health.STOPPED})
-"""Somebody has to act, or a look has to find it well."""
+"""An operator has to act, or a look has to find the upstream well."""
 
 
 class Happening(enum.StrEnum):
@@ -69,7 +69,7 @@ class Happening(enum.StrEnum):
     OVER = "its time is over"
     RESUME = "`relay resume`"
     EDIT = "an edit that may mend it"
-    """Of the account or of its verdicts, or another password."""
+    """Of the account or its verdicts, or another password."""
     KEEP = "the operator pauses it"
     LAPSE = "the time of the operator's pause is over"
     FAULT = "the history fails"
@@ -82,16 +82,16 @@ _CHANGES = {
     Happening.PAUSE: {_S.USED: _S.PAUSED, _S.PROVING: _S.PAUSED},
     Happening.REFUSE: {_S.USED: _S.REFUSED, _S.PROVING: _S.REFUSED, _S.PAUSED: _S.REFUSED},
     Happening.STOP: dict.fromkeys(_S, _S.STOPPED),
-    # Of a resting one it is of a transaction that was in flight when the rest began.
+    # While an account rests, this is a transaction that was in flight when the rest began.
     Happening.PROOF: {_S.PROVING: _S.USED},
     Happening.OVER: dict.fromkeys(RESTING, _S.PROVING),
     Happening.RESUME: dict.fromkeys(RESTING, _S.PROVING),
     Happening.EDIT: dict.fromkeys(RESTING, _S.PROVING),
-    # Why the operator paused it nobody told us, nor what was sent while the history failed.
+    # Nobody told us why the operator paused it, nor what was sent while the history failed.
     Happening.LAPSE: {_S.USED: _S.PROVING},
     Happening.SOUND: {_S.USED: _S.PROVING},
-    # Whoever starts us may have mended the password.  The others go on: else each restart would knock at once
-    # at an upstream that extends its block for it, or the shield would let more bounce.
+    # The operator may have corrected the password.  The others go on: otherwise each restart would try at
+    # once an upstream that extends its block for it, or the shield would let more mail bounce.
     Happening.RESTART: {_S.REFUSED: _S.PROVING},
 }
 TABLE: Mapping[tuple[Health, Happening], Health] = {
@@ -114,10 +114,10 @@ class PauseAsked:
 
 @dataclass(frozen=True, slots=True)
 class OperatorPause:
-    """What the upstream says while it lasts still changes the health, which counts when it is over."""
+    """An operator's pause.  Replies during it still change the health, which counts when it is over."""
 
     until_ns: int
-    """Boottime; FOREVER_NS where only `relay resume` ends it."""
+    """Boottime; FOREVER_NS if only `relay resume` ends it."""
     by: str
     since_at_ns: int
     """Wall clock, to show."""
@@ -135,18 +135,18 @@ class OperatorPause:
 class AccountState:
     health: Health = Health.USED
     because: str = ""
-    """What it was refused with last, until something goes well."""
+    """The last refusal, until a transaction succeeds."""
     until_ns: int = 0
-    """When its rest ends, or ended; FOREVER_NS where no look is allowed."""
+    """When its rest ends, or ended; FOREVER_NS if no look is allowed."""
     doubts: str = ""
-    """Why the shield stopped it, until the upstream proves itself or somebody acts; else empty."""
+    """Why it was STOPPED, until the upstream proves itself or an operator acts; else empty."""
     in_a_row: int = 0
-    """Refusals since the last success, or since somebody acted."""
+    """Refusals since the last success, or since an operator acted."""
     taken: int | None = field(default=None, compare=False)
-    """How many recipients it took since it refused for too much; None where it did not refuse."""
+    """Recipients taken since a refusal for too much, or of a proving transaction; None without one."""
     operator: OperatorPause | None = None
     fault: str = ""
-    """Why our own history of it cannot be trusted."""
+    """Why our own history of it cannot be trusted; empty if it can."""
     fault_until_ns: int = 0
     spans: tuple[Paused, ...] = ()
 
@@ -168,7 +168,7 @@ class AccountState:
 
     @property
     def shown(self) -> Health:
-        """Return its health, to show: a history that fails is a stop."""
+        """Return the health to show: a history that fails is a stop."""
         return Health.STOPPED if self.fault and self.health not in RESTING else self.health
 
     @property
@@ -180,14 +180,14 @@ class AccountState:
 
     @property
     def ends_ns(self) -> tuple[int, ...]:
-        """Return when each thing that keeps mail back is over."""
+        """Return when each cause that keeps mail back ends."""
         ends = [self.until_ns] if self.health in RESTING else []
         ends += [self.fault_until_ns] if self.fault else []
         return (*ends, *(() if self.operator is None else (self.operator.until_ns,)))
 
     @property
     def over_ns(self) -> int:
-        """Return when all that keeps mail back is over; 0 while nothing does."""
+        """Return when the last cause that keeps mail back ends; 0 if there is none."""
         return max(self.ends_ns, default=0)
 
 
@@ -197,17 +197,17 @@ class Event(NamedTuple):
     text: str = ""
     ruling: Ruling = _NO_RULING
     is_mail: bool = True
-    """A transaction was refused, not a connection."""
+    """The refusal was of a transaction, not of a connection."""
     recipients: int = 0
     until_ns: int = 0
-    """When a fault is looked at again."""
+    """When a fault is checked again."""
     pause: OperatorPause | None = None
     leaves_in_ns: Callable[[int], int | None] = lambda _span_ns: None
-    """In how many nanoseconds the oldest entry of our history within so many leaves that window."""
+    """Takes a span in ns; returns in how many ns the oldest entry of our history within it leaves it."""
 
 
 def refused(answer: Answer, at_ns: int, leaves_in_ns: Callable[[int], int | None]) -> Event:
-    """Return the event that a refusal about us, or the shield's, is to its account."""
+    """Return the event for a refusal about us, by the upstream or by the shield."""
     happening, ruling = Happening.PAUSE, answer.ruling or _NO_RULING
     if answer.verdict is Verdict.STOP:
         is_last = answer.is_doubted or not ruling.may_probe
@@ -217,14 +217,14 @@ def refused(answer: Answer, at_ns: int, leaves_in_ns: Callable[[int], int | None
 
 
 def adopted(state: AccountState, shared: AccountState, now_ns: int) -> AccountState:
-    """Return the state once another host came to `shared`: a fault, and when it sent nothing, are its own."""
+    """Return the state after another host came to `shared`.  Faults and spans of no sending stay its own."""
     after = replace(shared, fault=state.fault, fault_until_ns=state.fault_until_ns, spans=state.spans)
     return _with_spans(state, after, now_ns)
 
 
 def step(state: AccountState, event: Event) -> AccountState:
     if event.happening is Happening.PROOF and state.is_used and state.in_a_row == 0 and state.taken is None:
-        return state  # as nearly always
+        return state  # the usual case
     health, now_ns = TABLE[state.health, event.happening], event.at_ns
     if event.happening is Happening.RESUME and state.operator is not None:
         health = TABLE[health, Happening.LAPSE]
@@ -235,7 +235,7 @@ def step(state: AccountState, event: Event) -> AccountState:
 
 
 def _with_spans(state: AccountState, after: AccountState, now_ns: int) -> AccountState:
-    """Return the state after another one, with the span that begins or ends between them."""
+    """Return `after`, with the span that begins or ends between `state` and it."""
     if after.is_resting == state.is_resting:
         return after
     spans, (since_ns, until_ns) = state.spans, state.spans[-1] if state.spans else (now_ns, -1)
@@ -250,7 +250,7 @@ def _with_spans(state: AccountState, after: AccountState, now_ns: int) -> Accoun
 
 
 def _changed(state: AccountState, event: Event) -> AccountState:
-    """Return the state after an event, but for its health."""
+    """Return the state after an event, without the change of its health."""
     match event.happening:
         case Happening.PAUSE | Happening.REFUSE | Happening.STOP:
             return _refused(state, event)
@@ -261,7 +261,7 @@ def _changed(state: AccountState, event: Event) -> AccountState:
             return replace(state, because=because, doubts=doubts, in_a_row=0, taken=taken)
         case Happening.RESUME | Happening.EDIT:
             operator = None if event.happening is Happening.RESUME else state.operator
-            # A history that failed is read at once.
+            # Read a failed history at once.
             fault_until_ns = min(state.fault_until_ns, event.at_ns)
             return replace(state, doubts="", in_a_row=0, operator=operator, fault_until_ns=fault_until_ns)
         case Happening.KEEP | Happening.LAPSE:
@@ -280,45 +280,45 @@ def _refused(state: AccountState, event: Event) -> AccountState:
     state = replace(state, taken=0 if ruling.is_too_much or is_again else state.taken)
     is_new = health is not state.health
     if not is_new and health is not TABLE[Health.USED, event.happening]:
-        return state  # it rests for something graver
+        return state  # it rests for a graver reason
     asks = not ruling.may_probe
     if event.happening is Happening.PAUSE:
         until_ns = now_ns + rest_ns(ruling, state.in_a_row if is_new else 0, event.leaves_in_ns)
         asks = asks or ruling.wait_ns is not None or ruling.window_ns is not None
     elif asks:
-        until_ns = FOREVER_NS  # only somebody's word ends a rest without looks
+        until_ns = FOREVER_NS  # only an operator ends a rest without looks
     else:
         left_ns = state.until_ns if state.health in RESTING else 0
         until_ns = max(left_ns, now_ns + max(PROBE_NS, ruling.wait_ns or 0))
     if not is_new and (not asks or until_ns <= state.until_ns + SECOND_NS):
-        return state  # it was in flight when the rest began: only what it asks for makes that longer
+        return state  # it was in flight when the rest began: only a wait that it asks for extends the rest
     because, in_a_row = event.text or NO_REASON, state.in_a_row + is_new
     doubts = because if health is Health.STOPPED else state.doubts
     return replace(state, because=because, until_ns=until_ns, doubts=doubts, in_a_row=in_a_row)
 
 
 def lapsed(state: AccountState, now_ns: int) -> AccountState:
-    """Return a state without what is over by then; of a fault only a sound history is the end."""
+    """Return the state without what is over by then; only a sound history ends a fault."""
     ends = [(state.until_ns, Happening.OVER)] if state.health in RESTING else []
     ends += [] if state.operator is None else [(state.operator.until_ns, Happening.LAPSE)]
-    # The last one ends the span.
+    # The last end closes the span.
     for end_ns, happening in sorted(ends):
         state = step(state, Event(happening, now_ns)) if now_ns >= end_ns else state
     return state
 
 
 def largest(usual: int, taken: int | None) -> int:
-    """Return how many recipients a transaction may have after so many were taken; None: it is trusted."""
+    """Return how many recipients a transaction may have; `taken` None: no limit but `usual`."""
     return usual if taken is None else min(usual, taken + 1)
 
 
 def rest_ns(ruling: Ruling | None, step: int, leaves_in_ns: Callable[[int], int | None]) -> int:
     """Return how long to rest after a refusal that is about us.
 
-    As long as the upstream, or its rule, asks for.  Where it speaks of a window, until the oldest of
-    what our own history has in that window leaves it, as `leaves_in_ns` tells, but for no more than
-    two days; or for the whole window where looking earlier makes it worse.
-    Else, and at least this once a pause did not help, our own back-off, doubled `step` times.
+    If the upstream or its rule asks for a wait: that wait.  If the reply names a window: until the oldest
+    entry of our own history leaves it (`leaves_in_ns`), but at most two days; or the whole window, if an
+    earlier look makes it worse.  Otherwise our own back-off, doubled `step` times.  After a pause that did
+    not help, at least that back-off.
     """
     back_off_ns, asked_ns = min(LONGEST_NS, FIRST_NS << min(step, 10)), 0
     if ruling is None:
@@ -333,12 +333,12 @@ def rest_ns(ruling: Ruling | None, step: int, leaves_in_ns: Callable[[int], int 
 
 
 def within_ns(spans: Sequence[Paused], since_ns: int, until_ns: int) -> int:
-    """Return for how long any of these spans, in any order, was under way between two instants."""
+    """Return how much time between two instants these spans cover; any order, overlaps count once."""
     return sum(max(0, min(end, until_ns) - max(begin, since_ns)) for begin, end in together(spans))
 
 
 def together(spans: Iterable[Paused]) -> list[Paused]:
-    """Return spans in order, those that meet as one."""
+    """Return the spans in order, with those that meet joined."""
     joined: list[Paused] = []
     for begin, end in sorted(spans):
         if joined and begin <= joined[-1][1]:
@@ -353,11 +353,11 @@ class PauseRecord:
     boot_id: str
     written_at_ns: int
     wall_ns: int
-    """The wall clock at that instant."""
+    """The wall clock at `written_at_ns`."""
     state: AccountState
 
     def moved(self, boot_id: str, now_ns: int, wall_ns: int) -> "PauseRecord":
-        """Return it in the time of this boot, by the wall clock, as ages are."""
+        """Return the record in the time of this boot, converted by the wall clock, as ages are."""
         if boot_id == self.boot_id:
             return self
         by_ns, state = shift_ns(self.written_at_ns, self.wall_ns, now_ns, wall_ns), self.state
@@ -376,11 +376,11 @@ class PauseRecord:
         return PauseRecord(boot_id, self.written_at_ns + by_ns, self.wall_ns, state)
 
     def at_a_start(self, now_ns: int) -> AccountState:
-        """Return what a start at that instant makes of a record of this boot."""
+        """Return the state in which a start at that instant begins, by a record of this boot."""
         return lapsed(step(self.state, Event(Happening.RESTART, now_ns)), now_ns)
 
     def fault(self) -> str:
-        """Return what makes no sense in it, or nothing."""
+        """Return what makes no sense in the record, or nothing."""
         edges = [edge for span in self.state.spans for edge in span]
         is_sound = edges == sorted(edges) and self.state.in_a_row >= 0
         return "" if is_sound and max(self.state.over_ns, *edges, 0) <= FOREVER_NS else "its instants are odd"

@@ -1,20 +1,20 @@
-"""What a client said, taken out of a reply of the upstream before its words are read.  Pure.
+"""Removes the client's own words from a reply of the upstream before its words are read.  Pure.
 
-A server quotes the address that it refuses, or the subject, so the author of a message also writes a part
-of the reply: `<"daily sending quota exceeded"@example.org>... User unknown` must not pause an upstream.
-Words of a client that stay stop all mail; words of the upstream that go turn a refusal of us into a bounce.
-So a reply is read twice:
+A server quotes the address that it refuses, or the subject.  So the author of a message also writes a part
+of the reply: `<"daily sending quota exceeded"@example.org>... User unknown` must not pause an upstream.  A
+word of the client that stays can stop all mail.  A word of the upstream that is removed can turn a refusal of
+us into a bounce.  So a reply is read twice:
 
 - `text` is the reply without names: the addresses and hosts of the transaction, and whatever has the form
   of an address or stands alone in angle brackets.
-- `doubtful` is that without all else that a client may have said: what stands in quotes, in angle brackets
-  or behind `Subject:`, local parts, domains, and the fields of the header that servers print.
+- `doubtful` is the same without all other words that a client may have said: text in quotes, in angle
+  brackets or behind `Subject:`, local parts, domains, and the header fields that servers print.
 
-Where the two readings have different verdicts, nobody knows whose the deciding words are, and the message
-or the recipient is deferred.  Words are compared by their letters and digits alone: quoting, escapes, case
-and folding do not matter.  A word that the server cut off is found by its first `FEWEST_CUT` letters.
+If the two readings have different verdicts, nobody knows whose the deciding words are, and the message or the
+recipient is deferred.  Words are compared by their letters and digits alone: quoting, escapes, case and
+folding do not matter.  A word that the server cut off is found by its first `FEWEST_CUT` letters.
 
-Costs: of a reply at most MAX_TEXT_CHARACTERS are read; each word is looked for once.  Only refusals pay.
+Costs: at most MAX_TEXT_CHARACTERS of a reply are read; each word is searched for once.  Only refusals pay.
 """
 
 import re
@@ -26,11 +26,11 @@ from relay.mail.header import decoded, header_fields
 from relay.mail.text import MAX_TEXT_CHARACTERS
 
 HEADER_BYTES = 16 * 1024
-"""How much of a content's beginning is looked at for the fields that an upstream prints."""
+"""How many octets of the content are searched for the fields that an upstream prints."""
 FEWEST = 3
-"""Shorter words are everybody's: `no`, `to`, `in`."""
+"""Shorter words are too common to be a client's: `no`, `to`, `in`."""
 FEWEST_CUT = 8
-"""Fewer letters at the beginning of a word that was cut off are chance."""
+"""Fewer letters that match the beginning of a word are coincidence."""
 
 _ESCAPED = re.compile("%([0-9a-f]{2})")
 _NO_LETTERS = re.compile(r"[^a-z0-9@]+")
@@ -41,7 +41,7 @@ _NAMES = re.compile(
     rf"|(?<!{_ATEXT}){_ATEXT}+@[a-z0-9.?\[\]:_-]+"
     r"|(?<=\bdomain )[a-z0-9-]+(?:\.[a-z0-9-]+)+|\bxn--\S*"
 )
-"""A name says nothing: hourly@example.org is no rate, and mailbox.org no mailbox."""
+"""A name says nothing: hourly@example.org is no rate, and mailbox.org is no mailbox."""
 _QUOTED = re.compile(r"""<[^>]*>?|"[^"]*"?|(?<![a-z0-9])['`][^'`]*['`](?![a-z0-9])|\bsubject ?[:=].*""")
 _PRINTED = frozenset(
     {"subject", "from", "to", "cc", "reply-to", "sender", "message-id", "list-id", "user-agent", "x-mailer"}
@@ -52,13 +52,13 @@ _DOMAIN = re.compile(r"@([^\s<>@,;\"()]+)")
 
 @dataclass(frozen=True, slots=True)
 class ClientWords:
-    """What the author of a message told the upstream so far: its reply may say it again."""
+    """What the author of a message has told the upstream so far; its reply may repeat it."""
 
     reverse_path: str = ""
     recipients: Sequence[str] = ()
-    """The recipients the reply may be about: behind RCPT that one alone, behind DATA all."""
+    """The recipients that the reply may be about: after RCPT only that one, after DATA all."""
     header: bytes = b""
-    """The beginning of the content, our own Received line included; HEADER_BYTES of it count."""
+    """The beginning of the content, with our own Received line; HEADER_BYTES of it count."""
     host: str = ""
     parameters: Sequence[str] = ()
     """Values of DSN parameters (RFC 3461) that the reply may be about, as they were sent and decoded."""
@@ -68,9 +68,9 @@ NOTHING_SAID = ClientWords()
 
 
 def without_echo(lines: Sequence[str], words: ClientWords) -> tuple[str, str, bool]:
-    """Return the two readings of a reply in printable ASCII, and whether it names the sender.
+    """Return the two readings of a reply in printable ASCII, and whether the reply names the sender.
 
-    They are in lower case and on one line; each part that was taken out left an `@`.
+    Both are in lower case and on one line; an `@` stands for each part that was removed.
     """
     text = " ".join(" ".join(lines).lower().split())[:MAX_TEXT_CHARACTERS]
     if "%40" in text:  # why?id=joe%40here.example
@@ -84,13 +84,13 @@ def without_echo(lines: Sequence[str], words: ClientWords) -> tuple[str, str, bo
     for host in hosts:
         if host.lower() in plain:
             plain = re.sub(rf"\b{re.escape(host.lower())}\b", "@", plain)
-    # A line may end within a host: then its letters are found, and its text is not.
+    # A line may end within a host name: then its letters match, and its text does not.
     rest = _QUOTED.sub("@", _NAMES.sub("@", _without(text, hosts)))
     return plain, _without(rest, _bare(words), is_cut=True), names_sender
 
 
 def _without(text: str, words: Iterable[str], *, is_cut: bool = False) -> str:
-    """Take words out that have these letters; with `is_cut` also those that are the beginnings of such."""
+    """Replace words with these letters by `@`; with `is_cut` also words that are the beginning of such."""
     letters = _NO_LETTERS.sub("", text)
     for word in sorted({_key(word) for word in words}, key=len, reverse=True):
         most, end = len(word), "(?![a-z0-9])"
@@ -101,14 +101,14 @@ def _without(text: str, words: Iterable[str], *, is_cut: bool = False) -> str:
                 continue
         if most >= FEWEST and word[:most] in letters:
             spelled = "[^a-z0-9@]*".join(word[:most])
-            # The quotes of a local part go with it, or what follows would look quoted.
+            # Remove the quotes of a local part with it; otherwise the text behind it would look quoted.
             text = re.sub(rf'(?<!["\\])(["\\]+)?(?<![a-z0-9]){spelled}{end}(?(1)"?)', "@", text)
     return text
 
 
 def _bare(words: ClientWords) -> Iterator[str]:
-    """Yield what the client said and a server prints with nothing around it."""
-    # Of several recipients one is always called `mail` or `account`.
+    """Yield the client's words that a server prints without anything around them."""
+    # Among several recipients one is always called `mail` or `account`.
     asked = words.recipients if len(words.recipients) == 1 else ()
     for word in (words.reverse_path, *asked, *words.parameters):
         yield word.rpartition("@")[0] or word
@@ -127,5 +127,5 @@ def _printed(header: bytes) -> Iterator[str]:
 
 
 def _key(text: str) -> str:
-    # Not by its lower case: that of the Kelvin sign is a k, where a reply has a `?`.
+    # ASCII first: the lower case of the Kelvin sign is a k, where a reply has a `?`.
     return _NO_LETTERS.sub("", text.encode("ascii", "ignore").decode().lower())

@@ -1,7 +1,7 @@
-"""What one attempt came to, as a value.  Pure.
+"""The result of one attempt, as a value.  Pure.
 
-What a remote host says is never an exception: an `Outcome` holds one `Answer` for each
-recipient that was asked for, in the same order, whatever happened on the wire.
+What a remote host sends never raises an exception.  An `Outcome` holds one `Answer` for each recipient that
+was asked for, in the same order, whatever happened on the wire.
 """
 
 import enum
@@ -13,39 +13,37 @@ from relay.verdicts.verdict import ABOUT_US, Layer, Ruling, Scope, Verdict
 
 
 class Need(enum.StrEnum):
-    """What a message may need of a connection."""
-
     SMTPUTF8 = "SMTPUTF8"
     EIGHT_BIT = "8BITMIME"
     SIZE = "SIZE"
 
 
 class Answer(NamedTuple):
-    """What the upstream, or its silence, says of one recipient or of the connection."""
+    """The answer of the upstream, or its silence, for one recipient or for the connection."""
 
     verdict: Verdict
     phase: Phase
     reply: Reply | None
-    """None where no proper reply came: lost, late, malformed, or not asked."""
+    """None without a proper reply: it was lost, late or malformed, or no command was sent."""
     text: str
-    """What to show: the reply, or what went wrong; printable ASCII on one line."""
+    """The reply or the failure, to show; printable ASCII on one line."""
     own_status: str | None = None
-    """The enhanced code where it is ours: we refuse without asking the upstream (5.3.4), or cannot read its
+    """The enhanced code if it is ours: we refuse without asking the upstream (5.3.4), or cannot read its
     reply (4.5.0)."""
     lack: Need | None = None
-    """What the connection does not offer and the message needs."""
+    """What the message needs and the connection does not offer."""
     ruling: Ruling | None = None
-    """How the verdict came about, and when to go on; None where no rule was asked."""
+    """How the verdict was reached, and when to go on; None if no rule was asked."""
     is_doubted: bool = False
-    """A refusal that is not believed, and cannot be a message's last either: by the shield at its first time;
-    or, of a pause, because the shield tripped."""
+    """The shield doubts this recipient for the first time: the refusal is not believed, and cannot expire
+    the recipient.  Of a pause: the shield tripped."""
     is_unproven: bool = False
-    """A refusal for good, by its ruling, that is deferred since nobody knows whether it answered its own
-    command: the upstream hung up behind it."""
+    """A permanent refusal by its ruling, but deferred: the upstream hung up behind it, so nobody knows
+    whether it answered its own command."""
 
     @property
     def is_about_us(self) -> bool:
-        """Whether it is a refusal of the upstream's that says nothing of the message."""
+        """Return whether it is a refusal by the upstream that says nothing about the message."""
         return self.verdict in ABOUT_US
 
     @property
@@ -58,14 +56,14 @@ class Answer(NamedTuple):
     def status(self) -> str:
         """Return the enhanced status code (RFC 3463) for the log and for a report.
 
-        Its class is that of the verdict: a report `delayed` with a status 5.2.1 would be read as a
-        failure, and unsubscribe a recipient that only receives too much just now.
+        Its class is that of the verdict.  A report `delayed` with status 5.2.1 would be read as a failure,
+        and would unsubscribe a recipient that only receives too much just now.
         """
         its_class = {Verdict.RELAYED: "2", Verdict.BOUNCE: "5"}.get(self.verdict, "4")
         if self.own_status is not None:
             return self.own_status if self.lack is None else its_class + self.own_status[1:]
         if self.reply is not None and self.reply.enhanced is not None:
-            # What is about us is told as it was said: no report is made of it.
+            # A refusal about us keeps its class: no report is made of it.
             return self.reply.enhanced if self.is_about_us else its_class + self.reply.enhanced[1:]
         # RFC 3463, 3.5: 4.4.2 is a bad connection, which is what a missing reply is.
         return "4.4.2" if self.reply is None and its_class == "4" else f"{its_class}.0.0"
@@ -75,19 +73,17 @@ class Outcome(NamedTuple):
     answers: tuple[Answer, ...]
     """One for each recipient of the transaction, in its order."""
     is_ambiguous: bool = False
-    """The final dot went out and no proper reply came back: it may have been relayed."""
+    """The final dot was sent and no proper reply came: the upstream may have relayed it."""
     pause: Answer | None = None
-    """Set where the refusal was about us or the upstream, and it, or the sender, should rest."""
+    """The refusal about us or the upstream for which the upstream, or the sender, should rest."""
     is_over: bool = True
-    """The upstream is done with it: it answered what it was sent, or hung up before the final dot.
-
-    False: it may still be counting, until the transaction's deadline for all that is known.
-    """
+    """The upstream is done with it: it answered everything, or hung up before the final dot.  False: it may
+    still be counting, at most until the transaction's deadline."""
     is_dsn_refused: bool = False
-    """It refused the parameters of DSN, which it had offered; nobody bounces by that."""
+    """The upstream refused DSN parameters, although it had offered DSN; this bounces no recipient."""
 
     def all_as(self, verdict: Verdict, *, about_us: bool = False) -> "Outcome":
-        """Return it as one that pauses nothing: all its answers, or those about us, with another verdict."""
+        """Return a copy without a pause, in which all answers, or those about us, have another verdict."""
         answers = [
             answer._replace(verdict=verdict, ruling=None) if answer.is_about_us or not about_us else answer
             for answer in self.answers
@@ -103,10 +99,10 @@ def is_any_relayed(outcome: Outcome) -> bool:
 
 
 def of_full_session(outcome: Outcome) -> Outcome | None:
-    """Return the outcome as it counts where MAIL was refused because its session is full.
+    """Return the outcome that counts if MAIL was refused because the session is full; else None.
 
-    Assumes that the session relayed mail.  Its recipients go in the next session, at once.  None where the
-    reply, or the rule that knows it, says for how long or of which window: then the refusal is about us.
+    Assumes that the session relayed mail.  The recipients go in the next session, at once.  Also None if the
+    owner's rule decided, or if the reply or its rule names a wait or a window: then the refusal is about us.
     """
     refusal, ruling = outcome.answers[0], outcome.answers[0].ruling
     is_refused = refusal.reply is not None and refusal.reply.code in (421, 452)
@@ -119,14 +115,14 @@ def of_full_session(outcome: Outcome) -> Outcome | None:
 
 
 def is_about_dsn(reply: Reply) -> bool:
-    """Whether the refusal of a command that carried DSN parameters may be of these, and not of an address."""
+    """Return whether a refusal of a command with DSN parameters may be about these, not about the address."""
     # RFC 5321, 4.1.1.11 and 4.2.4; 500 for a line that is too long.  RFC 3463, 3.6: X.5.z is about the
     # protocol; X.1.z would be about the address.
     return reply.code in {500, 501, 504, 555} and (reply.enhanced is None or reply.enhanced[1:4] == ".5.")
 
 
 def gravest(answers: Iterable[Answer]) -> Answer | None:
-    """Return the gravest answer about us: a stop, else a pause, else None."""
+    """Return the gravest answer about us: a stop before a pause, the upstream before a sender; else None."""
     about_us = [answer for answer in answers if answer.is_about_us]
     return min(
         about_us,

@@ -1,18 +1,18 @@
 """Which refusals are not believed yet: the bounce shield, and refusals that may answer another command.
 
 The shield is for one case: an upstream cuts an account off in words that no rule knows, with a permanent
-code.  Believing it bounces a whole list.  So a permanent refusal of which only the first digit is recognised
-(`Layer.DEFAULT`) is *doubted*: the recipient is deferred, however old its message is, and bounces when it is
-refused again after something was relayed that was begun since; unless `SEVERAL` other recipients were told
-the same words (`same_words`), of the last `WINDOW`.
-The same words to `in_a_row` recipients, with nothing begun since and relayed: told to mail of different
-senders they are a STOP, and so is each unknown refusal until something is relayed.  Told to one sender only,
-its mail waits (a PAUSE of the sender, which ages) and all other mail goes on.
+code.  To believe it would bounce a whole list.  So a permanent refusal of which only the first digit is known
+(`Layer.DEFAULT`) is *doubted*: the recipient is deferred, however old its message is.  It bounces if it is
+refused again after a later transaction relayed something, unless `SEVERAL` other recipients of the last
+`WINDOW` got the same words (`same_words`).
+The shield trips if `in_a_row` recipients get the same words and nothing begun since was relayed.  If their
+mail has several senders, it is a STOP, and so is each unknown refusal until something is relayed.  If it has
+one sender, the mail of that sender waits (a PAUSE of the sender, which ages) and all other mail goes on.
 
-An upstream that hangs up right behind a refusal leaves it open whether it answered its own command.  Such an
-*unproven* refusal is deferred, and counts when the same words meet the recipient again.
+An upstream that hangs up right behind a refusal leaves open which command it answered.  Such an *unproven*
+refusal is deferred.  It counts when the recipient gets the same words again.
 
-Memory is bounded, and lost at a restart but for the stop (`recall`): refusals are asked and doubted again.
+Memory is bounded, and lost at a restart except for the stop (`recall`): refusals are doubted anew.
 """
 
 import re
@@ -27,19 +27,19 @@ from relay.verdicts.outcome import Answer, Outcome, gravest, is_any_relayed
 from relay.verdicts.verdict import Layer, Ruling, Scope, Verdict
 
 WINDOW = 100
-"""How many recipients are looked back on; `in_a_row` is at most as many."""
+"""How many of the last refused recipients are compared; `in_a_row` is at most this."""
 SEVERAL = 3
-"""So many others who were told the same are no accident."""
+"""This many other recipients with the same words are no accident."""
 MOST_KEPT = 10_000
-"""Recipients remembered as doubted, and as refused without proof; then the oldest go."""
+"""How many doubted recipients are remembered, and how many unproven ones; the oldest are dropped."""
 
 _STOP = Ruling(Verdict.STOP, Scope.UPSTREAM)
 _SENDER_WAITS = Ruling(Verdict.PAUSE, Scope.SENDER)
 
-# Both begin where a word does, or a long one would be read again from each of its characters.
+# Both begin at the start of a word; otherwise a long word is read again from each character.
 _ADDRESS = re.compile(r"<[^<>]*>|(?<![^\s<>@])[^\s<>@]+@[^\s<>@]+")
 _ID = re.compile(r"(?<!\S)[^\s0-9]*[0-9]\S*")
-"""A word with a digit in it: a number, or an id in whatever alphabet (Gmail, Postfix, Exim)."""
+"""A word with a digit: a number, or an id in any alphabet (Gmail, Postfix, Exim)."""
 
 _Asked = Sequence[tuple[int, str]]
 _Key = tuple[QueueId, int]
@@ -51,29 +51,28 @@ class Suspect:
     queue_id: QueueId
     index: int
     answer: Answer
-    """The refusal as it came."""
     since_ns: int
-    """When the recipient was refused so first."""
+    """When the recipient was first refused so."""
 
 
 class _Told(NamedTuple):
     said: str
     who: str
-    """The recipient; the message, where all of its recipients are refused at once."""
+    """The recipient; or the message, if all its recipients are refused at once."""
     sender: str
     at_ns: int
 
 
 class Shield:
     def __init__(self, in_a_row: int = 10, *, is_off: bool = False) -> None:
-        """Begin with no doubts; both may be changed while it is used."""
+        """Begin without doubts; both arguments may be changed later."""
         self.in_a_row, self.is_off = in_a_row, is_off
         self._told: deque[_Told] = deque(maxlen=WINDOW)
-        self._is_stopped, self._why = False, ""  # while nothing was relayed since; and why it tripped last
-        self._believed: deque[str] = deque(maxlen=WINDOW)  # words, by the operator
+        self._is_stopped, self._why = False, ""  # until something is relayed; and why it tripped last
+        self._believed: deque[str] = deque(maxlen=WINDOW)  # words that the operator believes
         self._suspects: dict[_Key, Suspect] = {}
         self._relayed_from_ns = -1  # when the latest transaction began that relayed something
-        self._unproven: dict[_Key, str] = {}  # what each was told last
+        self._unproven: dict[_Key, str] = {}  # the last words to each recipient
 
     @property
     def suspects(self) -> tuple[Suspect, ...]:
@@ -82,16 +81,16 @@ class Shield:
     def judge(
         self, outcome: Outcome, sender: str, queue_id: QueueId, asked: _Asked, span_ns: tuple[int, int]
     ) -> Outcome:
-        """Return what may be believed of an outcome; its pause says why the shield tripped.
+        """Return what is believed of an outcome; its pause says why the shield tripped.
 
-        `sender` is the same for all spellings of an address.  `asked` names each recipient of the
-        transaction, index and address, in the order of the answers; `span_ns` is from when to when it was.
+        `sender` is in one form for all spellings of an address.  `asked` has the index and the address of
+        each recipient, in the order of the answers.  `span_ns` is the begin and end of the transaction.
         """
         keys = [(queue_id, index) for index, _ in asked]
         answers = [self._proven(answer, key) for answer, key in zip(outcome.answers, keys, strict=True)]
         if is_relayed := is_any_relayed(outcome):
             self._relayed_from_ns, self._is_stopped = max(self._relayed_from_ns, span_ns[0]), False
-        # What the same transaction relayed was relayed since.
+        # A recipient that the same transaction relayed was relayed since.
         at_ns = span_ns[not is_relayed]
         told = {}
         for place, answer in enumerate(answers):
@@ -102,14 +101,14 @@ class Shield:
         for place, each in told.items():
             answers[place] = self._doubted(answers[place], each, keys[place], span_ns[1])
         if tuple(answers) == outcome.answers:
-            return outcome  # as nearly always
+            return outcome  # the usual case
         pause = gravest(answers)
         if pause is not None and (pause.ruling is _STOP or pause.ruling is _SENDER_WAITS):
             pause = pause._replace(text=self._why, is_doubted=True)
         return outcome._replace(answers=tuple(answers), pause=pause)
 
     def recall(self, because: str) -> None:
-        """Have the upstream stopped as before a restart; empty where it was not."""
+        """Restore the stop from before a restart; `because` is empty if there was none."""
         self._is_stopped, self._why = because != "", because
 
     def clear(self) -> None:
@@ -119,11 +118,11 @@ class Shield:
         self._suspects.clear()
 
     def believe(self, suspects: Iterable[Suspect]) -> None:
-        """Take the words of these refusals for true, whichever recipient is told them."""
+        """Believe the words of these refusals from now on, for every recipient."""
         self._believed.extend({same_words(suspect.answer) for suspect in suspects})
 
     def _proven(self, answer: Answer, key: _Key) -> Answer:
-        """Return a refusal for good where it said the same before; any other answer begins anew."""
+        """Return a permanent refusal if the same words came before; any other answer starts over."""
         before = self._unproven.pop(key, None)
         if not answer.is_unproven:
             return answer
@@ -148,7 +147,7 @@ class Shield:
             self._suspects.pop(key, None)
             return answer
         if suspect is None and answer.reply is not None:
-            # A reply may be long, and this is kept for days.
+            # A suspect is kept for days, and a reply may be long.
             short = answer._replace(reply=answer.reply._replace(lines=()))
             _remember(self._suspects, key, Suspect(*key, short, now_ns))
         verdict = Verdict.DEFER if ruling is None else ruling.verdict
@@ -162,14 +161,14 @@ def _remember(memory: dict[_Key, _Value], key: _Key, value: _Value) -> None:
 
 
 def _is_unknown(answer: Answer) -> bool:
-    """Whether the upstream refuses for good in a reply that no rule knows."""
+    """Return whether the upstream refuses permanently, in a reply that no rule knows."""
     if answer.verdict is not Verdict.BOUNCE or answer.reply is None:
         return False
     return answer.ruling is None or answer.ruling.layer is Layer.DEFAULT
 
 
 def same_words(answer: Answer) -> str:
-    """Return what refusals have in common that differ in case, addresses, numbers and ids."""
+    """Return the words of a refusal without case, addresses, numbers and ids, to compare refusals."""
     code = answer.reply.code if answer.reply is not None else 0
     said = answer.ruling.said if answer.ruling is not None else ""
     return f"{code} {_ID.sub('#', _ADDRESS.sub('<>', (said or answer.text).lower()))}"

@@ -1,14 +1,13 @@
-"""What a reply means for us: rules of data, read in layers, the first that matches decides.  Pure.
+"""What a reply means for us: rules as data, asked in layers; the first rule that matches decides.  Pure.
 
-The layers, in order: the phase, the owner's rules, the provider's, enhanced codes, wording, defaults.  The
-phase decides what the others may say: 2yz and 3yz are judged at once, and before MAIL no verdict may touch a
-message, since none was named yet; `Rule` refuses such a verdict.  The rules are files, each row with its
-source (`relay/policy/verdicts.yaml`, `relay/policy/providers.yaml`), and the owner's
-`upstreams.NAME.verdicts`.  What the client said itself, and an upstream prints, decides nothing
-(`relay.verdicts.echo`).
+The layers, in order: the phase, the owner's rules, the provider's rules, enhanced codes, wording, defaults.
+The phase limits the others: 2yz and 3yz are judged at once.  Before MAIL no message is named, so no verdict
+may touch one; `Rule` refuses such a verdict.  The rules are files, each row with its source
+(`relay/policy/verdicts.yaml`, `relay/policy/providers.yaml`), and the owner's `upstreams.NAME.verdicts`.
+Words of the client that the upstream repeats decide nothing (`relay.verdicts.echo`).
 
-Guarantees: every reply gets a `Ruling`; RELAYED only 250 to the final dot; BOUNCE only a refusal from MAIL
-on, and never one that a rule about us recognises before.
+Guarantees: every reply gets a `Ruling`.  Only 250 to the final dot is RELAYED.  Only a refusal from MAIL on
+is BOUNCE, and never a refusal that an earlier rule about us matches.
 """
 
 import enum
@@ -25,29 +24,29 @@ class Verdict(enum.StrEnum):
     RELAYED = "relayed"
     """The upstream took responsibility."""
     DEFER = "defer"
-    """Attempted, refused for now: an attempt, tried again after its back-off."""
+    """Refused for now: it counts as an attempt, and the next one follows after the back-off."""
     LATER = "later"
-    """This recipient goes in the next transaction, at once: it was not attempted."""
+    """The recipient was not attempted; it goes in the next transaction, at once."""
     BOUNCE = "bounce"
     """A permanent failure of the message or the recipient."""
     PAUSE = "pause"
-    """About us or the upstream: the message stays as it was, the upstream rests."""
+    """About us or the upstream: the message stays as it was, the upstream or the sender rests."""
     STOP = "stop"
     """About the account: as PAUSE, but only an operator or a slow probe ends it."""
 
 
 class Scope(enum.StrEnum):
     RECIPIENT = "recipient"
-    """What was just asked: one recipient at RCPT, else all of the transaction."""
+    """The recipient of an RCPT; in any other phase all recipients of the transaction."""
     MESSAGE = "message"
-    """The message with all recipients that have no answer yet."""
+    """The message, with all recipients that have no answer yet."""
     SENDER = "sender"
     """All mail from this reverse-path."""
     UPSTREAM = "upstream"
 
 
 class Layer(enum.IntEnum):
-    """What decided, in the order of asking."""
+    """The layers of rules, in the order in which they are asked."""
 
     PHASE = 0
     OPERATOR = 1
@@ -69,13 +68,13 @@ WORDS: dict[str, tuple[Verdict, Scope]] = {
 }
 
 BEFORE_MAIL = frozenset({Phase.CONNECT, Phase.EHLO, Phase.STARTTLS, Phase.AUTH, Phase.RSET, Phase.QUIT})
-"""Phases in which no message is named, so that none can be at fault."""
+"""Phases in which no message is named, so that no message can be at fault."""
 FROM_MAIL = frozenset(Phase) - BEFORE_MAIL
 ABOUT_US = frozenset({Verdict.PAUSE, Verdict.STOP})
-"""Verdicts that leave the message as it was: no attempt, no age."""
+"""Verdicts that leave the message as it was: it gets no attempt and no age."""
 
 _CODE_INSIDE = re.compile(r"#([245]\.[0-9]{1,3}\.[0-9]{1,3})\b")
-"""qmail and its kin write the enhanced code at the end: `no mailbox here by that name. (#5.1.1)`."""
+"""qmail and its derivatives write the enhanced code at the end: `no mailbox here by that name. (#5.1.1)`."""
 _CODE_IN_FRONT = re.compile(r"[245]\.[0-9]{1,3}\.[0-9]{1,3}\s+")
 
 
@@ -84,26 +83,23 @@ class Said:
     phase: Phase
     code: str
     enhanced: str
-    """Empty where there is none."""
+    """Empty if there is none."""
     text: str
-    """Lower case, one space between words, without the code that a line may repeat, without names and what
-    else the client said (`relay.verdicts.echo`)."""
+    """Lower case, one space between words, without a code that a line repeats, without names and other words
+    of the client (`relay.verdicts.echo`)."""
     names_sender: bool = False
-    """It quotes the reverse-path of the message under way."""
+    """The reply quotes the reverse-path of the message under way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row: where it applies, what it matches, what follows, and who says so.
-
-    Raises ValueError for a verdict that its phases do not allow.
-    """
+    """One row of the rules.  Raises ValueError for a verdict that its phases do not allow."""
 
     layer: Layer
     verdict: Verdict
     scope: Scope
     place: str
-    """Where it is written: FILE:LINE, or the key of a policy."""
+    """FILE:LINE, or the key of a policy."""
     source: str
     phases: frozenset[Phase] = FROM_MAIL
     code: re.Pattern[str] | None = None
@@ -113,9 +109,9 @@ class Rule:
     but_not_enhanced: re.Pattern[str] | None = None
     names_sender: bool = False
     wait_ns: int | None = None
-    """The least rest, where the reply itself does not say."""
+    """The least rest, if the reply itself names none."""
     may_probe: bool = True
-    """False where every further attempt makes it worse: nothing is tried until it is surely over."""
+    """False if every further attempt makes it worse: then nothing is tried until it is surely over."""
 
     def __post_init__(self) -> None:
         if self.phases & BEFORE_MAIL and (self.verdict not in ABOUT_US or self.scope is not Scope.UPSTREAM):
@@ -137,24 +133,24 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """A verdict, how far it reaches, and all that the reply says of when to go on."""
+    """A verdict, its scope, and what the reply says about when to go on."""
 
     verdict: Verdict
     scope: Scope
     rule: Rule | None = None
-    """What decided; None where the phase alone did."""
+    """The rule that decided; None if the phase alone decided."""
     retry_after_ns: int | None = None
-    """Said by the reply: `try again in 92 seconds`."""
+    """The wait that the reply names: `try again in 92 seconds`."""
     window_ns: int | None = None
-    """The longest window that the reply speaks of: `per hour`, `daily`, `50 recipients per 3600s`."""
+    """The longest window that the reply names: `per hour`, `daily`, `50 recipients per 3600s`."""
     is_too_much: bool = False
-    """It says that too much mail was sent in some window: our own history knows how much it was."""
+    """The reply says that too much mail was sent in some window; our own history knows how much."""
     named: int | None = None
-    """How many messages or recipients it says the limit is."""
+    """The limit that the reply names, in messages or recipients."""
     said: str = ""
-    """The refusal's own words, by which it is compared with others; empty where it is no refusal."""
+    """The words of the refusal, to compare it with others; empty if the reply is no refusal."""
     is_in_doubt: bool = False
-    """The deciding words may be the client's or the upstream's: so no other mail is harmed."""
+    """The deciding words may be the client's or the upstream's.  So the ruling harms no other mail."""
 
     @property
     def layer(self) -> Layer:
@@ -162,7 +158,7 @@ class Ruling:
 
     @property
     def wait_ns(self) -> int | None:
-        """Return the least rest: what the reply says, else what the rule says."""
+        """Return the least rest: that of the reply, else that of the rule."""
         if self.retry_after_ns is not None:
             return self.retry_after_ns
         return None if self.rule is None else self.rule.wait_ns
@@ -183,20 +179,20 @@ _REST = Ruling(Verdict.PAUSE, Scope.UPSTREAM)
 
 
 class Judge:
-    """The rules of one upstream.  They may be replaced while it is used: the next reply is judged by them."""
+    """The rules of one upstream.  `use` may replace them at any time, from the next reply on."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self.use(rules)
 
     def use(self, rules: Iterable[Rule]) -> None:
-        """Ask these by layer, and inside a layer in the order given."""
+        """Ask these rules by layer, and inside a layer in the given order."""
         self.rules = tuple(sorted(rules, key=lambda rule: rule.layer))
 
     def ruling(self, phase: Phase, reply: Reply, words: ClientWords = NOTHING_SAID) -> Ruling:
-        """Return what a reply means; `words` is what the client has said, which the reply may say again.
+        """Return what a reply means; `words` are the client's words so far, which the reply may repeat.
 
-        A reply that is no refusal and yet not what was due (a 2yz where 3yz was, 354 to the dot) is
-        DEFER: it proves neither that the upstream took the message nor that it never will.
+        A reply that is no refusal and was not due (2yz instead of 3yz, 354 to the dot) is DEFER, before MAIL
+        PAUSE. It proves neither that the upstream took the message nor that it never will.
         """
         unknown = _REST if phase in BEFORE_MAIL else _UNCLEAR
         if reply.code < 400:
@@ -226,7 +222,7 @@ class Judge:
 
 
 def _lines(reply: Reply) -> list[str]:
-    """Return the lines of a reply; the code that the first begins with is no part of the others."""
+    """Return the lines of a reply; the code that begins the first line is removed from the others."""
     first, *others = reply.lines or (reply.text,)
     if (found := _CODE_IN_FRONT.match(first)) is None:
         return [first, *others]
@@ -237,7 +233,7 @@ def _lines(reply: Reply) -> list[str]:
 def _said(phase: Phase, reply: Reply, text: str, *, names_sender: bool) -> Said:
     enhanced = reply.enhanced or ""
     if reply.text.startswith(enhanced) and not text.startswith(enhanced):
-        # No code of the upstream's: an address began with it.
+        # An address began with the code: it is no code of the upstream.
         enhanced = ""
     if found := _CODE_IN_FRONT.match(text):
         text = text[found.end() :]

@@ -1,12 +1,12 @@
-"""What the words of a refusal say: phrases, the wait that it asks for, windows and limits.  Pure.
+"""Reads the words of a refusal: phrases, the wait that it asks for, windows and limits.  Pure.
 
-All texts are in lower case, with one space between words; time is linear in the text, of phrases in parts
-times text.
+All texts are in lower case, with one space between words.  Time is linear in the text; for phrases it is
+the number of their parts times the text.
 
-A text names spans of time for three reasons: how long to wait, the window that a limit counts in, and a time
-of day.  A span is a wait where a word of waiting stands right before it, with nothing but filling words in
-between (`try again in`, `blocked for at least`).  Of several waits the longest counts: a try that comes too
-early is refused again, or blocked for longer.
+A text names spans of time for three reasons: how long to wait, the window of a limit, and a time of day.  A
+span is a wait if a word of waiting stands right before it, with only filling words in between (`try again
+in`, `blocked for at least`).  Of several waits the longest counts: a try that comes too early is refused
+again, or blocked for longer.
 """
 
 import re
@@ -17,28 +17,28 @@ from dataclasses import dataclass
 from relay.clock import SECOND_NS
 
 GAP = 80
-"""How many characters a `*` in a phrase stands for at most."""
+"""A `*` in a phrase stands for at most this many characters."""
 LONGEST_RETRY_NS = 2 * 86400 * SECOND_NS
-"""No rest is longer, whatever is asked for: then it is time to look."""
+"""No rest is longer, whatever the refusal asks for: then it is time to look again."""
 LONGEST_BELIEVED_NS = 31 * 86400 * SECOND_NS
 """A longer wait is not believed: the number means something else."""
 _SECONDS = {"month": 2592000, "week": 604800, "day": 86400, "hour": 3600, "minute": 60, "second": 1}
 _SECONDS |= {"d": 86400, "hr": 3600, "h": 3600, "min": 60, "m": 60, "sec": 1, "s": 1}
 UNIT_NS = {unit: seconds * SECOND_NS for unit, seconds in _SECONDS.items()}
-"""Plurals add an s."""
+"""Nanoseconds of each unit; plurals add an s."""
 _REACH = 64
-"""How far in front of a span the words may be that tell what it is."""
+"""How many characters before a span are searched for the words that tell what it is."""
 
 _ONE = re.compile(
     r"(?:(\d{1,7})(?: more| full)?[ -]?|(?:an?|one)[ -])"
-    # Milliseconds are no minutes.
+    # `ms` is milliseconds, not minutes.
     r"(?!ms)(month|week|day|hour|minute|second|hr|min|sec|[dhms])s?(?![a-z])(?:\(s\))?"
 )
 _TERM = _ONE.pattern.replace("(\\d", "(?:\\d").replace("(month", "(?:month")
 _SUM = re.compile(
     rf"(?<![\w/])(?<!\w-)(?<!\d[.,:])(?:\d{{1,6}} ?(?:-|to) ?)?{_TERM}(?:\.?,? ?(?:and |& )?{_TERM})*(?!\w)"
 )
-"""`5 hours and 13 minutes`; of `10-15 minutes` the second."""
+"""`5 hours and 13 minutes`; of `10-15 minutes` the second number."""
 _WAIT = (
     r"again|retr(?:y|ies|ied|ying)(?:[-_]after)?|try|resend|wait|back|off|next|hold|unavailable|cannot|can't|unable"
     r"|(?:(?:un)?block|suspend|defer|lock|bann|paus|gr[ae]ylist|throttl|delay|disabl|reject|refus|den[iy]|limited"
@@ -67,9 +67,9 @@ _NAMED = re.compile(
     r"(?:(\d{1,6}) ?(s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)\b|[a-z])"
 )
 _NOT_SENT = re.compile(
-    # At once, not within a window.
+    # Too much at one instant, not within a window.
     r"\bconcurren|\bsimultan|\bthreads?\b|\bper (?:session|connection)\b"
-    # What was not sent.
+    # Not mail that was sent.
     r"|\bdefers and failures\b|\berrors\b|\bfailures\b|\blogins\b|\b(?:login )?attempts\b|\binvalid\b"
     r"|\breputation\b|\bunsolicited\b|\bspam\b|\bcomplaints\b"
 )
@@ -88,7 +88,7 @@ class Phrases:
 
     phrases: tuple[str, ...]
     begin_words: bool = False
-    """A phrase begins where a word does: `mail quota` is not in `outmail quota`."""
+    """A phrase matches only at the start of a word: `mail quota` is not in `outmail quota`."""
 
     def are_in(self, text: str) -> bool:
         for phrase in self.phrases:
@@ -105,7 +105,7 @@ class Phrases:
         for part in others:
             before, ends = ends, []
             for end in _ends(text, part):
-                # Of the ends before it the last is the nearest: no other need be looked at.
+                # Only the last end before it matters: that is the nearest.
                 start = end - len(part)
                 if (index := bisect_right(before, start)) and start - before[index - 1] <= GAP:
                     ends.append(end)
@@ -119,7 +119,7 @@ def _ends(text: str, part: str) -> list[int]:
 def retry_after_ns(text: str) -> int | None:
     """Return the wait that a refusal asks for, in nanoseconds: `try again in 92 seconds`.
 
-    None where it asks for none, or for what nobody would believe; else from 1 ns to LONGEST_RETRY_NS.
+    None if it asks for none, or for more than LONGEST_BELIEVED_NS; else from 1 ns to LONGEST_RETRY_NS.
     """
     longest_ns = 0
     for found in _SUM.finditer(text):
@@ -134,8 +134,8 @@ def retry_after_ns(text: str) -> int | None:
 def is_too_much(text: str) -> bool:
     """Return whether a refusal says that too much mail was sent in some window.
 
-    Not what was too much at one instant (concurrent connections), nor what was not sent (connections,
-    errors, logins): no window of ours knows of it.  `text` in lower case.
+    Too much at one instant (concurrent connections) does not count, nor too much of what is not mail
+    (connections, errors, logins): no window of ours knows of it.  `text` in lower case.
     """
     if _NOT_SENT.search(text) or (_CONNECTIONS.search(text) and not _SENT.search(text)):
         return False
@@ -143,9 +143,9 @@ def is_too_much(text: str) -> bool:
 
 
 def named_in(text: str) -> tuple[int | None, int | None]:
-    """Return the limit that a refusal names in lower case, and its window where that is in figures.
+    """Return the limit that a refusal in lower case names, and its window if that is in figures.
 
-    None where it names none, or no window, or one that is longer than anybody would believe.
+    Two None if it names no limit, no window, or a window longer than LONGEST_BELIEVED_NS.
     """
     if (found := _NAMED.search(text)) is None or (count := int(found[1].replace(",", ""))) == 0:
         return None, None
@@ -154,5 +154,5 @@ def named_in(text: str) -> tuple[int | None, int | None]:
 
 
 def window_in(text: str) -> int | None:
-    """Return the longest window that a refusal speaks of in words, in nanoseconds.  `text` in lower case."""
+    """Return the longest window that a refusal in lower case names in words, in nanoseconds; else None."""
     return next((window_ns for window_ns, pattern in _WINDOWS.items() if pattern.search(text)), None)

@@ -1,14 +1,14 @@
-"""PostgreSQL, as the relay sees it: for the queue (relay/spool/postgresql) and for histories.
+"""Access to PostgreSQL, for the queue (relay/spool/postgresql) and for histories.
 
-connection      connections: checked, bounded, and with errors in words
+connection      connections: checked, bounded in time, with errors in words
 account         the row of an account, which its histories and its pause share
-schema          the tables (schema.sql): made, brought up to date, looked at
+schema          the tables (schema.sql): creates, upgrades and checks them
 
-All of them need the extra `relay-smarthost[postgresql]`: they are imported where a policy names a database.
+All need the extra `relay-smarthost[postgresql]`, and are imported only if a policy names a database.
 """
 
 
 class DatabaseError(Exception):
-    """What is wrong, and what to do.  Whether a COMMIT took effect is unknown."""
+    """The text says what is wrong, and what to do.  Whether a COMMIT took effect is unknown."""
 
     is_full = False

@@ -1,4 +1,4 @@
-"""The row of an account: the lock of all its writers, on whatever hosts they are, its clock and its pause."""
+"""The row of an account: the lock for its writers on all hosts, its clock and its pause."""
 
 import os
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from relay.policy.database import DatabaseLogin
 from relay.spool.database.connection import Connection, Database, database_of, one
 
 CLOCK_NS: LiteralString = "(extract(epoch FROM clock_timestamp()) * 1000000000)::bigint"
-"""The server's clock.  Asked behind the lock of a row, so that instants ascend among its holders."""
+"""The server's clock.  Read it under the row's lock, so that instants ascend from holder to holder."""
 
 
 class AccountColumns(NamedTuple):
@@ -23,7 +23,7 @@ class AccountColumns(NamedTuple):
 
     @property
     def channel(self) -> str:
-        """Return what changes of its pause are told on."""
+        """Return the channel (LISTEN) that tells of changes of the account's pause."""
         return f"relay_account_{self.id}"
 
 
@@ -34,7 +34,7 @@ class SharedAccount:
     host: str = ""
 
     def locked(self, connection: Connection) -> AccountColumns:
-        """Return the row, and exclude all others until the end of the transaction."""
+        """Return the row, created if missing, and lock it until the end of the transaction."""
         select: LiteralString = (
             "SELECT id, identity::text, position, replaced, offset_ns, now_ns, state, state_version"
             " FROM relay.account WHERE name = %s FOR UPDATE"

@@ -1,11 +1,12 @@
 """Connections to PostgreSQL, as queue and histories use them.
 
-Guarantees of each connection: TLS is verified, unless the server is named as a Unix socket or a loopback
-address; what is committed is on the server's disk, and on its synchronous standbys where it has any; the
-server can be written to and has our tables, in a version that we know; no statement and no wait for a lock
-takes longer than STATEMENT_SECONDS; and the server ends a transaction that is left alone for IDLE_SECONDS, so
-that a host that was stopped in one keeps nobody waiting.
-Errors are psycopg's, and DatabaseError with words for an operator; none has a password in it.
+Guarantees of each connection:
+- TLS is verified, unless the URL names a Unix socket or a loopback address.
+- A committed transaction is on the server's disk, and on its synchronous standbys if it has any.
+- The server is writable, and has our tables in a version that we know.
+- No statement and no wait for a lock takes longer than STATEMENT_SECONDS.
+- The server ends a transaction that is idle for IDLE_SECONDS, so that a suspended host blocks no other.
+Errors are psycopg's, and DatabaseError with a text for operators; no error contains a password.
 """
 
 import contextlib
@@ -24,14 +25,14 @@ from relay.policy.secrets import database_password
 from relay.spool.database import DatabaseError
 
 VERSION = 1
-"""Of our tables."""
+"""Version of our tables."""
 CONNECT_SECONDS = 5
 STATEMENT_SECONDS = 20
 IDLE_SECONDS = 4
 SILENT_SECONDS = 10
-"""Until a peer of whom nothing is heard is asked whether it is there."""
+"""Silence of the server before TCP keepalive probes it."""
 DURABLE = frozenset({"on", "remote_apply"})
-"""Values of synchronous_commit: flushed here, and by the synchronous standbys if there are any."""
+"""Values of synchronous_commit by which the server and its synchronous standbys flush a commit."""
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -41,14 +42,14 @@ class Database:
     url: str
     """Without a password."""
     password: Callable[[], str] = lambda: ""
-    """Asked for each connection; empty: none.  Raises SecretError."""
+    """Called for each connection; returns an empty string for none.  Raises SecretError."""
     ca_file: str = ""
-    """Empty: what this system trusts."""
+    """Empty: trust the certificates of this system."""
 
     def connect(self, *, is_checked: bool = True) -> Connection:
         """Return a connection without a transaction.  Raises DatabaseError.
 
-        `is_checked` False: it may lack our tables, or be no good for them.
+        With `is_checked` False, the server's settings and tables are not checked.
         """
         try:
             connection = psycopg.connect(self.url, **self._parameters())
@@ -65,7 +66,7 @@ class Database:
 
     @property
     def role(self) -> str:
-        """Return as whom it logs in, if that is written."""
+        """Return the user in the URL, or an empty string."""
         return str(conninfo_to_dict(self.url).get("user") or "")
 
     def _parameters(self) -> dict[str, Any]:
@@ -77,14 +78,14 @@ class Database:
         parameters: dict[str, Any] = {
             "connect_timeout": CONNECT_SECONDS,
             "application_name": "relay",
-            # A peer that is gone is noticed.
+            # These detect a server that is gone.
             "tcp_user_timeout": STATEMENT_SECONDS * 1000,
             "keepalives_idle": SILENT_SECONDS,
             "keepalives_interval": CONNECT_SECONDS,
             "keepalives_count": 3,
             "options": " ".join(f"-c {name}={seconds}s" for name, seconds in timeouts.items()),
         }
-        # Without a host libpq takes a socket, or what the environment says; on a socket it does no TLS.
+        # Without a host, libpq uses a Unix socket, where it does no TLS, or the host of the environment.
         if not all(map(_is_near, str(conninfo_to_dict(self.url).get("host") or "-").split(","))):
             parameters |= {"sslmode": "verify-full", "sslrootcert": self.ca_file or "system"}
         if password := self.password():
@@ -98,16 +99,15 @@ def database_of(login: DatabaseLogin) -> Database:
 
 
 class LastingConnection:
-    """One connection, opened when it is needed, and again after an error.  One thread at a time."""
+    """One connection, opened at first use, and again after an error.  For one thread at a time."""
 
     def __init__(self, database: Database, *, is_checked: bool = True) -> None:
-        """`is_checked` as for `Database.connect`."""
         self._database, self._is_checked = database, is_checked
         self._connection: Connection | None = None
 
     @contextlib.contextmanager
     def begin(self) -> Iterator[Connection]:
-        """Commit at the end; after an error nothing is relied on.  Raises DatabaseError."""
+        """Commit at the end; after an error close the connection.  Raises DatabaseError."""
         try:
             if self._connection is None or self._connection.closed:
                 self._connection = self._database.connect(is_checked=self._is_checked)
@@ -137,11 +137,11 @@ def once(database: Database, *, is_checked: bool = True) -> Iterator[Connection]
 
 
 def commit(connection: Connection) -> None:
-    """Raise DatabaseError and psycopg.Error: then nobody knows whether it is committed, and where."""
+    """Raise DatabaseError and psycopg.Error: then it is unknown whether, and where, it is committed."""
     warnings: list[str] = []
 
     def warned(told: Diagnostic) -> None:
-        # A wait for the standbys that was cut short ends with a warning alone.
+        # A COMMIT whose wait for the standbys was cancelled succeeds with only a warning.
         warnings.append(str(told.message_primary))
 
     connection.add_notice_handler(warned)
@@ -155,14 +155,14 @@ def commit(connection: Connection) -> None:
 
 
 def one(connection: Connection, statement: LiteralString, values: Any = ()) -> tuple[Any, ...]:
-    """Return the first row of what there is at least one of."""
+    """Return the first row.  Raises DatabaseError if there is none."""
     if (row := connection.execute(statement, values).fetchone()) is None:
         raise DatabaseError("it has no such row; relay database check")
     return row
 
 
 def in_words(error: Exception) -> str:
-    """Return what an error says, on one line."""
+    """Return the text of an error, on one line."""
     text = error.diag.message_primary if isinstance(error, psycopg.Error) else None
     return " ".join((text or str(error) or type(error).__name__).split())
 

@@ -1,4 +1,4 @@
-"""The tables in PostgreSQL: made, brought up to date, and looked at (`relay database`)."""
+"""Creates, upgrades and checks the tables in PostgreSQL (`relay database`)."""
 
 from collections.abc import Iterator
 from importlib import resources
@@ -10,7 +10,7 @@ from relay.spool.database import DatabaseError
 from relay.spool.database.connection import VERSION, Connection, Database, once, one
 
 UPGRADES: tuple[bytes, ...] = ()
-"""What leads from each version to the next, beginning with that from 1 to 2."""
+"""Statements from each version to the next; the first leads from 1 to 2."""
 RIGHTS: tuple[LiteralString, ...] = (
     "USAGE ON SCHEMA relay",
     "SELECT ON relay.schema_version",
@@ -37,9 +37,9 @@ class HostRow(NamedTuple):
     host: str
     claimed: int
     lease_seconds: float | None
-    """0: others may take over what it has; None: it has no queue here."""
+    """0: other hosts may take its messages; None: the host has no queue here."""
     ages: dict[str, float]
-    """Of its last commit to the history of each account, in seconds."""
+    """Seconds since its last commit to the history of each account."""
 
 
 def hosts_of(connection: Connection) -> list[HostRow]:
@@ -47,7 +47,7 @@ def hosts_of(connection: Connection) -> list[HostRow]:
 
 
 def make(database: Database, role: str = "") -> None:
-    """Make the tables, and let a role use them: what a relay needs, and no more.  Raises DatabaseError."""
+    """Create the tables, and grant a role what a relay needs, and no more.  Raises DatabaseError."""
     with once(database, is_checked=False) as connection:
         (is_made,) = one(connection, "SELECT to_regnamespace('relay') IS NOT NULL")
         if is_made:
@@ -58,7 +58,7 @@ def make(database: Database, role: str = "") -> None:
 
 
 def upgrade(database: Database) -> int:
-    """Bring the tables to VERSION, in one transaction; return of which they were.  Raises DatabaseError."""
+    """Bring the tables to VERSION, in one transaction; return their old version.  Raises DatabaseError."""
     with once(database, is_checked=False) as connection:
         (found,) = one(connection, "SELECT version FROM relay.schema_version FOR UPDATE")
         if found > VERSION:
@@ -70,7 +70,7 @@ def upgrade(database: Database) -> int:
 
 
 def looked_at(database: Database) -> Iterator[str]:
-    """Tell how a database is set up, and who uses it.  Raises DatabaseError where a relay would refuse it."""
+    """Yield lines on a database and its users.  Raises DatabaseError if a relay would refuse it."""
     with once(database) as connection:
         server, role, standbys = one(
             connection,

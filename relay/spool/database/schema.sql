@@ -1,26 +1,26 @@
--- Version 1.  Made by `relay database init`, in one transaction.
+-- Version 1.  Created by `relay database init`, in one transaction.
 CREATE SCHEMA relay;
 
 CREATE TABLE relay.schema_version (version integer NOT NULL);
 INSERT INTO relay.schema_version VALUES (1);
 
--- One account at an upstream: its lock, its clock, and its pause.
+-- An account at an upstream.  Its row is the lock for writers, and holds its clock and its pause.
 CREATE TABLE relay.account (
     id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name        text NOT NULL UNIQUE,
-    -- Tells a history from one that was begun anew under the same name.
+    -- A history that is begun anew under the same name has another identity.
     identity    uuid NOT NULL DEFAULT gen_random_uuid(),
-    -- The last group, and the first one that counts.
+    -- The position of the last group, and of the first group that is valid.
     position    bigint NOT NULL DEFAULT 0,
     replaced    bigint NOT NULL DEFAULT 0,
-    -- The history's time is the server's clock and this, and never earlier than it was.
+    -- The history's time is the server's clock plus offset_ns; it is never before now_ns.
     offset_ns   bigint NOT NULL DEFAULT 0,
     now_ns      bigint NOT NULL DEFAULT 0,
     state       text,
     state_version bigint NOT NULL DEFAULT 0
 );
 
--- A group is one commit: a JSON array of events (relay/throttle/history_format.py).
+-- Each row is a group, which is one commit: a JSON array of events (relay/throttle/history_format.py).
 CREATE TABLE relay.history (
     account_id  bigint NOT NULL REFERENCES relay.account,
     position    bigint NOT NULL,
@@ -28,7 +28,7 @@ CREATE TABLE relay.history (
     PRIMARY KEY (account_id, position)
 );
 
--- When a host committed to a history last.
+-- The time of each host's last commit to each history.
 CREATE TABLE relay.mark (
     account_id  bigint NOT NULL REFERENCES relay.account ON DELETE CASCADE,
     host        text NOT NULL,
@@ -36,7 +36,7 @@ CREATE TABLE relay.mark (
     PRIMARY KEY (account_id, host)
 );
 
--- A host that owns messages.  Its claims hold until then; the fence is of the process that claimed.
+-- A host that owns messages.  Its lease ends at `until`; `fence` is the number of its latest process.
 CREATE TABLE relay.owner (
     identity    uuid PRIMARY KEY,
     host        text NOT NULL,
@@ -46,12 +46,12 @@ CREATE TABLE relay.owner (
 
 CREATE TABLE relay.message (
     queue_id    text COLLATE "C" PRIMARY KEY,
-    -- As in a message file (relay/spool/message/message_file.py); the envelope with every recipient to do.
+    -- Both as in a message file (relay/spool/message/message_file.py), with every recipient to do.
     header      bytea NOT NULL,
     envelope    bytea NOT NULL,
-    -- Null: in relay.chunk.
+    -- Null: the content is in relay.chunk.
     content     bytea,
-    -- One letter a recipient, in lower case once a report told of it.
+    -- One letter for each recipient, in lower case once a report told of that recipient.
     statuses    text NOT NULL,
     notes       bytea NOT NULL DEFAULT '',
     is_held     boolean NOT NULL DEFAULT false,
@@ -59,9 +59,9 @@ CREATE TABLE relay.message (
     next_attempt_at_ns bigint,
     owner       uuid,
     fence       bigint,
-    -- Why it was set aside.
+    -- Why the message was set aside; null for a queued message.
     corrupt     text,
-    -- What an operator on another host wants of it: a verb, and the states in which.
+    -- The wish of an operator on another host: a verb, and the states in which it applies.
     wish        text
 );
 CREATE INDEX message_wish ON relay.message (owner) WHERE wish IS NOT NULL;
@@ -75,7 +75,7 @@ CREATE TABLE relay.chunk (
     PRIMARY KEY (queue_id, number)
 );
 
--- What came of a wish; the message may have ended by it.
+-- The result of a wish.  The message itself may have ended.
 CREATE TABLE relay.answer (
     queue_id    text COLLATE "C" PRIMARY KEY,
     answer      text NOT NULL,

@@ -1,7 +1,7 @@
-"""The disk as the relay sees it: little enough for a model of it to crash at every call.
+"""The disk: an interface so small that the tests can crash a model of it at every call.
 
-durable         the port of the disk, the only place that syncs, links, renames and locks; the real one
-kernel_syncs    the syncs of a batch, made by the kernel together
-replacing       puts one file in the place of another
-os_errors       what an error of the kernel is about
+durable         the interface and the real disk; no other module syncs, links, renames or locks
+kernel_syncs    syncs the files of a batch by one call of the kernel
+replacing       replaces a file whole
+os_errors       classifies errors of the kernel
 """

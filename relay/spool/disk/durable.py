@@ -1,19 +1,18 @@
-"""The disk, as a port: the only user of fsync, link, rename and locks.
+"""The interface `Disk` and the real disk: the only module that calls fsync, link, rename and flock.
 
-Guarantees, once a method returned: `write_all` and `write_at` wrote every byte; after `sync` the
-file's content and size, after `sync_directory` its names, survive loss of power.  Assumes one local
-file system that honours fsync (`doubt_about` knows some that do not).
+Guarantees: `write_all` and `write_at` return once every byte is written.  A file's content and size survive
+loss of power once `sync` returned, the names in a folder once `sync_directory` returned.
+Assumes: one local file system that honours fsync (`doubt_about` knows some that do not).
 
 Rules, measured on ext4, xfs and btrfs with real crash images:
-- a name is durable only after `sync_directory` of its folder; `sync_content` (fdatasync) never makes
-  a name durable;
-- after any failed sync the pages are marked clean though the disk has the old bytes: a second sync
-  that "succeeds" proves nothing.  So nothing here retries, and the caller that meets the error
-  abandons the file (inbound) or stops trusting its memory (state);
-- a lock is flock: a POSIX lock is lost as soon as any descriptor of the file is closed.  A locked file is
-  unlinked by nobody else, and who locks one that others may unlink asks `leads_to` afterwards.
+- A name is durable only after `sync_directory` of its folder; `sync_content` (fdatasync) never makes it so.
+- A failed sync marks the pages clean though the disk has the old bytes, so a second sync that "succeeds"
+  proves nothing.  Nothing here retries.  The caller that gets the error abandons the file (inbound) or stops
+  trusting its memory (state).
+- A lock is flock, because a POSIX lock is lost as soon as any descriptor of the file is closed.  Nobody else
+  unlinks a locked file.  After locking a file that others may unlink, the caller checks `leads_to`.
 
-Does not: decide what to write when.
+Does not: decide what is written, or when.
 """
 
 import contextlib
@@ -30,22 +29,22 @@ from relay.spool.disk.os_errors import error_of, is_lack_of_room
 DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
 ROOM_BYTES = 64 * 1024
-"""How much a file grows at once where small groups are added to it: some hundreds of them."""
+"""A file of small groups grows by this much at once: room for some hundreds of groups."""
 _PLENTY_BYTES = 64 * ROOM_BYTES
-"""With less free, room is left to what needs it now: a full disk empties only while all can go on."""
+"""With less free, no zeros are added: a full disk empties only while every necessary write finds room."""
 
 
 class FileStatus(NamedTuple):
-    """What one question tells of an open file."""
+    """What one fstat(2) tells of an open file."""
 
     size_bytes: int
     modified_at_ns: int
-    """A hint, lost in a crash."""
+    """A hint; a crash may lose it."""
     owner: int
 
 
 class Disk(Protocol):
-    """What the spool and the history ask of a disk.  Every method may raise OSError."""
+    """The disk for the spool and the history.  Every method may raise OSError."""
 
     def open_new(self, path: str) -> int:
         """Create a file for reading and writing; FileExistsError if the name is taken."""
@@ -62,7 +61,7 @@ class Disk(Protocol):
     def close(self, fd: int) -> None: ...
 
     def write_all(self, fd: int, content: bytes) -> None:
-        """Write every byte at the file's position; a short write goes on or raises."""
+        """Write every byte at the file's position; after a short write, continue or raise."""
 
     def write_at(self, fd: int, content: bytes, offset: int) -> None:
         """Write every byte at an offset."""
@@ -82,58 +81,58 @@ class Disk(Protocol):
         """Make content and size of a file durable (fdatasync); never its name."""
 
     def sync_each(self, fds: Sequence[int], *, content_only: bool) -> list[OSError | None]:
-        """Sync several files as one batch, fsync or fdatasync; one result each, never retried."""
+        """Sync several files as one batch (fsync or fdatasync); return a result for each, never retry."""
 
     def sync_directory(self, path: str) -> None:
         """Make the names in a folder durable."""
 
     def sync_all(self, path: str) -> None:
-        """Make all durable that is in memory of the file system of a folder (syncfs)."""
+        """Make everything durable that the file system of a folder has in memory (syncfs)."""
 
     def link(self, source: str, target: str) -> None:
         """Give a file a second name; FileExistsError if that is taken."""
 
     def rename(self, source: str, target: str) -> None:
-        """Change a name, replacing what stood there."""
+        """Rename a file; replace a file that has the new name."""
 
     def unlink(self, path: str) -> None: ...
 
     def names(self, path: str) -> list[str]:
-        """Return the names in a folder, in no order; an error is never "no more files"."""
+        """Return all names in a folder, in no order; on an error raise, and never return only some."""
 
     def inode(self, path: str) -> int | None:
         """Return the inode number behind a name, or None if there is none."""
 
     def leads_to(self, path: str, fd: int) -> bool:
-        """Return whether a name stands for an open file, and for no other that took its place."""
+        """Return whether a name still leads to an open file, and not to another that replaced it."""
 
     def status(self, fd: int) -> FileStatus: ...
 
     def set_modified_at_ns(self, fd: int, at_ns: int) -> None: ...
 
     def why_not_ours(self, path: str) -> str | None:
-        """Return why somebody else may change a file, or what is in a folder; None if only we may."""
+        """Return why another user may change a file, or the names in a folder; None if only ours may."""
 
     def make_directory(self, path: str) -> None:
-        """Create a folder and its parents, for us alone, durably; fine if it is there."""
+        """Create a folder and its parents durably, with mode 0700; no error if it exists."""
 
     def remove_directory(self, path: str) -> None:
         """Remove an empty folder."""
 
     def make_fifo(self, path: str) -> None:
-        """Create a FIFO; fine if it is there, FileExistsError if something else is."""
+        """Create a FIFO; no error if it exists, FileExistsError if another kind of file does."""
 
     def lock(self, path: str, *, wait: bool, is_shared: bool = False) -> int | None:
-        """Return a descriptor that holds the lock until it is closed, or None if it is taken.
+        """Return a descriptor that holds the lock until it is closed, or None if the lock is taken.
 
-        Many may hold it together as shared, and nobody else meanwhile.
+        Several may hold it as shared at the same time; meanwhile nobody may hold it alone.
         """
 
     def lock_open(self, fd: int) -> bool:
         """Lock an open file until its descriptor is closed; return whether we got the lock."""
 
     def free(self, path: str) -> tuple[int, int | None]:
-        """Return free bytes and free inodes for us; None where the file system counts none."""
+        """Return the free bytes and inodes; None for inodes if the file system does not count them."""
 
 
 class RealDisk:
@@ -226,7 +225,7 @@ class RealDisk:
             return None
 
     def leads_to(self, path: str, fd: int) -> bool:
-        # An inode number is not given to another file while this one is open.
+        # The kernel gives the inode number to no other file while this one is open.
         try:
             return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
         except (FileNotFoundError, NotADirectoryError):
@@ -253,7 +252,7 @@ class RealDisk:
         self.make_directory(parent)
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, DIRECTORY_MODE)
-        # Crash before this: the folder may be gone, and with it nothing but itself.
+        # Crash before this: the folder may be gone; it was still empty.
         self.sync_directory(parent)
 
     def remove_directory(self, path: str) -> None:
@@ -288,12 +287,12 @@ class RealDisk:
 
     def free(self, path: str) -> tuple[int, int | None]:
         counts = os.statvfs(path)
-        # btrfs reports no inodes at all, which is not "no inodes left".
+        # btrfs reports 0 inodes in total, which does not mean that none is left.
         return counts.f_bavail * counts.f_frsize, counts.f_favail if counts.f_files else None
 
 
 class opened:  # noqa: N801 - reads as `contextlib.closing` does
-    """Close a file at the end.  A class: some for each message, and a generator costs twice as much."""
+    """Close a file at the end.  A class: each message opens some, and a generator costs twice as much."""
 
     __slots__ = ("_disk", "_fd")
 
@@ -310,12 +309,12 @@ class opened:  # noqa: N801 - reads as `contextlib.closing` does
 def write_with_room(
     disk: Disk, fd: int, content: bytes, offset: int, *, folder: str, room_bytes: int = ROOM_BYTES
 ) -> None:
-    """Write at an offset; where the file becomes longer by that, add zeros as room for what follows.
+    """Write at an offset; if the file grows by that, add zeros as room for the next writes.
 
-    The sync of a file that did not grow is one flush of the disk.  That of one that did also commits the file
-    system's own log: on ext4, on a disk whose flush takes 5 ms, a decision took 40 ms, and takes 18.
-    Where the file system of `folder` has not plenty of room, the content is written alone.  Raises OSError:
-    any part of it may be there.
+    The sync of a file that did not grow is one flush of the disk.  If the file grew, the sync also commits
+    the file system's journal: on ext4, on a disk whose flush takes 5 ms, a decision took 40 ms, and takes 18.
+    If the file system of `folder` has little free space, only the content is written.  Raises OSError; any
+    part of the content may be written then.
     """
     end = offset + len(content)
     if end <= disk.size(fd) or not _has_plenty(disk, folder):
@@ -326,7 +325,7 @@ def write_with_room(
     except OSError as error:
         if not is_lack_of_room(error):
             raise
-        # As by a quota.
+        # A quota may refuse the zeros.
         disk.write_at(fd, content, offset)
         disk.truncate(fd, end)
 
@@ -342,9 +341,9 @@ _UNFIT_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "tmpfs", "
 
 
 def doubt_about(path: str) -> str | None:
-    """Return why a folder may not keep what is stored in it, or None.
+    """Return why a folder may lose what is stored in it, or None.
 
-    Memory is not durable, and file systems of other hosts promise neither locks nor names.
+    A file system in memory is not durable; a network file system promises neither locks nor durable names.
     """
     best, kind = "", ""
     real = os.path.realpath(path)

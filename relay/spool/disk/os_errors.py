@@ -1,7 +1,7 @@
-"""What an error of the kernel is about: us, one file, or a disk that does not answer now.
+"""Classifies errors of the kernel: a lack of resources, a fault of one file, or a disk that fails for now.
 
-A lack of our own (descriptors, memory, room) says nothing about a file, a disk or an upstream.  Nor does
-an error of the disk itself say anything about a file: the bytes may come the next time.
+A lack of resources (descriptors, memory, room) says nothing about a file, a disk or an upstream.  An error of
+the disk says nothing about a file either: the next read may succeed.
 """
 
 import errno
@@ -15,28 +15,28 @@ _NO_MEANS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _OUR_OWN_LACK = _NO_ROOM | _NO_MEANS | {errno.EINTR, errno.EAGAIN}
 _NOT_NOW = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EUCLEAN, errno.EBADMSG, errno.ENODATA})
-"""The last three are what file systems say whose own checksums do not match, and disks of a lost sector."""
+"""The last three mean that a checksum of the file system does not match, or that a sector is lost."""
 
 
 def is_our_own_lack(error: OSError) -> bool:
-    """Return whether an error is about us (descriptors, memory, room) and not about a file."""
+    """Return whether an error is a lack of resources (descriptors, memory, room), and no fault of a file."""
     return error.errno in _OUR_OWN_LACK
 
 
 def is_lack_of_means(error: BaseException | None) -> bool:
-    """Return whether an error says that we are out of descriptors or memory for a while."""
+    """Return whether an error is a lack of descriptors or memory, which may pass."""
     return isinstance(error, OSError) and error.errno in _NO_MEANS
 
 
 def is_lack_of_room(error: BaseException | None) -> bool:
-    """Return whether an error says that the disk is full, or our share of it."""
+    """Return whether an error says that the disk or our quota is full."""
     return isinstance(error, OSError) and error.errno in _NO_ROOM
 
 
 def error_of(
     call: Callable[Arguments, object], *arguments: Arguments.args, **named: Arguments.kwargs
 ) -> OSError | None:
-    """Make a call; return the error that it raised."""
+    """Make a call; return the OSError that it raised, or None."""
     try:
         call(*arguments, **named)
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Files that are replaced whole: written beside the old one, synced, renamed over it, the folder synced.
+"""Replaces a file whole: writes the new file beside the old one, syncs it, renames it, syncs the folder.
 
-Guarantees, once `put_in_place` returned: the new file is in force, also after loss of power.  At any
-instant before, a crash leaves the old file or the new one, whole, and perhaps the draft beside it.
-Assumes: one writer of a path at a time.  Does not: make folders, but for `replace_file`.
+Guarantees: once `put_in_place` returned, the new file is in force, also after loss of power.  A crash at any
+instant before leaves the old file or the new one, whole, and perhaps the draft beside it.
+Assumes: one writer of a path at a time.  Does not: create folders, except in `replace_file`.
 """
 
 import contextlib
@@ -12,19 +12,19 @@ from relay.spool.disk.durable import Disk, opened
 
 
 class InDoubt(OSError):  # noqa: N818 - a state of the disk
-    """From the rename on something failed: either file may be in force, now and after a crash."""
+    """The rename or a later step failed: either file may be in force, now and after a crash."""
 
 
 def put_in_place(disk: Disk, path: str, content: bytes, *, draft: str | None = None) -> int:
-    """Put a file in the place of another, or where there was none; return its open descriptor.
+    """Replace a file, or create it; return its open descriptor.
 
-    `draft` is where it is written, by default PATH.new.
-    Raises OSError: up to the rename the old file is in force, and from there on it is InDoubt.
-    No draft is left then, if the disk lets us remove it.
+    `draft` is the path of the new file before its rename, by default PATH.new.
+    Raises InDoubt if the rename or a later step fails, else OSError, and the old file is in force.
+    On an error the draft is removed, if the disk allows it.
     """
     draft = draft or f"{path}.new"
     with contextlib.suppress(FileNotFoundError):
-        # Of one that died before its rename.
+        # A writer that died before its rename left this.
         disk.unlink(draft)
     fd, is_written = disk.open_new(draft), False
     try:
@@ -33,12 +33,12 @@ def put_in_place(disk: Disk, path: str, content: bytes, *, draft: str | None = N
         is_written = True
         # Crash here: the old file is in force.
         disk.rename(draft, path)
-        # Crash here: either may be in force, whatever was seen of the new one.
+        # Crash here: either file may be in force, even if a process has read the new one.
         disk.sync_directory(os.path.dirname(path) or ".")
     except OSError as error:
         disk.close(fd)
         with contextlib.suppress(OSError):
-            # Where the disk is full, half a file only makes it fuller.
+            # On a full disk, half a file would only take room.
             disk.unlink(draft)
         if is_written:
             raise InDoubt(error.errno, error.strerror, error.filename) from error
@@ -47,7 +47,7 @@ def put_in_place(disk: Disk, path: str, content: bytes, *, draft: str | None = N
 
 
 def replace_file(disk: Disk, path: str, content: bytes) -> None:
-    """Make the folder where it is not there, and put a file in the place of another.  Raises OSError."""
+    """Replace a file, or create it and its folder.  Raises OSError."""
     disk.make_directory(os.path.dirname(path) or ".")
     with opened(disk, put_in_place(disk, path, content)):
         pass

@@ -1,14 +1,14 @@
-r"""What a start need not read again: one file, replaced whole, and a second copy of it.
+r"""The checkpoint, which saves a start from reading old records: one file, replaced whole, and a copy of it.
 
     CRC\n
     JSON: how far each stream was read: segment number, offset, messages
-    JSON: a segment, whether it is damaged, and its messages: id, offset, length, and what was said of it
+    JSON: a segment, whether it is damaged, and its messages: id, offset, length, facts
     …
 
-A message below its stream's position that is not listed has ended.  Segments are removed only when both
+A message below its stream's position that is not listed has ended.  Segments are removed only after both
 copies are written, so either copy alone is enough.
-Guarantees, once `write` returned: both are durable.  Crash, or an error, before: one may be older than the
-other, and either is right, as nothing was removed.
+Guarantees, once `write` returned: both copies are durable.  Crash, or an error, before: one copy may be older
+than the other, and either is right, as nothing was removed.
 """
 
 import json
@@ -24,7 +24,7 @@ Checkpoint = tuple[Index, dict[str, Position]]
 
 
 def encode(index: Index, positions: Mapping[str, Position]) -> bytes:
-    """Only sections that changed are made anew."""
+    """Encode only the sections that changed; reuse the others."""
     rows: dict[SegmentName, list[list[object]]] = {}
     for queue_id, place in index.places.items():
         if place.segment.section is None:
@@ -39,7 +39,7 @@ def encode(index: Index, positions: Mapping[str, Position]) -> bytes:
 
 
 def decode(raw: bytes) -> Checkpoint:
-    """Raise ValueError for one that is damaged."""
+    """Raise ValueError, TypeError or LookupError for a damaged checkpoint."""
     body = unsealed(raw)
     if body is None:
         raise ValueError("a checkpoint that does not match its checksum")
@@ -67,9 +67,9 @@ def write(disk: Disk, layout: LogLayout, content: bytes) -> None:
 
 
 def read(disk: Disk, layout: LogLayout, on_damaged: Callable[[bytes, str], object]) -> Checkpoint:
-    """Return what either copy says; nothing where there is none, or both are damaged.
+    """Return what the first good copy says; empty values if both are absent or damaged.
 
-    `on_damaged` is given what a damaged one holds, and why.  Raises OSError where the disk gives neither.
+    `on_damaged` gets the bytes and the fault of a damaged copy.  Raises OSError if the disk gives none.
     """
     unread: OSError | None = None
     for path in layout.checkpoints:

@@ -1,9 +1,9 @@
-"""A message in a record, or in a file of its own where its content is long.
+"""Stores a message in a record, or in a file of its own if its content is long.
 
-The bytes are a message file's (`relay.spool.message.message_file`) with all recipients to do; `facts` says
-what became of them since.  A file of its own is synced, and its name, before its record is written; until it
-is whole it is called ID.part.  Crash here, between its own name and its record: a file without a record,
-which the owner of the queue removes.
+Both hold the bytes of a message file (`relay.spool.message.message_file`) with all recipients to do; `facts`
+says what became of them since.  A file of its own is called ID.part until it is whole.  The file and its name
+are synced before its record is written.  Crash here, between the rename and the record: a file without a
+record, which the owner of the queue removes.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from relay.spool.message.draft import SpoolDraft
 
 
 def record_of(draft: SpoolDraft, header: bytes, tail: bytes) -> Record:
-    """Return the record of a message; long content is written into its file.  Raises OSError."""
+    """Return the record of a message; write long content into its file.  Raises OSError."""
     if draft.is_on_disk or draft.content_bytes > INLINE_BYTES:
         draft.complete(header, tail)
         return Record(MESSAGE, draft.queue_id)
@@ -26,7 +26,7 @@ def record_of(draft: SpoolDraft, header: bytes, tail: bytes) -> Record:
 
 
 def name_long(disk: Disk, layout: LogLayout, drafts: Sequence[SpoolDraft]) -> list[OSError | None]:
-    """Make what drafts have in files durable, and its names, before any record tells of it."""
+    """Sync the files of drafts, rename them to their ids, and sync the folder; an error or None for each."""
     written = [(i, draft, draft.fd) for i, draft in enumerate(drafts) if draft.fd is not None]
     results: list[OSError | None] = [None] * len(drafts)
     if not written:
@@ -42,9 +42,9 @@ def name_long(disk: Disk, layout: LogLayout, drafts: Sequence[SpoolDraft]) -> li
 
 
 def discard(disk: Disk, layout: LogLayout, draft: SpoolDraft) -> None:
-    """Remove what a message that is not accepted wrote; never raises."""
+    """Remove the files of a message that is not accepted; never raises."""
     if draft.is_on_disk:
-        # Before its lock is free: then nobody takes it for another's.
+        # Unlink before the lock is released: then no other process takes the file for abandoned.
         with contextlib.suppress(OSError):
             disk.unlink(layout.content(draft.queue_id))
     draft.discard()

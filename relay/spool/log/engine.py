@@ -1,14 +1,13 @@
-"""The log engine: append-only records, and in memory where each queued message is.
+"""The log engine for the owner of the queue: append-only records, and an index in memory.
 
-For the owner of the queue, from one thread at a time.
-
-Guarantees: the records of a batch of settlements are one group, which counts whole or not at all; memory
-changes only when the group is durable.  No recipient is sent to again whose mark was durable.
-Damage: a stretch that is not sound is copied to corrupt/, reading goes on at the next sound record, and the
-segment is never removed.  In a damaged group no end counts, since a message may come again but not be lost.
-A read that fails: where a start needs it, all calls raise Unavailable until it succeeds.  Later, the message
-is left where it is, told of, and read by the next start.
-Assumes: no group before the last one of a stream is torn.
+Guarantees: the records of a batch of settlements are one group, which is valid as a whole or not at all.
+Memory changes only once the group is durable.  A recipient whose mark is durable is never sent to again.
+Damage: an unsound stretch is copied to corrupt/, reading resumes at the next sound record, and the segment
+is never removed.  An end in a damaged group is ignored: a message may come again, but must not be lost.
+Failed reads: until a start has read all, all calls raise Unavailable.  A message that cannot be read later is
+logged, left in its place, and claimed again after READ_AGAIN_NS.  A damaged message that cannot be set aside
+stays until the next start.
+Assumes: one thread at a time calls it, and no group before the last one of a stream is torn.
 """
 
 import contextlib
@@ -41,16 +40,14 @@ from relay.spool.message.reading import Stretch
 from relay.spool.root.quarantine import OnCorrupt
 
 CHECKPOINT_BYTES = 8 * 1024 * 1024
-"""So much may be written before the next checkpoint, or four times as much as the last one had."""
+"""Bytes written before the next checkpoint; or four times the size of the last one, if that is more."""
 _READ_AHEAD_BYTES = 256 * 1024
-"""Of each stream, while others may wait."""
+"""Read from each stream in one `claim`, so that no stream makes the others wait."""
 _SLICES = 64
-"""That an hourly tidying cleans at once."""
+"""Slices that one `tidy` cleans at most."""
 
 
 class _Log(NamedTuple):
-    """What a start found."""
-
     queued: Index
     streams: Streams
     journal: Journal
@@ -68,14 +65,14 @@ class LogSpool(BaseSpool):
         segment_bytes: int = SEGMENT_BYTES,
         checkpoint_bytes: int = CHECKPOINT_BYTES,
     ) -> None:
-        """Own the queue.  Raises SpoolBusy, OSError, and ValueError for one of another format."""
+        """Own the queue.  Raises SpoolBusy, OSError, and ValueError for a spool of another format."""
         prepare(root, disk)
         super().__init__(root, FORMAT, disk, clock, on_corrupt)
         self._layout = LogLayout(root)
         self._segment_bytes = segment_bytes
         self._checkpoint_bytes = self._least_bytes = checkpoint_bytes
         self._read_bytes = 0
-        """Of listeners' streams, since the last checkpoint."""
+        """Bytes of listeners' streams since the last checkpoint."""
         self._found: _Log | None = None
 
     def claim(self, most: int) -> list[Message]:
@@ -118,7 +115,7 @@ class LogSpool(BaseSpool):
         with kernel_errors("tidy"):
             log = self._log()
             found = list(abandoned(self._disk, self._layout.long))
-            # All of it: of what is not read yet, the content is no orphan.
+            # Read all records first: long content of an unread record is no orphan.
             self._listen(None)
             for _ in range(_SLICES):
                 if not log.cleaner.clean(2 * self._segment_bytes):
@@ -127,21 +124,21 @@ class LogSpool(BaseSpool):
 
     def close(self) -> None:
         if self._found is not None:
-            # Else the next start reads more.
+            # Without a checkpoint the next start reads more.
             with contextlib.suppress(OSError):
                 self._checkpoint(self._found)
             self._found.journal.writer.close()
         super().close()
 
     def _log(self) -> _Log:
-        """Return what there is; the first time read it.  Raises OSError."""
+        """Return the log, which the first call reads.  Raises OSError."""
         if self._found is not None:
             return self._found
         orphans = list(abandoned(self._disk, self._layout.long))
         queued, positions = checkpoint.read(self._disk, self._layout, partial(self._aside.keep, "checkpoint"))
         streams = Streams(self._disk, self._layout, queued, positions)
         damages: list[tuple[Segment, ReadGroup]] = []
-        # The messages first, then what became of them.
+        # Read the messages before the sender's stream, which says what became of them.
         for segment, group in chain(streams.listen(None), streams.replay_sender()):
             _take_in(queued, segment, group)
             damages += [(segment, group)] if group.damages else []
@@ -159,7 +156,7 @@ class LogSpool(BaseSpool):
         return self._found
 
     def _listen(self, most_bytes: int | None) -> None:
-        """Take in what listeners accepted, of each so much.  Raises OSError; what came by then is there."""
+        """Take in new mail, about `most_bytes` a stream.  Raises OSError, and keeps what was read by then."""
         log = self._log()
         came: list[QueueId] = []
         try:
@@ -171,7 +168,7 @@ class LogSpool(BaseSpool):
             self._ahead.extend(sorted(came))
 
     def _remove_orphans(self, found: Sequence[str]) -> int:
-        """Remove files that were `found` abandoned before all records were read, and are of no message."""
+        """Remove files of no message.  They were `found` abandoned before all records were read."""
         queued, removed = self._log().queued, 0
         for name in found:
             path = f"{self._layout.long}/{name}"
@@ -186,7 +183,6 @@ class LogSpool(BaseSpool):
         return removed
 
     def _claimed(self, name: str) -> Message | None:
-        """Return a message; its name here is its id."""
         queue_id = QueueId(name)
         if queue_id not in self._log().queued.places or self._is_left(name):
             return None
@@ -215,7 +211,7 @@ class LogSpool(BaseSpool):
             else:
                 yield Stretch(fd, place.length - head_bytes, place.offset + head_bytes)
 
-    def _known(self, message: Message, at: Stretch) -> Message:  # noqa: ARG002 - the maildir's hint
+    def _known(self, message: Message, at: Stretch) -> Message:  # noqa: ARG002 - the maildir needs `at`
         queued = self._log().queued
         queued.read_with(message.queue_id, message.envelope.recipients)
         facts = queued.facts.get(message.queue_id)
@@ -236,18 +232,18 @@ class LogSpool(BaseSpool):
                 if self._aside.has_left(path):
                     return
             else:
-                # Of what is gone its name is kept.
+                # If its content is gone, an empty file keeps its name.
                 with contextlib.suppress(Corrupt), self._at(queue_id) as at:
                     raw = self._disk.pread(at.fd, at.size_bytes, at.begin)
                 if not self._aside.keep(queue_id, raw, why):
                     return
-            # Crash here: it is found damaged again, or its content gone, by the next start.
+            # Crash here: the next start finds the message damaged again, or without content.
             self._write([Record(said.ASIDE, queue_id)])
         except OSError as error:
             self._aside.leave(queue_id, f"{why}; it cannot be set aside: {error}")
 
     def _keep_damage(self, segment: Segment, group: ReadGroup) -> None:
-        """Copy what is damaged of a group."""
+        """Copy the damaged stretches of a group to corrupt/."""
         for begin, end in group.damages:
             segment.is_damaged, segment.section = True, None
             path, why = self._layout.segment(segment.name), f"damaged at {begin} of {segment.name}"
@@ -259,7 +255,7 @@ class LogSpool(BaseSpool):
                 self._aside.leave(path, f"{why}, and cannot be copied: {error.strerror}")
 
     def _write_group(self, settling: LogSettling) -> None:
-        """Write what is settled.  Raises OSError: nothing is, but perhaps that recipients are relayed."""
+        """Write settled records.  Raises OSError: none is durable, except perhaps the relayed marks."""
         places = self._log().queued.places
         ending = [each.queue_id for each in settling.records if each.kind == said.ENDED]
         long = [queue_id for queue_id in ending if queue_id in places and places[queue_id].is_long]
@@ -271,7 +267,7 @@ class LogSpool(BaseSpool):
                     self._write(settling.relayed)
             raise
         for queue_id in long:
-            # Crash here, or an error: content without a record, which goes when the spool is tidied.
+            # Crash here, or an error: content without a record, which `tidy` or a start removes.
             with contextlib.suppress(OSError):
                 self._disk.unlink(self._layout.content(queue_id))
 
@@ -284,10 +280,10 @@ class LogSpool(BaseSpool):
         self._write([self._record_of(*each) for each in messages if each[0] not in places])
 
     def _record_of(self, queue_id: QueueId, envelope: Envelope, content: Iterable[bytes]) -> Record:
-        """Return the record of a message; long content is durable in its file then.  Raises OSError."""
+        """Return the record of a message, its long content durable in a file.  Raises OSError."""
         path = self._layout.part(queue_id)
         with contextlib.suppress(OSError):
-            # What an earlier call left: nobody else writes under an id of ours.
+            # An earlier call may have left this file: nobody else writes under this id.
             self._disk.unlink(path)
         draft = SpoolDraft(queue_id, self._disk, path, lambda _bytes: None)
         try:
@@ -303,7 +299,7 @@ class LogSpool(BaseSpool):
         return record
 
     def _keep_up(self) -> None:
-        """Clean a little, and write a checkpoint, where it is time for that; never raises."""
+        """Clean a slice, and write a checkpoint if one is due; never raises OSError."""
         with contextlib.suppress(OSError):
             log = self._log()
             written_bytes = self._read_bytes + log.journal.written_bytes
@@ -313,21 +309,21 @@ class LogSpool(BaseSpool):
             log.cleaner.clean(2 * self._segment_bytes)
 
     def _checkpoint(self, log: _Log) -> None:
-        """Write one, and remove what it does not need.  Raises OSError."""
+        """Write a checkpoint, and remove the segments that it does not need.  Raises OSError."""
         positions = log.streams.positions()
         if log.journal.writer.position.number:
             positions[SENDER] = log.journal.writer.position
         dead = [segment for segment in log.queued.segments.values() if segment.is_dead]
         content = checkpoint.encode(log.queued, positions)
-        # Also where this one fails: it is tried again after as much more.
+        # Reset before the write: a failed checkpoint is tried again after as many bytes more.
         self._read_bytes = log.journal.written_bytes = 0
         checkpoint.write(self._disk, self._layout, content)
         self._least_bytes = max(self._checkpoint_bytes, 4 * len(content))
-        # Crash here, or below: the next start finds some of them, below their streams' positions and dead.
+        # Crash here, or below: the next start finds some dead segments, all below their streams' positions.
         for segment in dead:
             with contextlib.suppress(FileNotFoundError):
                 self._disk.unlink(self._layout.segment(segment.name))
-        # Before a stream's position is forgotten, its segments are gone for ever.
+        # The removal must be durable before a stream's position is forgotten.
         self._disk.sync_directory(self._layout.log)
         for segment in dead:
             del log.queued.segments[segment.name]
@@ -335,6 +331,5 @@ class LogSpool(BaseSpool):
 
 
 def _take_in(queued: Index, segment: Segment, group: ReadGroup) -> list[QueueId]:
-    """Return which messages came."""
     is_whole = group.is_whole
     return [each.queue_id for each in group.records if queued.take_in(segment, each, is_whole=is_whole)]

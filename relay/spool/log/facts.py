@@ -1,12 +1,12 @@
-"""What became of a queued message: records in the sender's stream, and parts of a checkpoint.
+"""What became of a queued message, as records in the sender's stream and in a checkpoint.  No I/O.
 
 | kind | says | payload |
 | --- | --- | --- |
 | `S` | what became of a message | JSON, as below |
 | `F`, `A` | it ended; it was set aside in corrupt/ | |
 
-In the JSON `marks` has recipients by status byte, `told` recipients, `held` and `warned` yes or no, `next` an
-instant, `notes` why recipients failed.  A note is kept until a report told of its recipient.  No I/O.
+In the JSON, `marks` has recipients by status byte, `told` has recipients, `held` and `warned` are booleans,
+`next` is an instant, and `notes` says why recipients failed, until a report told of them.
 """
 
 import json
@@ -23,7 +23,7 @@ ENDS = frozenset({ENDED, ASIDE})
 
 
 class Facts:
-    """What became of one message so far; most messages have none."""
+    """What became of one message so far; most messages have no Facts."""
 
     __slots__ = ("is_held", "is_warned", "next_attempt_at_ns", "notes", "statuses", "told")
 
@@ -33,7 +33,7 @@ class Facts:
         self.is_held = self.is_warned = False
         self.next_attempt_at_ns: int | None = None
         self.notes: dict[int, Note] = {}
-        """The last one about each recipient that the sender was not told of."""
+        """The last note about each recipient of which no report told."""
 
     def apply(self, said: Mapping[str, Any]) -> None:
         for mark, indices in said.get("marks", {}).items():
@@ -58,7 +58,7 @@ class Facts:
         )
 
     def laid_over(self, message: Message) -> Message:
-        """Return a message as it is now.  Raises Corrupt."""
+        """Return a message with these facts applied.  Raises Corrupt."""
         if any(index >= len(message.statuses) for index in (*self.statuses, *self.told)):
             raise Corrupt("what became of a recipient that it does not have")
         after = message.after(self.statuses)._replace(
@@ -71,7 +71,7 @@ class Facts:
 
 
 def as_json(marks: Mapping[int, Status], notes: Iterable[Note], **more: object) -> dict[str, Any]:
-    """Return what there is to say: no key of which there is nothing, and `more` where it is true."""
+    """Return the facts as JSON, without keys whose value is empty or false."""
     by_mark: dict[str, list[int]] = {}
     for index, status in marks.items():
         by_mark.setdefault(status.value.decode(), []).append(index)

@@ -1,8 +1,8 @@
-"""What is queued, in memory: where each message is, and what was said of it.  No I/O.
+"""The queue in memory: the place of each queued message, and what became of it so far.  No I/O.
 
-Everything here follows from the records of the streams: `take_in` applies one.  A start calls it for each
-record behind the checkpoint, the journal for each record that became durable.  A segment is needed for the
-queued messages in it; what its other records say is in memory, and in the next checkpoint.
+Everything here follows from the records of the streams: `take_in` applies one record.  A start calls it for
+each record behind the checkpoint, the journal for each record that became durable.  A segment is needed only
+for the queued messages in it; the facts in its other records are in memory, and in the next checkpoint.
 """
 
 import json
@@ -25,17 +25,17 @@ class Segment:
     def __init__(self, name: SegmentName) -> None:
         self.name = name
         self.end = 0
-        """How long it is, as far as it was read or written."""
+        """Offset up to which it was read or written."""
         self.is_done = False
-        """All that counts of it was read, and nothing is added to it."""
+        """All that is valid was read, and nothing is added to it."""
         self.is_damaged = False
-        """It is never removed."""
+        """A damaged segment is never removed."""
         self.was_cleaned = False
         """Its messages were copied forward, or are about to be."""
         self.live_bytes = 0
-        """What is needed."""
+        """Bytes of queued messages."""
         self.section: bytes | None = None
-        """Its lines in the next checkpoint; None where something changed."""
+        """Its line in the next checkpoint; None if something changed."""
 
     @property
     def is_dead(self) -> bool:
@@ -43,17 +43,17 @@ class Segment:
 
 
 class RecordPlace(NamedTuple):
-    """Of a message's record."""
+    """The place of a message's record."""
 
     segment: Segment
     offset: int
     length: int
     recipients_crc: int = UNKNOWN_CRC
-    """Known once it was read."""
+    """Known once the message was read."""
 
     @property
     def is_long(self) -> bool:
-        """Whether the content has a file of its own: the record has no payload."""
+        """Return whether the content has a file of its own: such a record has no payload."""
         return self.length <= RECORD_HEAD_BYTES + LONGEST_ID
 
 
@@ -64,7 +64,7 @@ class Index:
         self.facts: dict[QueueId, Facts] = {}
 
     def segment(self, name: SegmentName) -> Segment:
-        """Return a segment, a new one where it is not known."""
+        """Return a segment; create it if it is not known."""
         return self.segments.get(name) or self.segments.setdefault(name, Segment(name))
 
     def read_with(self, queue_id: QueueId, recipients: Sequence[str]) -> None:
@@ -72,7 +72,7 @@ class Index:
         self.places[queue_id] = self.places[queue_id]._replace(recipients_crc=recipients_crc(recipients))
 
     def take_in(self, segment: Segment, each: Record, *, is_whole: bool = True) -> bool:
-        """Take in a record, of a whole group or another; return whether a message came that was not here."""
+        """Apply a record; return whether it brought a new message.  `is_whole`: its group is not damaged."""
         own, size = each.queue_id, each.record_bytes
         known = self.places.get(own)
         if each.kind in (MESSAGE, MOVED):
@@ -91,7 +91,7 @@ class Index:
             return False
         new = json.loads(each.payload)
         if not is_whole:
-            # The report may be what is damaged.
+            # The report that told of them may be in the damaged stretch.
             new = {key: value for key, value in new.items() if key not in ("told", "warned")}
         self.say(own, new)
         return False
@@ -103,12 +103,12 @@ class Index:
         self._need(place.segment, place.length)
 
     def say(self, queue_id: QueueId, new: Mapping[str, Any]) -> None:
-        """Take in what is said of a queued message."""
+        """Apply facts about a queued message, as JSON."""
         self.places[queue_id].segment.section = None
         (self.facts.get(queue_id) or self.facts.setdefault(queue_id, Facts())).apply(new)
 
     def crowded(self, spare_bytes: int) -> Segment | None:
-        """Return the segment with the least that is needed, where all together hold too much that is not."""
+        """Return the segment with the smallest live share to clean; None while dead bytes are few."""
         done = [
             each
             for each in self.segments.values()

@@ -1,9 +1,9 @@
-"""The listener's side of the log: drafts, and the moment they become ours.
+"""The listener's side of the log: drafts, and their acceptance.
 
-Any number of processes may take mail into one spool: each writes a stream of its own, under a lock that says
-that it lives.  Guarantees: a message for which `accept` returned None survives loss of power; all that are
-accepted together are one group, and share one sync.  Of one for which it returned an error nothing is queued,
-unless the disk refused to take it back too.
+Any number of processes may take mail into one spool.  Each holds the lock of a stream of its own.
+Guarantees: a message for which `accept` returned None survives loss of power.  The messages of one call are
+one group, and share one sync.  A message for which `accept` returned an error is not queued, unless the disk
+also refused to take its bytes back.
 Assumes: the folders exist (`layout.prepare`).  Does not: know SMTP, or when to send.
 """
 
@@ -42,7 +42,7 @@ class LogIntake:
         *,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
-        """Raise OSError, and SpoolBusy where the spool is converted."""
+        """Raise OSError, SpoolBusy if the spool is being converted, ValueError for another format."""
         self._lock_fd: int | None = as_intake(root, disk, FORMAT)
         self._layout = LogLayout(root)
         self._disk = disk
@@ -62,7 +62,7 @@ class LogIntake:
         own = [(ours(draft), envelope) for draft, envelope in drafts]
         results: list[OSError | None] = [None] * len(own)
         records: dict[int, Record] = {}
-        # One look for all that come together: where they do not fit, none is taken.
+        # Check the room once for the whole batch: if it does not fit, no message is taken.
         why_no_room = error_of(self._leave_room, sum(draft.buffered_bytes for draft, _ in own))
         for i, (draft, envelope) in enumerate(own):
             try:
@@ -82,7 +82,7 @@ class LogIntake:
                 results[i] = refused
         for (draft, _), result in zip(own, results, strict=True):
             if result is None:
-                # Only now: until its record is there, its lock says that it is no remains of a crash.
+                # Close after the append: until then the lock keeps the file from looking abandoned.
                 draft.close()
             else:
                 discard(self._disk, self._layout, draft)
@@ -99,7 +99,7 @@ class LogIntake:
             self._lock_fd = None
 
     def _end_stream(self) -> None:
-        """Let the sender remove it one day; by dying a process does the same."""
+        """Release the stream's lock, as the death of the process does: the sender may remove the stream."""
         if self._writer is not None:
             self._writer.close()
             self._disk.close(self._stream_fd)
@@ -120,7 +120,7 @@ class LogIntake:
             position = self._writer.position._replace(messages=self._messages)
             self._disk.write_at(self._stream_fd, position.encoded(), 0)
         except OSError:
-            # It is accepted, and nobody can be told how far: of a stream without a writer all is read.
+            # The mail is accepted but not announced: end the stream, as a dead stream is read to its end.
             self._end_stream()
         return None
 
@@ -136,9 +136,9 @@ class LogIntake:
                     self._stream_fd, self._messages = fd, 0
                     return StreamWriter(self._disk, self._layout, name, self._segment_bytes, NOT_BEGUN)
             except OSError:
-                # A lock that is held says that its stream lives.
+                # Release the lock: while it is held, the stream looks alive.
                 self._disk.close(fd)
                 raise
-            # The sender was quicker, and took it for what a dead listener left.
+            # The sender took the new lock file for a dead listener's, and removed it.
             self._disk.close(fd)
         raise OSError(errno.EAGAIN, "each new stream was taken for abandoned")

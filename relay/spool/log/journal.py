@@ -1,7 +1,7 @@
-"""The sender's own stream: what is written becomes durable as one group, and only then part of the index.
+"""The sender's own stream: records become durable as one group, and only then part of the index.
 
-Hints are no reason to wait for a disk: they are in memory at once, and durable with the next group or
-checkpoint.  Raises OSError, and nothing of the group counts then.  Assumes: the owner of the queue.
+Hints wait for no disk: they are in memory at once, and durable with the next group or checkpoint.
+`write` raises OSError, and then nothing of the group is valid.  Assumes: the caller owns the queue.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ class Journal:
         self._hints: dict[QueueId, Record] = {}
         self._name: SegmentName | None = None
         self.written_bytes = 0
-        """Since it was last set to 0."""
+        """Since the caller last set it to 0."""
 
     def hint(self, queue_id: QueueId, at_ns: int) -> None:
         new = {"next": at_ns}
@@ -33,7 +33,7 @@ class Journal:
         self._hints[queue_id] = Record(said.SAID, queue_id, said.encode(new))
 
     def write(self, records: Sequence[Record]) -> list[QueueId]:
-        """Write records, of which there are some; return which messages came with them."""
+        """Write at least one record; return the ids of the new messages.  Raises OSError."""
         group = [*self._hints.values(), *records]
         name, offsets = self.writer.append(group)
         self._hints = {}
@@ -48,11 +48,11 @@ class Journal:
 
 
 class Cleaner:
-    """Copies what is needed of a mostly dead segment forward, a slice at a time, until it is dead.
+    """Copies the queued messages of a mostly dead segment forward, a slice at a time, until it is dead.
 
-    Bound: all segments that are not added to are at most twice what is needed of them and two segments more.
+    Bound: all finished segments together hold at most twice their live bytes and two segments more.
     So a held message keeps no segment for long, and a byte is copied only when at least as many died.
-    A copy is durable before its original is let go, and a segment goes with a checkpoint only.
+    A copy is durable before its original is released, and only a checkpoint removes a segment.
     """
 
     def __init__(self, disk: Disk, layout: LogLayout, index: Index, journal: Journal) -> None:
@@ -63,7 +63,7 @@ class Cleaner:
         self._ahead: list[QueueId] = []
 
     def clean(self, spare_bytes: int) -> bool:
-        """Copy a slice forward where there is a need to; return whether there was.  Raises OSError."""
+        """Copy a slice forward if cleaning is due; return whether it was.  Raises OSError."""
         if not self._ahead:
             if (segment := self._index.crowded(spare_bytes)) is None:
                 return False
@@ -75,13 +75,13 @@ class Cleaner:
         while left and sum(each.record_bytes for each in copies) < SLICE_BYTES:
             copies += self._copy(left.pop())
         if copies:
-            # Crash here, before or after: the copy counts if it is there, and says the same.
+            # Crash here, before or after: a copy that is there says the same as its original.
             self._journal.write(copies)
         self._ahead = left
         return True
 
     def _copy(self, queue_id: QueueId) -> list[Record]:
-        """Return a message again; none for one that ended meanwhile, or cannot be read: that stays."""
+        """Return a copy of a message's record; none if the message ended, or stays as it cannot be read."""
         place = self._index.places.get(queue_id)
         if place is None or not place.segment.was_cleaned:
             return []

@@ -1,15 +1,15 @@
-"""Where things are in a spool of the engine log.
+"""The files in a spool of the engine log.
 
     format                     `relay spool 1 log`
-    log/STREAM.lock            held by the stream's writer while it lives; how far its mail is accepted
-    log/STREAM.NUMBER          a segment: groups of records, only ever added to (`record`)
+    log/STREAM.lock            locked by the stream's writer while it lives; how far its mail is accepted
+    log/STREAM.NUMBER          a segment: groups of records, append-only (`record`)
     log/checkpoint             what a start need not read again (`checkpoint`), and a copy of it
     long/ID                    a message whose content does not fit into a record, in the maildir's format
     long/ID.part               the same while it arrives; its writer holds its lock
-    corrupt/                   what is damaged, as a file that people can read
+    corrupt/                   copies of damaged messages and stretches, for people to read
 
-A listener's stream is called by an id of its own, never used twice; the sender's is `sender`, and each start
-of it begins another segment.  Beside them, as in every spool: `lock`, `intakes`, `trigger`, `control.sock`.
+A listener's stream is named by an id that is never used twice.  The sender's stream is `sender`, and each
+start of it begins another segment.  Every spool also has `lock`, `intakes`, `trigger` and `control.sock`.
 """
 
 import re
@@ -22,11 +22,11 @@ from relay.spool.root.quarantine import corrupt_folder
 
 FORMAT = b"relay spool 1 log\n"
 PIECES = ("log", "long")
-"""Names in the root that are this engine's own."""
+"""Folders in the root that belong to this engine."""
 SENDER = "sender"
 PART = ".part"
 NAMES = re.compile(r"([0-9a-z]{16}|sender)\.(?:([0-9]{10})|lock)\Z")
-"""In log/: a stream, and the number of a segment or nothing."""
+"""A name in log/: the stream, and the number of a segment; a lock has no number."""
 
 
 class SegmentName(NamedTuple):

@@ -1,18 +1,19 @@
 """The bytes of a segment: groups of records.  Encoding and decoding only: no I/O.
 
-A record is a head, the id of its message, and its payload.  In the head stand the segment's mark, the kind,
-the length of the id, the number of the group, how many records that has (0 but in its first one), length and
-CRC-32 of the payload, and CRC-32 of the head and the id.  The payload of a message is a message file
-(`relay.spool.message.message_file`), or nothing where that is in long/; of others see `facts`.
+A record is a head, the id of its message, and a payload.  The head has the segment's mark, the kind, the
+length of the id, the number of the group, the number of its records (0 except in its first record), length
+and CRC-32 of the payload, and a CRC-32 of the head and the id.  A record is sound if all of these match.
+The payload of a message is a message file (`relay.spool.message.message_file`), empty if the file is in
+long/.  `facts` has the payloads of other kinds.
 
-Each group of a segment has a number of its own, also one that found no room.  The next group is written over
-that one; where a crash tears it, records that the first one left there do not make it whole.
+Each group of a segment has a number of its own, even a group that found no room and is overwritten by the
+next one.  If a crash tears that next group, records left by the earlier group do not complete it.
 
-The first record of a segment is its header, BEFORE and BEFORE_END: which segment its stream's writer wrote
-before it, and how much of that one counts.  What stands behind that, and in segments between, is void.
+The first record of a segment is its header.  It names the segment that the same writer wrote before, and the
+offset up to which that segment is valid.  Bytes behind that offset, and segments in between, are void.
 
-Behind a damaged place the next sound record is looked for by the mark, which is different in each segment.
-It begins with two CR, and a CR is never alone in content: so no content is taken for a record.
+Behind a damaged stretch the reader looks for the next mark.  Each segment has a mark of its own, which begins
+with two CR.  A CR is never alone in content, so no content is taken for a record.
 """
 
 import hashlib
@@ -34,22 +35,22 @@ _READ_BYTES = 1024 * 1024
 HEADER = b"h"
 MESSAGE = b"E"
 MOVED = b"e"
-"""A message copied forward, by the sender: what was said of it before still holds."""
+"""A message that the sender copied forward; its earlier facts still hold."""
 Read = Callable[[int, int], bytes]
 """Offset and size; fewer bytes only at the end."""
 
 
 class Position(NamedTuple):
-    """How far a stream goes, was read, or, in its lock's file, which is not synced, is accepted."""
+    """How far a stream goes, was read, or is accepted; the lock file announces the last, without a sync."""
 
     number: int = 0
-    """Of a segment; 0: there is none."""
+    """Number of the segment; 0: there is none."""
     end: int = 0
     messages: int = 0
-    """Of the stream, as far as they are counted."""
+    """Messages of the stream up to here, where they are counted; else 0."""
 
     def encoded(self) -> bytes:
-        """As long as one before it, over which it is written."""
+        """Return 71 bytes: the length is fixed, since one position overwrites another."""
         return sealed(b"%020d %020d %020d" % self)
 
 
@@ -60,9 +61,8 @@ class Record(NamedTuple):
     at: int = 0
     """Its offset in the segment."""
     group: int = 0
-    """The number of its group."""
     group_size: int = 0
-    """How many records its group has, in the first one."""
+    """Number of records in the group; 0 except in its first record."""
 
     @property
     def record_bytes(self) -> int:
@@ -75,7 +75,7 @@ class ReadGroup(NamedTuple):
     is_whole: bool
     records: list[Record]
     damages: list[tuple[int, int]]
-    """Stretches that are no sound record."""
+    """Begin and end of each stretch that is no sound record."""
 
 
 def mark_of(name: SegmentName) -> bytes:
@@ -87,24 +87,24 @@ def header_of(before: Position) -> Record:
 
 
 def decode_header(name: SegmentName, first: bytes) -> Position | None:
-    """Return what a segment's header says, given how it begins; None for one that is damaged."""
+    """Return the position in a segment's header, given its first bytes; None if it is damaged."""
     found = record_in(first, name)
     return decode_position(found.payload) if found is not None and found.kind == HEADER else None
 
 
 def decode_position(raw: bytes) -> Position | None:
-    """Return None for one that is damaged, or just being written."""
+    """Return None for a position that is damaged, or just being written."""
     body = unsealed(raw)
     return None if body is None else Position(*map(int, body.split()))
 
 
 def record_in(raw: bytes, name: SegmentName) -> Record | None:
-    """Return the sound record of a segment that some bytes begin with."""
+    """Return the record that some bytes of a segment begin with; None if it is not sound."""
     return sound_record(mark_of(name), lambda at, size: raw[at : at + size], 0, len(raw))
 
 
 def encode_group(mark: bytes, records: Sequence[Record], at: int, number: int) -> tuple[bytes, list[int]]:
-    """Return a group, and where each of its records begins if it is written at an offset."""
+    """Return the bytes of a group to write at offset `at`, and the offset of each record."""
     pieces, offsets, count = list[bytes](), list[int](), len(records)
     for new in records:
         own = new.queue_id.encode()
@@ -117,7 +117,7 @@ def encode_group(mark: bytes, records: Sequence[Record], at: int, number: int) -
 
 
 def sound_record(mark: bytes, read: Read, at: int, end: int) -> Record | None:
-    """Return the record that begins at an offset; None for anything else."""
+    """Return the record that begins at an offset; None if it is not sound."""
     raw = read(at, min(RECORD_HEAD_BYTES + LONGEST_ID, end - at))
     if len(raw) < RECORD_HEAD_BYTES or not raw.startswith(mark):
         return None
@@ -137,12 +137,12 @@ def sealed(body: bytes) -> bytes:
 
 
 def unsealed(raw: bytes) -> bytes | None:
-    """Return what was sealed; None for what is damaged, or just being written."""
+    """Return what was sealed; None if it is damaged, or just being written."""
     return raw[9:] if sealed(raw[9:]) == raw else None
 
 
 class SegmentReader:
-    """Groups of a segment, its bytes read in large pieces; nothing that is read may change meanwhile."""
+    """Reads the groups of a segment, in pieces of 1 MiB.  Assumes that bytes before `end` do not change."""
 
     def __init__(self, mark: bytes, read: Read, end: int) -> None:
         self._mark = mark
@@ -151,9 +151,9 @@ class SegmentReader:
         self._from, self._bytes = 0, b""
 
     def groups(self, at: int) -> Iterator[ReadGroup]:
-        """Yield groups as they stand; what belongs to none comes as a group that is not whole.
+        """Yield groups in order; bytes of no group are yielded as a group that is not whole.
 
-        Behind a damaged place reading goes on at the next sound record: that costs what is in it, no more.
+        Behind a damaged stretch reading resumes at the next sound record: only the stretch is lost.
         """
         begin, records, damages = at, list[Record](), list[tuple[int, int]]()
         while at < self._end:
@@ -178,7 +178,7 @@ class SegmentReader:
         return self._bytes[start : start + size]
 
     def _next(self, at: int) -> int:
-        """Return where the mark stands next, or the end."""
+        """Return the offset of the next mark, or the end."""
         while some := self._get(at, min(_READ_BYTES, self._end - at)):
             if (found := some.find(self._mark)) >= 0:
                 return at + found
@@ -191,7 +191,6 @@ def _is_whole(records: Sequence[Record], damages: Sequence[object]) -> bool:
 
 
 def _is_of_another(found: Record | None, records: Sequence[Record]) -> bool:
-    """Return whether a record is of another group than those before it."""
     if found is None:
         return False
     return bool(found.group_size or (records and found.group != records[0].group))

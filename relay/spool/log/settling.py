@@ -1,7 +1,7 @@
-"""Which records say what a batch of settlements asks for, given what is known.  No I/O of its own.
+"""Turns a batch of settlements into the records of one group, by what the index knows.  No I/O of its own.
 
-A group counts whole or not at all.  So a report and the mark that its recipients are told come together, and
-no crash leaves one without the other.
+A group is valid as a whole or not at all.  So no crash leaves a report without the mark that its recipients
+are told, or that mark without the report.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,21 +21,21 @@ class LogSettling:
     def __init__(
         self, index: Index, record_of: Callable[[QueueId, Envelope, Sequence[bytes]], Record]
     ) -> None:
-        """Take `record_of`, which returns the record of a new message."""
+        """`record_of` returns the record of a new message, and may write its long content."""
         self._index = index
         self._record_of = record_of
         self._marks: dict[QueueId, dict[int, Status]] = {}
         self._reports: set[QueueId] = set()
         self.records: list[Record] = []
         self.relayed: list[Record] = []
-        """The same without all but the marks of relayed recipients."""
+        """Only the marks of relayed recipients, for when `records` find no room."""
 
     def add(self, each: Settlement) -> None:
-        """Raise Absent, Corrupt, OSError; after OSError relayed recipients are in the group all the same."""
+        """Raise Absent, Corrupt, OSError; OSError still adds the marks of relayed recipients."""
         own = each.queue_id
         if own not in self._index.places:
             asks = each.report or each.notes or each.told or each.is_warned or each.is_held is not None
-            # An end may be asked for again, and a hint is no promise.
+            # An end may be repeated after a crash, and a hint may get lost.
             if (each.marks or asks) and not each.ends:
                 raise Absent(own)
             return
@@ -76,7 +76,7 @@ class LogSettling:
         report = each.report
         if report is None or report.queue_id in self._index.places or report.queue_id in self._reports:
             return []
-        # A repeated settlement: its report may have been relayed already, and be gone.
+        # A repeated settlement: the report may have been relayed and removed already.
         if (each.told and facts.told.issuperset(each.told)) or (each.is_warned and facts.is_warned):
             return []
         record = self._record_of(report.queue_id, report.envelope, [report.content])

@@ -1,10 +1,10 @@
-"""Streams as the owner of the queue reads them: each group once, from where the checkpoint ends.
+"""Reads the streams for the owner of the queue: each group once, from where the checkpoint ends.
 
-Of a stream whose writer lives, the owner reads what the lock's file announces: that is durable.  Of a stream
-whose writer is dead, and of the sender's at a start, it reads all that is sound.  Bytes that are not sound at
-its very end, behind what was announced, are a torn group or room: no client and no operator was told of it.
-All other bytes that are not sound are damage: they come as a group that is not whole, with its sound records.
-Raises OSError where the disk does not give what was accepted; the next call goes on there.
+While a stream's writer lives, the owner reads up to the position that the lock file announces: those groups
+are durable.  A dead writer's stream is read to its end, and so is the sender's own at a start.
+Unsound bytes at that end, behind the announced position, are a torn group or preallocated zeros: no client
+and no operator was told of them.  All other unsound bytes are damage: they are yielded as a group that is not
+whole, with its sound records.  Raises OSError if accepted mail cannot be read; the next call resumes there.
 """
 
 import contextlib
@@ -37,22 +37,22 @@ class Stream:
         self.announced = Position()
         self.is_dead = False
         self.is_over = False
-        """It is dead, and all of it was read."""
+        """Its writer is dead, and all of it was read."""
 
     @property
     def has_news(self) -> bool:
-        """Whether there may be more to read.  Of one that lives, only what it announces."""
+        """Return whether there may be more to read: while the writer lives, only what it announced."""
         is_announced = self.announced.number > 0
         return self.is_dead or (is_announced and self.announced[:2] != self.read[:2])
 
 
 class StreamPart(NamedTuple):
-    """Of a segment, so much as counts."""
+    """The part of a segment that is valid."""
 
     number: int
     end: int
     torn_from: int | None
-    """From here on what is not sound is no damage, but what a crash tore; None: nowhere."""
+    """Unsound bytes at the end, from this offset on, are a torn write and no damage; None: all are damage."""
 
 
 class Streams:
@@ -70,12 +70,15 @@ class Streams:
 
     @property
     def unread(self) -> int:
-        """Return how many messages are announced and not read, as of the last look."""
+        """Return how many messages are announced and not read, as of the last `listen`."""
         alive = [stream for stream in self._streams.values() if not stream.is_over]
         return sum(max(0, stream.announced.messages - stream.read.messages) for stream in alive)
 
     def listen(self, most_bytes: int | None) -> Iterator[Found]:
-        """Yield groups of all listeners, of each so many bytes at once; None: all there is."""
+        """Yield groups of all listeners, about `most_bytes` of each stream; None: all there is.
+
+        Raises OSError for a stream that cannot be read, after it read the others.
+        """
         failed: OSError | None = None
         for name in self._listed().keys() - {SENDER}:
             self._streams.setdefault(name, Stream(name, Position()))
@@ -84,7 +87,7 @@ class Streams:
                 self._hear(stream, is_all=most_bytes is None)
             except OSError as error:
                 failed = error
-        # Only now: what is announced is there, and a writer that is dead by now begins no segment any more.
+        # List segments after the locks: announced segments exist by now, and dead writers begin no more.
         listed = self._listed()
         for stream in [each for each in self._streams.values() if not each.is_over and each.name != SENDER]:
             try:
@@ -95,7 +98,6 @@ class Streams:
             raise failed
 
     def replay_sender(self) -> Iterator[Found]:
-        """Yield the groups of our own stream."""
         stream = self._streams.setdefault(SENDER, Stream(SENDER, Position()))
         stream.is_dead = True
         yield from self._some(stream, self._listed().get(SENDER, []), None)
@@ -105,7 +107,7 @@ class Streams:
         return read, max([read.number, *(n.number for n in self._index.segments if n.stream == SENDER)])
 
     def forget_removed(self) -> None:
-        """Let go of streams that are over and have no segment left.  Raises OSError."""
+        """Remove the locks of streams that are over and have no segment left.  Raises OSError."""
         there = {name.stream for name in self._index.segments} | {SENDER}
         for name in [name for name, each in self._streams.items() if each.is_over and name not in there]:
             with contextlib.suppress(FileNotFoundError):
@@ -113,7 +115,7 @@ class Streams:
             del self._streams[name]
 
     def _listed(self) -> dict[str, list[int]]:
-        """Return the streams that there are, and the numbers of their segments in order."""
+        """Return the numbers of the segments of each stream, in order."""
         numbers: dict[str, list[int]] = {}
         for found in filter(None, map(NAMES.match, sorted(self._disk.names(self._layout.log)))):
             numbers.setdefault(found[1], []).extend([int(found[2])] if found[2] else [])
@@ -122,7 +124,7 @@ class Streams:
     def _hear(self, stream: Stream, *, is_all: bool) -> None:
         """Learn whether a stream's writer lives, and how far its mail is accepted.
 
-        Raises OSError, also where all is asked for and a writer is just announcing more.
+        Raises OSError, also if all is to be read (`is_all`) while a writer rewrites its announcement.
         """
         path = self._layout.stream_lock(stream.name)
         try:
@@ -135,13 +137,13 @@ class Streams:
             raw = self._disk.pread(fd, self._disk.size(fd), 0)
             announced = decode_position(raw) if raw else Position()
             if is_dead and not (stream.read.number or self._listed()[stream.name]):
-                # While we hold it: who was about to begin this stream begins another one.
+                # Unlink under the lock: a listener that is about to begin this stream begins another.
                 self._disk.unlink(path)
                 del self._streams[stream.name]
         if announced is None and not is_dead and is_all:
-            # A start would not know of whom our own stream speaks, nor a tidying what is no orphan.
+            # A start needs these messages to read the sender's stream, and `tidy` to tell orphans.
             raise OSError(errno.EAGAIN, "a listener is just announcing its mail")
-        # What was announced before is there in any case.
+        # An announcement that cannot be decoded leaves the previous one in force.
         stream.is_dead, stream.announced = is_dead, stream.announced if announced is None else announced
 
     def _some(self, stream: Stream, numbers: Sequence[int], most_bytes: int | None) -> Iterator[Found]:
@@ -174,7 +176,7 @@ class Streams:
             waiting: list[ReadGroup] = []
             with opened(self._disk, self._disk.open_read(self._layout.segment(segment.name))) as fd:
                 if torn_from is not None and stream.name != SENDER:
-                    # A killed writer may have left it, and its name, in memory only.
+                    # A killed writer may have synced neither the file nor its name.
                     self._disk.sync(fd)
                     self._disk.sync_directory(self._layout.log)
 
@@ -192,15 +194,15 @@ class Streams:
             yield from ((segment, each) for each in damaged)
 
     def _parts(self, stream: Stream, numbers: Sequence[int]) -> list[StreamPart]:
-        """Return what counts from where the stream was read to, the oldest segment first.
+        """Return the valid parts behind the position that was read, the oldest segment first.
 
-        The header of a segment says how much of the one before it counts, so they are looked at from the
-        last one on.  Only the last one may end with what a crash tore.
+        The header of a segment says how much of the segment before it is valid.  So the loop starts at the
+        last segment.  Only the last segment may end with a torn group.
         """
         announced = stream.announced
         parts: list[StreamPart] = []
         counts_before: Position | None = None
-        """What the segment behind says."""
+        """By the header of the segment behind."""
         for number in reversed(numbers):
             is_announced = stream.is_dead or number <= announced.number
             is_void = counts_before is not None and number > counts_before.number

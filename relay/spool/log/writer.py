@@ -1,13 +1,13 @@
 """Adds groups of records to one stream; each group is one write and one sync.
 
-Guarantees: when `append` returned the group is durable, and so are the names that lead to it.  When it raised
-OSError nothing of it counts.  Where there was no room its bytes are taken back, and the next group goes to
-the same place.  After any other failure, above all of a sync, the segment is left: the group is cut off, as
-far as the disk lets us, and the next segment says how much of this one counts.
-Crash before that: the group may count or not; its caller was told neither.
+Guarantees: once `append` returned, the group is durable, and so is the name of its segment.  If `append`
+raised OSError, nothing of the group is valid.  If the disk was full, the writer truncates the group, and
+writes the next one at the same offset.  After any other failure, above all of a sync, the writer leaves the
+segment: it truncates the group if the disk allows it, and the header of the next segment says how much of
+this one is valid.  Crash before that: the group may be valid or not; its caller was told neither.
 
-The sender's groups are small and many, and each waits for its sync.  So its segments grow ahead of them, by
-room: zeros that the next groups overwrite.  A listener's are large, and room would double what it writes.
+The sender writes many small groups, and each waits for its sync.  So its segments grow ahead by preallocated
+zeros, which the next groups overwrite.  A listener's groups are large: zeros would double what it writes.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ from relay.spool.log.layout import SENDER, LogLayout, SegmentName
 from relay.spool.log.record import Position, Record, encode_group, header_of, mark_of
 
 SEGMENT_BYTES = 16 * 1024 * 1024
-"""A segment that is as long is not added to."""
+"""A segment of this length or more gets no further group."""
 
 
 Begun = tuple[Position, int]
-"""Where a stream ends, and the highest number of a segment that is taken."""
+"""Where a stream ends, and the highest segment number in use."""
 NOT_BEGUN = (Position(), 0)
 
 
@@ -36,15 +36,15 @@ class StreamWriter:
         (self._number, self._end, _), self._highest = begun
         self._fd: int | None = None
         self._groups = 0
-        """Written, or tried to be, into the segment."""
+        """Groups written into the segment, or tried."""
 
     @property
     def position(self) -> Position:
-        """Return the number of the last segment that counts, and how much of it does."""
+        """Return the number of the last valid segment, and the end of its valid part."""
         return Position(self._number, self._end)
 
     def append(self, records: Sequence[Record]) -> tuple[SegmentName, list[int]]:
-        """Return the segment, and where each record is."""
+        """Return the segment, and the offset of each record.  Raises OSError."""
         if self._fd is None or self._end >= self._segment_bytes:
             return self._begin(records)
         name = SegmentName(self._stream, self._number)
@@ -54,12 +54,12 @@ class StreamWriter:
         try:
             self._write(self._fd, group, self._end)
         except OSError as error:
-            # Where it is as long as before, a part of the group may stay in its room.
+            # At the old length, a part of the group may remain in the preallocated zeros.
             if not (is_lack_of_room(error) and error_of(self._disk.truncate, self._fd, size_bytes) is None):
                 self._leave(self._fd)
             raise
         try:
-            # Crash here: a group that may be there, torn or whole; nobody was told of it.
+            # Crash here: the group may be there, torn or whole; nobody was told of it.
             self._disk.sync_content(self._fd)
         except OSError:
             self._leave(self._fd)
@@ -71,7 +71,7 @@ class StreamWriter:
         if self._fd is not None:
             with contextlib.suppress(OSError):
                 if self._disk.size(self._fd) > self._end:
-                    # Crash here, or no room to do it: zeros, which no start takes for anything.
+                    # Crash here, or no room for it: zeros stay, which a start ignores.
                     self._disk.truncate(self._fd, self._end)
             self._disk.close(self._fd)
             self._fd = None
@@ -79,7 +79,7 @@ class StreamWriter:
     def _begin(self, records: Sequence[Record]) -> tuple[SegmentName, list[int]]:
         """Write the first group of the next segment together with its header."""
         self.close()
-        # A number is never used twice, though its file may be gone.
+        # A number is never used twice, even if its file is gone.
         self._highest += 1
         name = SegmentName(self._stream, self._highest)
         header = header_of(self.position)
@@ -89,7 +89,7 @@ class StreamWriter:
         try:
             self._write(fd, group, 0)
             self._disk.sync(fd)
-            # Crash here: a whole segment, its name perhaps not durable; nobody was told of it.
+            # Crash here: a whole segment, whose name may not be durable; nobody was told of it.
             self._disk.sync_directory(self._layout.log)
         except OSError:
             with contextlib.suppress(OSError):
@@ -109,7 +109,7 @@ class StreamWriter:
             self._disk.write_at(fd, content, offset)
 
     def _leave(self, fd: int) -> None:
-        """Cut off a group that nobody may find, and go on elsewhere."""
+        """Truncate a group that failed, and leave the segment."""
         with contextlib.suppress(OSError):
             self._disk.truncate(fd, self._end)
             self._disk.sync(fd)

@@ -1,5 +1,4 @@
-"""The maildir engine, the default: one file a message, the folder is its state.
+"""The maildir engine, the default: one file for each message; the folder is the message's state.
 
-`layout` has the table of states and what a start does with each.  A message's way: `intake` (the listener),
-`engine` (the owner of the queue) with `marks`.
+`layout` has the table of states.  `intake` is the listener's side; `engine`, with `marks`, is the owner's.
 """

@@ -1,13 +1,11 @@
-"""The maildir engine: one file a message, its folder is its state (table in `layout`).
+"""The owner's side of the maildir: one file for each message; the folder is its state (table in `layout`).
 
-For the owner of the queue, from one thread at a time.
-
-Guarantees: the order of a settlement is notes, status bytes, report, told, end; a crash between two leaves
-the earlier ones, from which the next start goes on.  Where a crash left a report that its message is not
-marked for, the start marks the message before it claims either.
-Assumes: rename is one operation, also across loss of power.
-Does not: sync an end.  What a loss of power brings back has no recipient left and nothing to tell.  On btrfs
-a message that was held may come back under the name from before that, though the hold was synced.
+Guarantees: a settlement writes notes, status bytes, report, told and end, in this order.  A crash between two
+steps leaves the earlier ones, and the next start continues from there.  If a crash left a report without the
+mark in its message, the start marks the message before it claims either.
+Assumes: one thread at a time calls; rename is atomic, also across loss of power.
+Does not: sync an end.  A message that loss of power brings back has no recipient left and owes no report.  On
+btrfs it may come back under the name from before it was held, although the hold was synced.
 """
 
 import contextlib
@@ -31,7 +29,7 @@ from relay.spool.message.reading import Stretch
 from relay.spool.root.quarantine import OnCorrupt
 
 LARGEST_NOTES_BYTES = 64 * 1024 * 1024
-"""Ten times what 10,000 refused recipients need; what stands behind it is not read."""
+"""Ten times what 10,000 refused recipients need; notes beyond this are not read."""
 _PLAUSIBLE_DEFERRAL_NS = 1_000_000_000
 """A file modified less than this after its arrival was never postponed."""
 
@@ -40,16 +38,16 @@ class MaildirSpool(BaseSpool):
     def __init__(
         self, root: str, disk: Disk, clock: Clock, on_corrupt: OnCorrupt = lambda _n, _w: None
     ) -> None:
-        """Own the queue.  Raises SpoolBusy, OSError, and ValueError for one of another format."""
+        """Become the owner of the queue.  Raises as `prepare` does, and SpoolBusy."""
         prepare(root, disk)
         super().__init__(root, FORMAT, disk, clock, on_corrupt)
         self._layout = MaildirLayout(root)
         self._reports = MaildirIntake(root, disk, clock, headroom=False)
         self._held: set[QueueId] = set()
         self._noted: set[QueueId] = set()
-        """Messages with a file of notes."""
+        """Messages that have a file of notes."""
         self._untold: set[QueueId] = set()
-        """Published reports whose messages are not marked yet; they are not claimed before that."""
+        """Reports whose messages are not marked as told yet; `claim` skips them until then."""
         self._notices: frozenset[QueueId] = frozenset()
         """Reports and warnings that the start found."""
         self._is_started = False
@@ -81,7 +79,7 @@ class MaildirSpool(BaseSpool):
             return remove_abandoned(self._disk, self._layout.drafts)
 
     def _start(self) -> None:
-        """List everything, oldest first; of one name a held file goes before a queued one."""
+        """List all messages, oldest first.  If an id has two files, the held one wins."""
         there: dict[str, str] = {}
         for folder in (self._layout.hold, *self._layout.queued_folders(), self._layout.new):
             for name in self._disk.names(folder):
@@ -93,7 +91,7 @@ class MaildirSpool(BaseSpool):
             if name in there:
                 self._noted.add(QueueId(name))
             elif is_queue_id(name):
-                # Of a message whose end was cut off.
+                # A crash interrupted the end of the message.
                 with contextlib.suppress(OSError):
                     self._disk.unlink(f"{self._layout.notes}/{name}")
         self.tidy()
@@ -101,7 +99,7 @@ class MaildirSpool(BaseSpool):
         self._is_started = True
 
     def _find(self, there: dict[str, str], name: str, path: str) -> None:
-        """Keep one path of a name: a log of each folder (btrfs) may have kept both ends of a rename."""
+        """Keep one path of an id: btrfs logs folders apart, so a crash may leave both names of a rename."""
         first = there.setdefault(name, path)
         if first == path:
             return
@@ -111,7 +109,7 @@ class MaildirSpool(BaseSpool):
             self._aside.move(path, "a message of this id is queued already")
 
     def _next(self) -> list[str]:
-        """Return what listeners accepted, and now and then what could not be read before."""
+        """Return new messages of listeners, and from time to time those that could not be read."""
         paths = sorted(self._accepted())
         if not self._unread:
             self._notices = frozenset()
@@ -121,7 +119,7 @@ class MaildirSpool(BaseSpool):
         return [f"{self._layout.new}/{name}" for name in self._disk.names(self._layout.new)]
 
     def _claimed(self, name: str) -> Message | None:
-        """Return a message, in its home; its name here is its path."""
+        """Claim the message at a path, and move it to its home."""
         path, queue_id = name, QueueId(name.rpartition("/")[2])
         is_new = path.startswith(f"{self._layout.new}/")
         if not is_queue_id(queue_id) or queue_id in self._untold:
@@ -130,7 +128,7 @@ class MaildirSpool(BaseSpool):
             return None
         try:
             with opened(self._disk, self._disk.open_update(path)) as fd:
-                # Its listener holds this lock until it is durable, and pulls the trigger then.
+                # The listener holds this lock until the message is durable; then it pulls the trigger.
                 if is_new and not self._disk.lock_open(fd):
                     return None
                 at = Stretch(fd, self._disk.size(fd))
@@ -139,7 +137,7 @@ class MaildirSpool(BaseSpool):
             if is_new:
                 if self._disk.inode(self._layout.queued(queue_id)) is not None:
                     raise Corrupt("a message of this id is queued already")
-                # Crash here, or after the rename: accepted or queued, the next start finds either.
+                # Crash here, or after the rename: the next start finds the message in new/ or in cur/.
                 self._disk.rename(path, self._layout.queued(queue_id))
             return message
         except FileNotFoundError:
@@ -149,7 +147,7 @@ class MaildirSpool(BaseSpool):
         return None
 
     def _marked_as_told(self, fd: int, message: Message) -> Message:
-        """Write what a crash kept from being written: the report or warning is there, and not its mark."""
+        """Mark a message as told or warned if the report or warning exists: a crash prevented its mark."""
         if not self._notices or is_notice(message.queue_id):
             return message
         owed = message.owed_report
@@ -195,7 +193,7 @@ class MaildirSpool(BaseSpool):
                 opened(self._disk, self._disk.open_read(f"{self._layout.notes}/{queue_id}")) as fd,
             ):
                 return notes.latest(self._disk.pread(fd, LARGEST_NOTES_BYTES, 0))
-        # A report that says less is better than none.
+        # A report without reasons is better than none.
         return ()
 
     def _set_aside(self, queue_id: QueueId, why: str) -> None:
@@ -229,7 +227,7 @@ class MaildirSpool(BaseSpool):
     def _mark(
         self, group: Group, settlements: Sequence[Settlement], files: contextlib.ExitStack
     ) -> dict[int, tuple[int, Marks]]:
-        """Set status bytes; return the file of each message that more is to be written into, or that ends."""
+        """Write and sync status bytes; return the open files of the messages that the next steps use."""
         there: dict[int, tuple[int, Marks]] = {}
         marked: dict[int, int] = {}
         for index, marks in group.marks():
@@ -242,7 +240,7 @@ class MaildirSpool(BaseSpool):
                 lines = Marks(self._disk, fd, each.envelope)
                 lines.mark(marks)
             except FileNotFoundError:
-                # An end may be asked for again.
+                # A repeated end finds no file, and succeeds.
                 if not each.ends:
                     group.fail(index, Absent(each.queue_id))
                 continue
@@ -255,13 +253,13 @@ class MaildirSpool(BaseSpool):
                 continue
             there[index] = fd, lines
             marked |= {index: fd} if marks else {}
-        # Crash here: some marks are durable, some are not; each that is not repeats its recipient.
+        # Crash here: some marks are durable; each other recipient is sent to again.
         self._sync(group, marked)
         return there
 
     def _publish(self, group: Group, marks: dict[int, tuple[int, Marks]]) -> None:
         asked = group.going(lambda each: each.report)
-        # A repeated settlement: its report may have been relayed already, and be gone.
+        # The report of a repeated settlement may be relayed already, and gone.
         asked = [(i, each) for i, each in asked if i in marks and not marks[i][1].are_told(each.told)]
         if not asked:
             return
@@ -270,7 +268,7 @@ class MaildirSpool(BaseSpool):
             for _, each in asked
             if each.report is not None
         ]
-        # Also of one that fails: the disk may refuse to take it back.
+        # Also a report that fails: the disk may refuse to remove it again.
         self._untold.update(queue_id for queue_id, _, _ in reports)
         for (index, _), failure in zip(asked, self._reports.publish(reports), strict=True):
             if failure is not None:
@@ -305,8 +303,8 @@ class MaildirSpool(BaseSpool):
         for failure in filter(None, self._reports.publish(messages)):
             raise failure
         for queue_id, _, _ in messages:
-            with contextlib.suppress(FileNotFoundError):  # it was here before
-                # Crash here: accepted or queued, the next start finds either.
+            with contextlib.suppress(FileNotFoundError):  # queued before
+                # Crash here: the next start finds the message in new/ or in cur/.
                 self._disk.rename(f"{self._layout.new}/{queue_id}", self._layout.queued(queue_id))
 
     def _postpone(self, group: Group) -> None:
@@ -332,7 +330,7 @@ class MaildirSpool(BaseSpool):
                 continue
             (self._held.add if each.is_held else self._held.discard)(each.queue_id)
             touched |= {path.rpartition("/")[0] for path in (source, target)}
-        # Crash here: some are held, some are not; nobody was told yet.
+        # Crash here: some messages are held, some are not; no caller has an answer yet.
         for folder in sorted(touched):
             if (failed := error_of(self._disk.sync_directory, folder)) is not None:
                 for index, _ in asked:
@@ -349,7 +347,7 @@ class MaildirSpool(BaseSpool):
                 group.fail(index, error)
                 continue
             if each.queue_id in self._noted:
-                # What stays of notes the next start removes.
+                # The next start removes notes that stay.
                 with contextlib.suppress(OSError):
                     self._disk.unlink(f"{self._layout.notes}/{each.queue_id}")
             self._held.discard(each.queue_id)

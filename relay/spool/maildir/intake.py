@@ -1,8 +1,8 @@
-"""The listener's side of the maildir: drafts, and the moment they become ours.
+"""The listener's side of the maildir: it writes drafts and publishes them as messages.
 
-Any number of processes may take mail into one spool; they share only the disk.
-Guarantees: a message for which `accept` returned None survives loss of power; of one for which it returned an
-error nothing is queued.  A draft's file is locked while its writer lives, so that nobody else removes it.
+Any number of processes may accept mail into one spool; they share only the disk.
+Guarantees: a message for which `accept` returned None survives loss of power.  One for which it returned an
+error is not queued.  A draft's file is locked while its writer lives, so that nobody else removes it.
 Assumes: the folders exist (`prepare`).  Does not: know SMTP, or when to send.
 """
 
@@ -25,7 +25,7 @@ from relay.spool.root.lock import as_intake
 
 
 class MaildirIntake:
-    """Call `draft` from one thread, the rest from any."""
+    """Call `draft` from one thread, the other methods from any."""
 
     def __init__(
         self,
@@ -36,9 +36,9 @@ class MaildirIntake:
         *,
         headroom: bool = True,
     ) -> None:
-        """Raise OSError, and SpoolBusy where the spool is being converted.
+        """Raise OSError, SpoolBusy if the spool is being converted, and ValueError for another format.
 
-        `headroom` is False for reports of the owner: they may use what new mail has to leave free.
+        `headroom` is False for the owner's reports: they may use the room that new mail must leave free.
         """
         self._lock_fd = as_intake(root, disk, FORMAT) if headroom else None
         self._layout = MaildirLayout(root)
@@ -54,33 +54,33 @@ class MaildirIntake:
         completed = [self._complete(ours(draft), envelope) for draft, envelope in drafts]
         results = [each if isinstance(each, OSError) else None for each in completed]
         whole = [i for i, error in enumerate(results) if error is None]
-        # Crash here: drafts in tmp/, no 250 was sent; their locks died with us, `tidy` removes them.
+        # Crash here: drafts in tmp/, and no 250 was sent.  Their locks are free, so `tidy` removes them.
         fds = [each for each in completed if isinstance(each, int)]
         synced = self._disk.sync_each(fds, content_only=False)
         for i, error in zip(whole, synced, strict=True):
             queue_id = drafts[i][0].queue_id
-            # link, not rename: it refuses a name that is taken, so that no message replaces another.
+            # link, not rename: link refuses a name that is taken, so no message replaces another.
             results[i] = error or error_of(
                 self._disk.link, f"{self._layout.drafts}/{queue_id}", f"{self._layout.new}/{queue_id}"
             )
         if published := [i for i in whole if results[i] is None]:
-            # Crash here: whole files, names perhaps not durable; no 250 was sent, either is right.
+            # Crash here: whole files, names perhaps not durable.  No 250 was sent: either outcome is right.
             error = error_of(self._disk.sync_directory, self._layout.new)
             for i in published if error else ():
                 results[i] = error
                 with contextlib.suppress(OSError):
                     self._disk.unlink(f"{self._layout.new}/{drafts[i][0].queue_id}")
         for draft, _ in drafts:
-            # Crash here: accepted, with a second name in tmp/ that `tidy` removes.
+            # Crash here: an accepted message, and its second name in tmp/, which `tidy` removes.
             draft.discard()
         return [None if error is None else of_kernel(error, "message") for error in results]
 
     def publish(
         self, messages: Sequence[tuple[QueueId, Envelope, Iterable[bytes]]]
     ) -> list[Full | Unavailable | None]:
-        """Publish messages under their ids durably, those that are not there yet.
+        """Publish messages durably under their ids; skip those that are published already.
 
-        For the owner of the queue alone.  Raises what reading their content raises.
+        Only the owner of the queue calls this.  Raises the SpoolError that reading the content raises.
         """
         drafts: list[tuple[SpoolDraft, Envelope]] = []
         try:
@@ -88,7 +88,7 @@ class MaildirIntake:
                 if is_published(self._disk, self._layout, queue_id):
                     continue
                 with contextlib.suppress(FileNotFoundError):
-                    # Only the owner writes under these ids, so this is what an earlier attempt left.
+                    # Only the owner uses these ids, so an earlier attempt left this file.
                     self._disk.unlink(f"{self._layout.drafts}/{queue_id}")
                 drafts.append((self._draft(queue_id), envelope))
                 drafts[-1][0].fill(content)
@@ -119,7 +119,7 @@ class MaildirIntake:
             leave_headroom(self._disk.free(self._layout.drafts), size_bytes)
 
     def _complete(self, draft: SpoolDraft, envelope: Envelope) -> int | OSError:
-        """Write all of a draft that is not written yet; return its descriptor."""
+        """Write the rest of a draft; return its descriptor, or the error."""
         try:
             return draft.complete(*draft.frame(envelope, self._clock))
         except OSError as error:

@@ -1,17 +1,17 @@
-"""Where things are in a maildir spool, and what a start does with each.
+"""The folders of a maildir spool, the states of a message, and what a start does with each state.
 
     state      tmp/ID  new/ID  cur/NN/ID  hold/ID  at a start
     draft      yes     -       -          -        removed once its writer's lock is free: no 250 was sent
     accepted   maybe   yes     -          -        taken into cur/: 250 may have been sent
-    queued     -       -       yes        -        claimed; where no recipient is left, its owner ends it
-    held       -       -       -          yes      claimed as held: an operator said stop
-    corrupt    -       -       -          -        left in corrupt/ and counted, for a human being
+    queued     -       -       yes        -        claimed; the owner ends it if no recipient is left
+    held       -       -       -          yes      claimed as held by an operator
+    corrupt    -       -       -          -        stays in corrupt/ and is counted, for an operator
     gone       -       -       -          -        -
 
-The folder is the state; one link or rename is one transition.  notes/ID says why recipients failed, and goes
-after its message.  An absent file never means "relayed": what ends a message is its own status bytes.
+The folder is the state; one link or rename is one transition.  notes/ID says why recipients failed, and is
+removed after its message.  An absent file never means "relayed": its own status bytes end a message.
 
-Beside them, as in every spool: `format`, `lock` (whose the queue is), `intakes` (who takes mail), `trigger`
+Every spool also has `format`, `lock` (of the queue's owner), `intakes` (the listeners' lock), `trigger`
 (a FIFO), `control.sock`.
 """
 
@@ -25,7 +25,6 @@ from relay.spool.root.quarantine import corrupt_folder
 SPLITS = 64
 FORMAT = b"relay spool 1 maildir\n"
 PIECES = ("tmp", "new", "cur", "hold", "notes")
-"""Names in the root that are this engine's own."""
 
 
 class MaildirLayout:
@@ -43,17 +42,17 @@ class MaildirLayout:
 
 
 def prepare(root: str, disk: Disk) -> None:
-    """Raise OSError, and ValueError for a spool of another format."""
+    """Create the folders and `format`.  Raises as `prepare_root` does."""
     layout = MaildirLayout(root)
     folders = [f"{root}/{name}" for name in PIECES]
     prepare_root(root, disk, FORMAT, (*folders, *layout.queued_folders(), corrupt_folder(root)))
 
 
 def is_published(disk: Disk, layout: MaildirLayout, queue_id: QueueId) -> bool:
-    """Return whether a message is there, durably.  Raises OSError."""
+    """Return whether a message exists; if so, make its name durable.  Raises OSError."""
     for path in (f"{layout.new}/{queue_id}", layout.queued(queue_id), f"{layout.hold}/{queue_id}"):
         if disk.inode(path) is not None:
-            # The sync of its name may have failed.
+            # An earlier sync of its name may have failed.
             disk.sync_directory(path.rpartition("/")[0])
             return True
     return False

@@ -1,6 +1,6 @@
-"""The bytes of a message file that change: statuses, and that of the warning.
+"""Writes the bytes of a message file that change: the statuses, and the byte of the warning.
 
-Guarantees: no byte is written into a file whose recipients are not those that the message was read with.
+Guarantees: no byte is written if the file's recipients differ from those that the message was read with.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,10 @@ _BY_MARK = {mark_of(status, is_told=is_told): status for status in Status for is
 
 
 class Marks:
-    """The recipients' lines of one open file, as they are now."""
+    """The status bytes of one open file, as they are now."""
 
     def __init__(self, disk: Disk, fd: int, envelope: Envelope) -> None:
-        """Read and compare them.  Raises Corrupt, OSError."""
+        """Read the recipients' lines and compare them with the envelope.  Raises Corrupt, OSError."""
         self._disk = disk
         self._fd = fd
         size_bytes = disk.size(fd)
@@ -41,27 +41,27 @@ class Marks:
         return Status.TODO.value in self._marks
 
     def are_told(self, told: Sequence[int]) -> bool:
-        """Whether there are some, and the sender was told of all of them."""
+        """Whether `told` is not empty, and the sender was told of each of them."""
         return bool(told) and all(self._marks[index].islower() for index in told)
 
     def mark(self, marks: Mapping[int, Status]) -> None:
-        """Write statuses; none that stands is changed.  Raises Corrupt before the first one; OSError."""
+        """Write statuses.  Raises Corrupt before any write if a recipient has another final one; OSError."""
         for index, status in marks.items():
             before = _BY_MARK[self._marks[index]]
             if before not in (Status.TODO, status):
                 raise Corrupt(f"recipient {index} is {before.name} already, and not {status.name}")
         for index, status in marks.items():
-            # Again also where it stands: a sync that failed may have left it in memory alone.
+            # Write a status that is there already again: after a failed sync it may be in memory alone.
             is_new = self._marks[index] == Status.TODO.value
             self._write(index, status.value if is_new else self._marks[index])
 
     def tell(self, told: Sequence[int]) -> None:
-        """Write that the sender was told of recipients.  Raises OSError."""
+        """Mark that a report told the sender of recipients.  Raises OSError."""
         for index in told:
             self._write(index, self._marks[index].lower())
 
     def warn(self) -> None:
-        """Write that the sender was warned.  Raises OSError."""
+        """Mark that the sender was warned of a delay.  Raises OSError."""
         self._disk.write_at(self._fd, WARNED_BYTE, WARNED_OFFSET)
 
     def _write(self, index: int, mark: bytes) -> None:
@@ -70,9 +70,9 @@ class Marks:
 
 
 def tellings(told: Sequence[int], *, ends: bool) -> tuple[Sequence[int], Sequence[int]]:
-    """Return which recipients to tell of first, and which once that is durable: the first one of them.
+    """Return which recipients to mark as told first, and which once those marks are durable: the first one.
 
-    The report's id follows from the first one that is left, so whatever of this a crash leaves leads to that
-    report.  Where the message ends it has one id, and all are told of at once.
+    The report's id comes from its first recipient that is not marked, so after a crash between the steps it
+    leads to the same report.  If the message ends, the id names no recipient, and one step marks all.
     """
     return (told, ()) if ends else (told[1:], told[:1])

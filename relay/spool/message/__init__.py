@@ -1,7 +1,7 @@
-"""A message as every engine keeps it.
+"""What the engines share for storing one message.
 
-message_file    its bytes: the format of a message file, whole in a file or in a record of the log
-reading         messages in the store: read, checked, streamed
-draft           messages that still arrive: in memory, and in files that their writers keep locked
-notes           the lines that say why recipients failed
+message_file    the format of a message file, which is a file, or part of a record of the log
+reading         reads, checks and streams stored messages
+draft           a message that still arrives: in memory, and in a file that its writer locks
+notes           the format of the lines that say why recipients failed
 """

@@ -1,9 +1,9 @@
 """A message while it arrives: its content in memory, and its file, which its writer keeps locked.
 
-Guarantees: a draft's file is no message before `complete`: the place of its header is all zero.  A writer is
-dead when its lock is free; no clock and no time of a file counts.  So no step of a clock removes a message
-that is just arriving, or keeps what a dead listener left.
-Does not: sync a file, or give it its place in the queue (the engine).
+Guarantees: a draft's file is no message before `complete`: its header is all zeros until then.  A writer is
+dead if its lock is free; clocks and file times do not count.  So a step of the clock neither removes an
+arriving message nor keeps the file of a dead listener.
+Does not: sync a file, or put it into the queue (the engine does).
 """
 
 import contextlib
@@ -36,7 +36,7 @@ class SpoolDraft:
     )
 
     def __init__(self, queue_id: QueueId, disk: Disk, path: str, leave_room: Callable[[int], None]) -> None:
-        """`leave_room` raises OSError where so many bytes more may not be written."""
+        """`leave_room` raises OSError if that many bytes more may not be written."""
         self.queue_id = queue_id
         self.content_bytes = 0
         self.crc = 0
@@ -55,7 +55,7 @@ class SpoolDraft:
         self._buffer.append(chunk)
 
     def fill(self, chunks: Iterable[bytes]) -> None:
-        """Append a content; what is long goes to the disk.  Raises OSError, and what `chunks` raises."""
+        """Append content; write it to the file if it is long.  Raises OSError, and what `chunks` raises."""
         for chunk in chunks:
             self.append(chunk)
             if self.content_bytes > INLINE_BYTES:
@@ -85,22 +85,22 @@ class SpoolDraft:
         self.is_given_up = True
         self._buffer = []
         if self.fd is not None:
-            # What cannot be removed goes when the owner of the queue tidies, once the lock is free.
+            # If this fails, `tidy` of the queue's owner removes the file once the lock is free.
             with contextlib.suppress(OSError):
                 self._disk.unlink(self._path)
             self.close()
 
     def close(self) -> None:
-        """Let go of the file, which stays."""
+        """Close the file, and do not remove it."""
         if self.fd is not None:
             with contextlib.suppress(OSError):
                 self._disk.close(self.fd)
             self.fd = None
 
     def frame(self, envelope: Envelope, clock: Clock) -> tuple[bytes, bytes]:
-        """Return header and envelope, which says when in which boot it was accepted: unless it does, now.
+        """Return the encoded header and envelope; an envelope without a boot gets this boot and boottime.
 
-        Raises OSError for what could not be read back.
+        Raises OSError for a discarded draft, and for an envelope that could not be read back.
         """
         if self.is_given_up:
             raise OSError(errno.EINVAL, "a draft that was given up")
@@ -115,12 +115,12 @@ class SpoolDraft:
         return message_file.encode_header(self.content_bytes, tail, recipients, shape, self.crc), tail
 
     def take_buffer(self) -> bytes:
-        """Return what is in memory, which is not kept there."""
+        """Return the content in memory, and empty the buffer."""
         chunks, self._buffer = self._buffer, []
         return b"".join(chunks)
 
     def complete(self, header: bytes, tail: bytes) -> int:
-        """Write what is not written yet, the header last; return the file's descriptor.  Raises OSError."""
+        """Write all that is not written yet, the header last; return the descriptor.  Raises OSError."""
         self._leave_room(len(header) + self.buffered_bytes + len(tail))
         was_begun = self.is_on_disk
         fd = self._write(tail, header)
@@ -146,7 +146,7 @@ def ours(draft: Draft) -> SpoolDraft:
 def _create(disk: Disk, path: str) -> int:
     fd = disk.open_new(path)
     try:
-        # Who tidies may be quicker, and remove what it took for the file of a dead writer.
+        # `tidy` may lock the file first, take its writer for dead, and remove it.
         if not disk.lock_open(fd):
             raise OSError(errno.EAGAIN, "a draft was taken for abandoned")
     except OSError:
@@ -161,7 +161,7 @@ def remove_abandoned(disk: Disk, folder: str) -> int:
     """Remove files whose writers are dead; return how many."""
     removed = 0
     for name in abandoned(disk, folder):
-        # What cannot be removed now is in nobody's way.
+        # A file that cannot be removed now does no harm.
         with contextlib.suppress(OSError):
             disk.unlink(f"{folder}/{name}")
             removed += 1
@@ -169,12 +169,12 @@ def remove_abandoned(disk: Disk, folder: str) -> int:
 
 
 def abandoned(disk: Disk, folder: str) -> Iterator[str]:
-    """Yield the names of files whose writers are dead; each is locked until the next is asked for."""
+    """Yield the names of files whose writers are dead; each file is locked until the next name is taken."""
     for name in disk.names(folder):
         try:
             fd = disk.open_update(f"{folder}/{name}")
         except OSError:
-            continue  # its writer was quicker, or it is none of ours
+            continue  # its writer removed it, or it is no draft
         with opened(disk, fd):
             if disk.lock_open(fd):
                 yield name

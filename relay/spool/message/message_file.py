@@ -1,21 +1,21 @@
 r"""The bytes of one message file, version 1.
 
-    relay-message 1 CONTENT_BYTES ENVELOPE_BYTES RECIPIENTS 8U CONTENT_CRC ENVELOPE_CRC HEADER_CRC W\n
+    relay-message 1 CONTENT_BYTES ENVELOPE_BYTES RECIPIENTS 8u CONTENT_CRC ENVELOPE_CRC HEADER_CRC W\n
     …content, octet for octet as it will be sent, before dot-stuffing…
     {"id": …, "reverse_path": …, …}\n
     Tfirst@recipient.example\n
     Dsecond@recipient.example\n
 
-The envelope stands behind the content, so that content can be streamed to disk before its length is
-known.  Decimal and hexadecimal fields have fixed widths, so the header is written last in place.  Each
-recipient is one line whose first byte is its status; that of a failure, or of a success that the sender
-asked for, is in lower case once a report told the sender of it.  Only these bytes change once a file is
-published, and the last one of the header (`-`, or `W` once the sender was warned of a delay).
+The envelope follows the content, so that content can be streamed to disk before its length is known.  All
+fields of the header have fixed widths, so the header is written last, in place.  `8` stands for eight-bit
+content and `u` for SMTPUTF8, else `-`.  Each recipient is one line whose first byte is the status.  The
+status of a failure, or of a success that the sender asked to be told of, is lower case once a report told it.
+In a published file only the status bytes change, and `W`: it is `-` until the sender is warned of a delay.
 
-Of a message that came with DSN parameters, and of no other, the envelope has `dsn` too: `ret` and `envid`,
-and `notify` and `orcpt` with a value or null for each recipient; each where it was given.
+The envelope has `dsn` only if the message came with DSN parameters: `ret`, `envid`, and `notify` and `orcpt`
+with a value or null for each recipient.  Each is there only if it was given.
 
-Every part has a CRC-32: the envelope's counts each status as `T`, the header's stops before itself.
+Every part has a CRC-32.  The envelope's counts each status as `T`; the header's covers the bytes before it.
 A file that does not match in length, checksum or id is `Corrupt`.  Encoding and decoding only: no I/O.
 """
 
@@ -47,7 +47,7 @@ HEADER_BYTES = 16 + 15 + 1 + 10 + 1 + 7 + 1 + 2 + 1 + 8 + 1 + 8 + 1 + 8 + 3
 WARNED_OFFSET = HEADER_BYTES - 2
 WARNED_BYTE = b"W"
 _CHECKED_BYTES = HEADER_BYTES - 3 - 8
-"""How much of the header its own checksum covers."""
+"""The part of the header that its own checksum covers."""
 _STATUSES = {status.value[0]: status for status in Status}
 _TOLD = {status.value.lower()[0]: status for status in Status if status.is_reported}
 _in_json = json.JSONEncoder(separators=(",", ":")).encode
@@ -77,7 +77,7 @@ class Header(NamedTuple):
 
 
 def encode_header(content_bytes: int, envelope: bytes, recipient_count: int, shape: Shape, crc: int) -> bytes:
-    """`crc` is that of the content, `shape` its needs."""
+    """`crc` is the CRC-32 of the content; `shape` has its flags."""
     flags = b"%c%c" % (b"8" if shape.eight_bit else b"-", b"u" if shape.smtputf8 else b"-")
     start = b"%s%015d %010d %07d %s %08x %08x " % (
         MAGIC,
@@ -110,7 +110,7 @@ def decode_header(raw: bytes) -> Header:
 
 
 def encode_envelope(queue_id: QueueId, envelope: Envelope) -> bytes:
-    """Return the envelope with every recipient to do; ValueError if it could not be read back."""
+    """Return the envelope with every recipient to do.  Raises ValueError if it could not be read back."""
     if not envelope.recipients or any("\n" in address for address in envelope.recipients):
         raise ValueError("no recipient, or one of several lines")
     facts = {
@@ -133,12 +133,12 @@ def encode_envelope(queue_id: QueueId, envelope: Envelope) -> bytes:
 
 
 def decode(queue_id: QueueId, header: Header, raw: bytes) -> Message:
-    """Return the message whose envelope this is, without its content.  Raises Corrupt."""
+    """Return the message of the envelope `raw`, without content.  Raises Corrupt."""
     end = raw.find(b"\n") + 1
     lines = raw[end:].split(b"\n")
     if lines.pop() != b"" or len(lines) != header.recipient_count or not lines:
         raise Corrupt("the envelope is not whole")
-    # As it was accepted, if no recipient is marked.  Else its statuses count as if all were to do.
+    # The checksum counts each status as `T`.  If no recipient is marked, `raw` matches as it is.
     if zlib.crc32(raw) != header.envelope_crc:
         as_accepted = raw[:end] + b"".join([b"T%s\n" % line[1:] for line in lines])
         if zlib.crc32(as_accepted) != header.envelope_crc:
@@ -146,14 +146,14 @@ def decode(queue_id: QueueId, header: Header, raw: bytes) -> Message:
     try:
         statuses = tuple([_STATUSES.get(line[0]) or _TOLD[line[0]] for line in lines])
         told = frozenset([index for index, line in enumerate(lines) if line[0] in _TOLD])
-        # Decoded first: `loads` would look for the encoding of bytes.
+        # Decode first: `loads` would guess the encoding of bytes.
         facts = json.loads(raw[:end].decode())
         recorded_id = facts.pop("id")
         if "dsn" in facts:
             facts["dsn"] = _dsn_of(facts["dsn"], len(lines))
         envelope = Envelope(recipients=tuple([line[1:].decode() for line in lines]), **facts)
     except (LookupError, ValueError, TypeError) as error:
-        # Statuses are outside the checksum, and a later version may write other facts.
+        # The checksum does not cover statuses, and a later version may write other facts.
         raise Corrupt("the envelope cannot be read") from error
     if recorded_id != queue_id:
         raise Corrupt(f"the file of another message, {str(recorded_id)[:20]!r}")
@@ -161,7 +161,7 @@ def decode(queue_id: QueueId, header: Header, raw: bytes) -> Message:
 
 
 def lines_of(envelope: Envelope, file_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yield where each recipient's line begins in a file of this length, and the line but its status."""
+    """Yield the offset of each recipient's line in a file of this length, and the line without status."""
     addresses = [address.encode() + b"\n" for address in envelope.recipients]
     lengths = [1 + len(address) for address in addresses]
     return zip(accumulate(lengths[:-1], initial=file_bytes - sum(lengths)), addresses, strict=True)
@@ -201,5 +201,5 @@ def _dsn_of(facts: dict[str, Any], recipients: int) -> DsnRequest:
 
 
 def checksum(chunk: bytes, before: int = 0) -> int:
-    """Return the CRC-32 of content, or of its next chunk given that of all before."""
+    """Return the CRC-32 of content up to this chunk, given the CRC-32 of the content before it."""
     return zlib.crc32(chunk, before)

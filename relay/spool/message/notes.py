@@ -1,7 +1,7 @@
-"""Why recipients failed: notes, one JSON object a line.  Encoding and decoding only: no I/O.
+"""The format of notes: one JSON object a line.  Encoding and decoding only: no I/O.
 
-Also by what those were relayed of whose success the sender is told.
-Guarantees: a line that a crash tore is skipped, and the notes on either side of it are read.
+A note says why a recipient failed, or which reply relayed it if the sender asked to be told of the success.
+Guarantees: a line that a crash tore is skipped, and the notes before and after it are read.
 """
 
 import json
@@ -15,7 +15,7 @@ LAST_INSTANT_NS = 1 << 63
 
 
 def encode(notes: Sequence[Note]) -> bytes:
-    # A line that a crash or a full disk tore must not swallow the first of these.
+    # Begin with a newline: a line that a crash or a full disk tore must not swallow the first note.
     lines = (json.dumps(asdict(note), separators=(",", ":")) for note in notes)
     return "".join(f"\n{line}" for line in lines).encode() + b"\n"
 
@@ -27,14 +27,14 @@ def latest(raw: bytes) -> tuple[Note, ...]:
 
 
 def parse(line: bytes) -> Note | None:
-    """Return the note that a line holds, or None for one that a crash tore or damage changed."""
+    """Return the note of a line, or None if a crash tore the line or damage changed it."""
     try:
         note = Note(**json.loads(line))
     except (ValueError, TypeError, RecursionError):
         return None
     is_number = type(note.index) is type(note.at_ns) is int
     texts = [text for text in (note.status, note.reason, note.diagnostic, note.remote) if text is not None]
-    # A report is made of them, and must not fail for what a flipped bit made of a note.
+    # A report is made of these fields, and must not fail because of a flipped bit in a note.
     if not (is_number and 0 <= note.at_ns <= LAST_INSTANT_NS and all(type(text) is str for text in texts)):
         return None
     return note if note.reason in REASONS and note.status is not None else None

@@ -1,7 +1,7 @@
-"""Messages as they are stored: read, checked and streamed, from a file or from a stretch of one.
+"""Reads, checks and streams stored messages, from a file or from a part of one.
 
-Guarantees: what is returned matched every length, checksum and id; anything else is `Corrupt`.  Content is
-compared with its checksum before its first octet is given away.  Does not: know where a message lies.
+Guarantees: a returned message matches every length, checksum and id, but `long_head` is not compared.  Any
+other raises Corrupt.  Content is compared with its checksum before its first octet is yielded.
 """
 
 from collections.abc import Generator, Iterator
@@ -18,7 +18,7 @@ _WRONG = "the content does not match its checksum"
 
 
 class Stretch(NamedTuple):
-    """Where a message lies."""
+    """The part of an open file that is a message."""
 
     fd: int
     size_bytes: int
@@ -26,8 +26,8 @@ class Stretch(NamedTuple):
 
 
 def read(disk: Disk, at: Stretch, queue_id: QueueId) -> Message:
-    """Return a message with its content, or with its head where that is long.  Raises Corrupt, OSError."""
-    # No more than there is: to find the end of a file would cost a call more.
+    """Return a message with its content, or with its head if that is long.  Raises Corrupt, OSError."""
+    # Do not read beyond the end: `pread` would need one more call to see the end.
     first = disk.pread(at.fd, min(_FIRST_READ_BYTES, at.size_bytes), at.begin)
     header = _header(at, first)
     message = message_file.decode(
@@ -46,14 +46,14 @@ def stream(disk: Disk, at: Stretch) -> Iterator[bytes]:
     header = _header(at, disk.pread(at.fd, min(HEADER_BYTES, at.size_bytes), at.begin))
     checksums = yield from _checked(disk, at, header)
     for number, (crc, chunk) in enumerate(_chunks(disk, at, header)):
-        # The cache may have dropped what was checked, and the disk may read otherwise now.
+        # The page cache may have dropped the checked bytes, and the disk may return others now.
         if crc != checksums[number]:
             raise Corrupt(_WRONG)
         yield chunk
 
 
 def _checked(disk: Disk, at: Stretch, header: Header) -> Generator[bytes, None, list[int]]:
-    """Yield an empty chunk for each that was read; return the checksum up to the end of each."""
+    """Yield an empty chunk for each chunk read; return the checksums of the content up to each end."""
     checksums = []
     for crc, _ in _chunks(disk, at, header):
         checksums.append(crc)
@@ -64,7 +64,7 @@ def _checked(disk: Disk, at: Stretch, header: Header) -> Generator[bytes, None, 
 
 
 def _chunks(disk: Disk, at: Stretch, header: Header) -> Iterator[tuple[int, bytes]]:
-    """Yield each chunk behind the checksum of the content up to its end."""
+    """Yield for each chunk the checksum of the content up to its end, and the chunk."""
     crc = 0
     for offset in range(0, header.content_bytes, INLINE_BYTES):
         size = min(INLINE_BYTES, header.content_bytes - offset)

@@ -1,14 +1,14 @@
-"""The queue in PostgreSQL: the owner's side, one of several hosts.
+"""The queue in PostgreSQL: the owner's side, for one of several hosts.
 
-Guarantees: what a call of `settle` did is one transaction, so of a crash or a lost connection all of it is
-there or nothing, and to ask again is safe.  A message is claimed by one host at a time: by its identity,
-which its folder keeps, and by a fence, which is another one for each process.  What another host took over
-is absent here: a host that was stopped settles nothing.  A claim holds for its lease after each call,
-and from then on until another host takes the message; a clean stop ends the lease.  What an operator wants
-of a message that another host has, stands in its row until that host did it (`SharedSpool`).
-In a conversion the claim of a copy has no end, so that no host sends it: what does not count is removed.
-Assumes: the folder of `home` is this host's own; its lock keeps a second process of this host away.
-Does not: know how much room the server has; where a statement says that there is none, it is Full.
+Guarantees: one call of `settle` is one transaction: after a crash or a lost connection all of it is there,
+or nothing, and a repeated call is safe.  One host at a time claims a message.  The claim has the host's
+identity, which its folder keeps, and a fence, which differs for each process.  A message that another host
+took over is Absent here, so a suspended host settles nothing.  `claim`, `read`, `settle` and `look` renew the
+lease.  After it a claim holds until another host takes the message; a clean stop ends the lease at once.
+A wish of an operator on another host stands in the message's row until its owner answers it (`SharedSpool`).
+A conversion claims its copies for ever, so that no host sends them; if it fails, they are removed.
+Assumes: `home` is this host's own folder; its lock keeps a second process of this host away.
+Does not: know the server's free space.  A statement that the server refuses for lack of it is Full.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ _LONG_HEAD = (
     " WHERE chunk.queue_id = message.queue_id AND number = 0)"
 )
 _BARE = f"queue_id, header, envelope, NULL, {_FACTS}"
-"""Without content."""
+"""The columns of a message without content."""
 _HEADS = f"{_BARE}, coalesce(substr(content, 1, {HEAD_BYTES}), {_LONG_HEAD})"
 _OURS = "owner = %(owner)s AND fence = %(fence)s AND corrupt IS NULL"
 _LAPSE: LiteralString = "UPDATE relay.owner SET until = clock_timestamp() WHERE identity = %(owner)s"
@@ -67,7 +67,7 @@ _FORGET: LiteralString = """
     )
 """
 _END = "~"
-"""Behind all ids."""
+"""Sorts after all ids."""
 _OTHERS = f"corrupt IS NULL AND ({_OURS}) IS NOT TRUE"
 _HOST = "coalesce((SELECT host FROM relay.owner WHERE identity = owner), '')"
 _OWN_BEFORE = "corrupt IS NULL AND owner = %(owner)s AND fence < %(fence)s"
@@ -79,7 +79,7 @@ _RENEW = (
     "UPDATE relay.owner SET until = clock_timestamp() + %(lease)s"
     " WHERE identity = %(owner)s AND fence = %(fence)s"
 )
-# What its last owner was to hold or end, if it is in such a state, is not sent first.
+# True if a wish asks to hold or end the message in its state: then it is claimed as held, and not sent first.
 _STAYS = """
     coalesce(wish ~ '^(hold|bounce|delete)' AND (wish !~ ' ' OR string_to_array(wish, ' ') @> ARRAY[CASE
         WHEN is_held THEN 'held'
@@ -114,11 +114,11 @@ class PostgresqlSpool:
         lease_seconds: int,
         home: str = "",
     ) -> None:
-        """`lease_seconds`: twice the longest transaction, so that nobody takes over what is in flight.
+        """`lease_seconds` is twice the longest transaction: no host takes over a message in flight.
 
-        `home`: the spool's folder, in a conversion: from another one than `root` it is copied here, and then
-        this has nothing but the copy.
-        Raise SpoolBusy, OSError, ValueError, and Unavailable where the database cannot be asked.
+        `home` is the spool's folder in a conversion, and else empty.  If it is `root`, this is the source;
+        if not, this is the copy, which never claims other messages than its own.
+        Raises SpoolBusy, OSError, ValueError, and Unavailable if the database cannot be asked.
         """
         prepare(root, disk)
         self._drafts = drafts_of(root)
@@ -146,7 +146,7 @@ class PostgresqlSpool:
             raise
 
     def claim(self, most: int) -> list[Message]:
-        # After a lost reply nobody knows what was claimed: all that is ours comes again.
+        # If this call fails, its claim may be committed: then the next call returns all that is ours.
         after, self._after = self._after, ""
         which, skips = self._free, "SKIP LOCKED"
         if after != _END:
@@ -164,7 +164,7 @@ class PostgresqlSpool:
     def read(self, queue_ids: Sequence[QueueId]) -> list[Message | Absent | Corrupt | Unavailable]:
         try:
             with asking(self._connection) as connection:
-                # What is sent now stays ours for as long as that may take.
+                # Renew once half the lease is over: the other half covers the longest transaction.
                 is_old = "until < clock_timestamp() + %(lease)s::interval / 2"
                 connection.execute(f"{_RENEW} AND {is_old}".encode(), self._who)
                 found = self._read(connection, queue_ids)
@@ -173,7 +173,7 @@ class PostgresqlSpool:
         return [found.get(each) or Absent(each) for each in queue_ids]
 
     def content(self, queue_id: QueueId) -> Iterator[bytes]:
-        """Of any host's message: who sends it has just read it as its own."""
+        """As in Spool, for the message of any host: the sender has just read it as its own."""
         with asking(self._connection) as connection:
             message = self._read(connection, [queue_id], "corrupt IS NULL").get(queue_id) or Absent(queue_id)
         if not isinstance(message, Message):
@@ -199,7 +199,7 @@ class PostgresqlSpool:
         try:
             return self._settle(settlements)
         except Full as full:
-            # Relayed recipients are marked all the same: a crash must not send to them again.
+            # Mark relayed recipients all the same, so that a crash does not send to them again.
             with contextlib.suppress(Full, Unavailable):
                 self._settle([_relayed_of(each) for each in settlements])
             return [full] * len(settlements)
@@ -299,7 +299,7 @@ class PostgresqlSpool:
         self._outlives = True
 
     def close(self) -> None:
-        """Let any host take over what is claimed here, at once; not what outlives this."""
+        """End the lease, unless after `leave` or of a copy: any host may take the claims at once."""
         if self._who.get("fence") and not self._outlives:
             with contextlib.suppress(Full, Unavailable), asking(self._connection) as connection:
                 connection.execute(f"{_LAPSE} AND fence = %(fence)s", self._who)
@@ -324,7 +324,7 @@ class PostgresqlSpool:
         self, connection: Connection, each: Settlement, there: Mapping[str, MessageRow | None]
     ) -> Failure | None:
         if (row := there.get(each.queue_id)) is None:
-            # What ended before is ended.
+            # A repeated end is done.
             return None if each.ends and each.queue_id not in there else Absent(each.queue_id)
         try:
             self._write(connection, each, row)
@@ -335,7 +335,7 @@ class PostgresqlSpool:
 
     def _write(self, connection: Connection, each: Settlement, row: MessageRow) -> None:
         letters = list(row.statuses)
-        # Of a message that is only moved nobody read the recipients.
+        # Without marks the envelope may be empty: an operator's hold or release reads no recipients.
         if each.marks and decoded(row).envelope.recipients != each.envelope.recipients:
             raise Corrupt("its recipients are not those that it was read with")
         for index, status in each.marks.items():
@@ -356,7 +356,7 @@ class PostgresqlSpool:
             connection.execute("DELETE FROM relay.message WHERE queue_id = %s", (row.queue_id,))
             return
         row.statuses, row.is_warned = "".join(letters), row.is_warned or each.is_warned
-        # A release ends what was wanted before it.
+        # A release cancels an earlier wish.
         facts = (
             row.statuses,
             row.is_warned,
@@ -390,7 +390,7 @@ class PostgresqlSpool:
         return message if message.content is not None else message._replace(long_head=bytes(row[-1] or b""))
 
     def _chunks(self, message: Message) -> Iterator[tuple[int, bytes]]:
-        """Yield each chunk behind the checksum of the content up to its end."""
+        """Yield each chunk with the checksum of the content up to the chunk's end."""
         crc = 0
         for number in range(-(-message.shape.size_bytes // INLINE_BYTES)):
             statement = "SELECT content FROM relay.chunk WHERE queue_id = %(id)s AND number = %(number)s"
@@ -429,7 +429,7 @@ class PostgresqlSpool:
 
 
 def decoded(row: MessageRow) -> Message:
-    """Return a message as it is stored, but for long content.  Raises Corrupt."""
+    """Return the stored message, without long content.  Raises Corrupt."""
     header = decode_header(bytes(row.header))
     facts, *lines = bytes(row.envelope).split(b"\n")
     if len(row.statuses) != len(lines) - 1:
@@ -457,7 +457,7 @@ def _relayed_of(each: Settlement) -> Settlement:
 
 
 def forget(root: str, disk: Disk, *, database: Database) -> None:
-    """Remove what a conversion left of this host's messages, some at a time; then as `let_go`."""
+    """Remove this host's messages, left by a conversion, 1000 a transaction; then as `let_go`."""
     who, removed = {"owner": identity(root, disk)}, 1
     with contextlib.closing(LastingConnection(database)) as lasting:
         while removed:
@@ -467,13 +467,13 @@ def forget(root: str, disk: Disk, *, database: Database) -> None:
 
 
 def let_go(root: str, disk: Disk, *, database: Database) -> None:
-    """Let any host take over what this host's folder has claimed, at once.  Raises Full and Unavailable."""
+    """End the lease of this folder's host: any host may take its claims.  Raises Full and Unavailable."""
     with contextlib.closing(LastingConnection(database)) as lasting, asking(lasting) as connection:
         connection.execute(_LAPSE, {"owner": identity(root, disk)})
 
 
 def identity(root: str, disk: Disk) -> uuid.UUID:
-    """Return who this host is, by its folder."""
+    """Return the host's identity from its folder; create it if there is none.  Raises OSError."""
     path = f"{root}/owner"
     if disk.inode(path) is None:
         replace_file(disk, path, f"{uuid.uuid4()}\n".encode())

@@ -1,7 +1,7 @@
 """The listener's side of the queue in PostgreSQL, and how a message becomes rows.
 
-Guarantees: `accept` returns None for a message once it is committed; nothing of a batch is queued where it
-could not be.  A draft that is long waits in a file of this host, as for an engine on a disk.
+Guarantees: `accept` returns None for a message once it is committed.  A batch is one transaction: if it
+fails, none of its messages is queued.  Until then a long draft is in a file of this host.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from relay.spool.postgresql import IN_A_DATABASE
 from relay.spool.root.lock import as_intake, prepare_root
 
 ROOM_BYTES = 1 << 40
-"""How much may be taken: the server does not say how much room it has."""
+"""The room that is reported: the server does not say how much it has."""
 
 
 PIECES = ("drafts",)
@@ -42,7 +42,7 @@ def prepare(root: str, disk: Disk) -> None:
 
 @dataclass(slots=True)
 class MessageRow:
-    """A message, in the columns of relay.message."""
+    """The columns of relay.message, and the content of rows of relay.chunk."""
 
     queue_id: str
     header: bytes
@@ -105,7 +105,7 @@ class PostgresqlIntake:
             with self._turn, kernel_errors("message"), asking(self._connection) as connection:
                 for row in rows:
                     if not insert(connection, row):
-                        # Never yet: another host drew the same id within a microsecond.
+                        # Not seen so far: two hosts drew the same id within a microsecond.
                         raise DatabaseError(f"there is a message {row.queue_id}")
         except (Full, Unavailable) as error:
             return error
@@ -114,7 +114,7 @@ class PostgresqlIntake:
 
 @contextlib.contextmanager
 def asking(lasting: LastingConnection) -> Iterator[Connection]:
-    """Ask in one transaction.  Raises Full and Unavailable."""
+    """Begin a transaction, and commit it at the end.  Raises Full and Unavailable."""
     try:
         with lasting.begin() as connection:
             yield connection
@@ -123,7 +123,7 @@ def asking(lasting: LastingConnection) -> Iterator[Connection]:
 
 
 def row_of(draft: SpoolDraft, envelope: Envelope, disk: Disk, clock: Clock) -> MessageRow:
-    """Raise OSError for what could not be read back."""
+    """Raise OSError for a draft that cannot be read back."""
     header, tail = draft.frame(envelope, clock)
     row = MessageRow(draft.queue_id, header, tail, None, "T" * len(envelope.recipients))
     if draft.content_bytes <= INLINE_BYTES:
@@ -137,7 +137,7 @@ def row_of(draft: SpoolDraft, envelope: Envelope, disk: Disk, clock: Clock) -> M
 def stored(
     queue_id: QueueId, envelope: Envelope, content: Iterable[bytes], *, root: str, disk: Disk, clock: Clock
 ) -> Iterator[MessageRow]:
-    """Give a message of ours, or of another spool, as rows.  Raises Full and Unavailable."""
+    """Give the rows of a report or an adopted message.  Raises Full, Unavailable, and errors of `content`."""
     draft = _new_draft(root, disk, queue_id)
     try:
         with kernel_errors("message"):
@@ -152,9 +152,8 @@ def _new_draft(root: str, disk: Disk, queue_id: QueueId) -> SpoolDraft:
 
 
 def _chunks(draft: SpoolDraft, disk: Disk) -> Iterator[bytes]:
-    """Yield a content in pieces of INLINE_BYTES."""
+    """Yield the content in chunks of INLINE_BYTES."""
     if draft.fd is not None:
-        # What is in memory goes behind the rest.
         draft.spill()
         for at in range(0, draft.content_bytes, INLINE_BYTES):
             yield disk.pread(draft.fd, min(INLINE_BYTES, draft.content_bytes - at), HEADER_BYTES + at)
@@ -164,7 +163,7 @@ def _chunks(draft: SpoolDraft, disk: Disk) -> Iterator[bytes]:
 
 
 def insert(connection: Connection, row: MessageRow, who: dict[str, Any] | None = None) -> bool:
-    """Add a message to the present transaction; return False where one of that id is there."""
+    """Insert a message, claimed by `who` if given, without a commit; return False if its id is taken."""
     owner, fence = (None, None) if who is None else (who["owner"], who["fence"])
     added = connection.execute(
         "INSERT INTO relay.message (queue_id, header, envelope, content, statuses, owner, fence)"

@@ -1,7 +1,7 @@
-"""A spool's folder, alike for every engine: all that stands in it besides the messages.
+"""The folder of a spool: what is the same in it for every engine.
 
-lock            its `format`, its folders, and whose the queue is
+lock            the `format`, the folders, and the locks of owner and listeners
 trigger         how a listener wakes the sender
-headroom        what new mail leaves free
-quarantine      the way to corrupt/
+headroom        how much of the disk new mail leaves free
+quarantine      moves damaged messages to corrupt/
 """

@@ -1,8 +1,8 @@
-"""The root of a spool, alike for every engine on a disk: its format, its folders, and the lock of its owner.
+"""The root of a spool, the same for every engine: its `format`, its folders and its locks.
 
-Guarantees: nothing is made in the spool of another engine.  Only the holder of the lock may send, and change
-what is queued; a dying process gives it back (flock).  Whoever finds it taken is told the holder's process.
-The folder is ours and nobody else may write in it, which is looked at once: what is in it is ours then.
+Guarantees: an engine creates nothing in the spool of another engine.  Only the holder of the lock may send,
+or change the queue; the kernel releases the lock of a dead process (flock).  SpoolBusy names the holder.
+`prepare_root` checks once that the root is ours and nobody else may write to it; its content is trusted then.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from relay.spool.interface import SpoolBusy
 
 
 def format_of(root: str, disk: Disk) -> bytes | None:
-    """Return what a spool's `format` says; None where there is no spool yet.  Raises OSError."""
+    """Return the content of a spool's `format`, or None if there is no spool yet.  Raises OSError."""
     try:
         fd = disk.open_read(f"{root}/format")
     except FileNotFoundError:
@@ -27,37 +27,37 @@ def format_of(root: str, disk: Disk) -> bytes | None:
 def prepare_root(root: str, disk: Disk, form: bytes, folders: Sequence[str]) -> None:
     """Create a spool's folders, the outer ones first, and then its `format`.
 
-    Raises OSError, and ValueError for a spool of another format or version, or a folder that others write in.
+    Raises OSError, and ValueError for another format or version, or if others may write to the root.
     """
-    # Before any folder: none of ours is made in the spool of another engine.
+    # Check this before creating a folder: the spool may be of another engine.
     found = _own_format(root, disk, form)
     for folder in (root, *folders):
         disk.make_directory(folder)
     if (why := disk.why_not_ours(root)) is not None:
         raise ValueError(f"{root} {why}")
     if found is None:
-        # Several may start at once: each writes its own file, and whose name comes last does not matter.
-        # Crash here: folders without a format, or a file more that nobody looks at.
+        # Several processes may start at once.  Each writes its own draft; any of them may win the rename.
+        # Crash here: folders without a format, or a leftover draft that nothing reads.
         path = f"{root}/format"
         with opened(disk, put_in_place(disk, path, form, draft=f"{path}.{os.getpid()}")):
             pass
 
 
 def take_lock(root: str, disk: Disk, form: bytes) -> int:
-    """Become the owner of a spool that was prepared; return the lock's descriptor.
+    """Become the owner of a prepared spool; return the lock's descriptor.
 
-    Raises OSError, SpoolBusy, which says who has it, and ValueError for a spool of another format.
+    Raises OSError, SpoolBusy, which names the owner, and ValueError for a spool of another format.
     """
     path = f"{root}/lock"
     fd = disk.lock(path, wait=False)
     if fd is None:
         holder = ""
-        # The lock is what counts; who wrote what into the file is for people.
+        # Only the flock counts; the text in the file is for people.
         with contextlib.suppress(OSError), opened(disk, disk.open_read(path)) as reader:
             text = disk.pread(reader, 32, 0).decode("ascii", "replace").strip()
             holder = text if text.isdecimal() else ""
         raise SpoolBusy(f"{root} is held by process {holder or 'unknown'}")
-    # A full disk must not keep the sender from emptying the spool.
+    # On a full disk the sender must still be able to empty the spool.
     with contextlib.suppress(OSError):
         disk.truncate(fd, 0)
         disk.write_all(fd, b"%d\n" % os.getpid())
@@ -65,7 +65,7 @@ def take_lock(root: str, disk: Disk, form: bytes) -> int:
 
 
 def as_intake(root: str, disk: Disk, form: bytes) -> int:
-    """Keep conversions away for as long as the descriptor is open.
+    """Keep conversions from starting until the returned descriptor is closed.
 
     Raises OSError, SpoolBusy, and ValueError for a spool of another format.
     """
@@ -76,7 +76,7 @@ def as_intake(root: str, disk: Disk, form: bytes) -> int:
 
 
 def without_intakes(root: str, disk: Disk) -> int:
-    """Keep intakes away for as long as the descriptor is open.  Raises OSError and SpoolBusy."""
+    """Keep intakes from opening until the returned descriptor is closed.  Raises OSError, SpoolBusy."""
     fd = disk.lock(f"{root}/intakes", wait=False)
     if fd is None:
         raise SpoolBusy(f"a listener takes mail into {root}")
@@ -84,10 +84,9 @@ def without_intakes(root: str, disk: Disk) -> int:
 
 
 def _still(root: str, disk: Disk, form: bytes, fd: int) -> int:
-    """Return a lock in a spool of this format: a conversion may have ended just before it was taken.
+    """Check the format again under the lock, because a conversion may just have ended; return the lock.
 
-    What killed processes wrote, and the folders that they made, may be in memory only: it would be taken for
-    durable.
+    Sync the file system: what killed processes wrote may be in memory only, and would count as durable.
     """
     try:
         _own_format(root, disk, form)
@@ -99,7 +98,7 @@ def _still(root: str, disk: Disk, form: bytes, fd: int) -> int:
 
 
 def _own_format(root: str, disk: Disk, form: bytes) -> bytes | None:
-    """Return a spool's format, None where there is none yet.  Raises OSError, ValueError for another."""
+    """Return a spool's format, or None without a spool.  Raises OSError, and ValueError for another."""
     if (found := format_of(root, disk)) not in (None, form):
         raise ValueError(f"{root}/format says {found[:60]!r}, and not {form!r}: this engine does not know it")
     return found

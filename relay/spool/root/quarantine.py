@@ -1,8 +1,8 @@
-"""The way to corrupt/, for damaged messages.
+"""Moves damaged messages to corrupt/.
 
-Guarantees: a move deletes nothing and replaces nothing.  What cannot be moved, or cannot be read now, is told
-of once, counted, and left where it is.
-Assumes: who owns the queue.  Does not: judge messages (the engine).
+Guarantees: a move deletes nothing and replaces nothing.  A message that cannot be moved, or cannot be read
+now, is reported once, counted, and left in place.
+Assumes: the caller owns the queue.  Does not: decide what is damaged (the engine does).
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from relay.spool.message import reading
 from relay.spool.message.reading import Stretch
 
 OnCorrupt = Callable[[str, str], None]
-"""Told the name and the fault of each thing that is set aside, or left."""
+"""Called with the name and the fault of each message that is set aside or left in place."""
 
 
 class Quarantine:
@@ -26,13 +26,13 @@ class Quarantine:
         self._folder = corrupt_folder(root)
         self._on_corrupt = on_corrupt
         self._left: dict[str, str] = {}
-        """Path, and why."""
+        """What was left in place: its path, and why."""
 
     def move(self, path: str, why: str) -> None:
-        """Set a file aside, or leave it where the disk does not let us."""
+        """Move a file to corrupt/, or leave it in place if the disk refuses that."""
         name = path.rpartition("/")[2]
         try:
-            # Crash here: it is found damaged again by the next start.
+            # Crash here: the next start finds the file damaged again.
             self._disk.rename(path, self._free_path(name))
             self._disk.sync_directory(self._folder)
         except OSError as error:
@@ -41,7 +41,7 @@ class Quarantine:
             self._on_corrupt(describe(name), why)
 
     def keep(self, name: str, content: bytes, why: str) -> bool:
-        """Copy what is damaged, and part of something that stays, into a file; return whether it is there."""
+        """Copy the damaged part of a file that stays to corrupt/; return whether the copy was made."""
         try:
             self._copy(self._free_path(name), content)
         except OSError as error:
@@ -51,24 +51,24 @@ class Quarantine:
         return True
 
     def leave(self, path: str, why: str) -> None:
-        """Tell of what stays where it is."""
+        """Record and report, once, that something is left in place."""
         if path not in self._left:
             self._left[path] = why
             self._on_corrupt(describe(path.rpartition("/")[2]), why)
 
     def forget(self, path: str) -> None:
-        """Take back that something was left: it could be read."""
+        """Undo `leave`: the message could be read."""
         self._left.pop(path, None)
 
     def has_left(self, path: str) -> bool:
         return path in self._left
 
     def count(self) -> int:
-        """Return how much there is, with what was left.  Raises OSError."""
+        """Return how many entries corrupt/ has and how many were left in place, together.  Raises OSError."""
         return len(self._disk.names(self._folder)) + len(self._left)
 
     def list(self, most: int) -> list[SetAside]:
-        """Raise OSError where the folder cannot be read."""
+        """Return `most` entries at most.  Raises OSError if the folder cannot be read."""
         listed = [
             SetAside(describe(path.rpartition("/")[2]), 0, 0, "", 0, f"left where it is: {why}")
             for path, why in self._left.items()

@@ -1,8 +1,7 @@
-"""How a listener wakes the sender: one byte into a FIFO in the spool.
+"""How a listener wakes the sender: it writes one byte into a FIFO in the spool.
 
-Guarantees nothing, on purpose: a pull with no sender at the other end, or into a full
-pipe, is forgotten, and the sender looks for new mail every few seconds anyway.  A lost
-trigger costs seconds, never a message (qmail's lock/trigger).
+Guarantees nothing, on purpose: a pull is lost if no sender listens or the pipe is full.  The sender looks for
+new mail every few seconds anyway, so a lost pull costs seconds, never a message (qmail's lock/trigger).
 """
 
 import contextlib
@@ -19,10 +18,10 @@ class TriggerPort(Protocol):
         """Wake the sender if there is one.  Never blocks, never raises."""
 
     def listen(self) -> int:
-        """Return a descriptor that becomes readable when somebody pulls.  Raises OSError."""
+        """Return a descriptor that becomes readable after a pull.  Raises OSError."""
 
     def clear(self) -> None:
-        """Forget all pulls so far; what they announced must be looked for afterwards."""
+        """Forget all pulls so far.  The caller looks for new mail afterwards."""
 
     def close(self) -> None: ...
 
@@ -30,7 +29,7 @@ class TriggerPort(Protocol):
 class Trigger:
     def __init__(self, root: str, disk: Disk) -> None:
         self._path = f"{root}/trigger"
-        # Where something else has this name, pulls are lost, and `listen` raises.
+        # If another kind of file has this name, pulls are lost and `listen` raises.
         with contextlib.suppress(FileExistsError):
             disk.make_fifo(self._path)
         self._write_fd: int | None = None
@@ -38,14 +37,14 @@ class Trigger:
 
     def pull(self) -> None:
         if self._write_fd is None:
-            # ENXIO: nobody reads; the sender will look when it starts.
+            # ENXIO: no sender listens; it looks for new mail when it starts.
             with contextlib.suppress(OSError):
                 self._write_fd = self._open(os.O_WRONLY)
         if self._write_fd is not None:
             try:
                 os.write(self._write_fd, b"!")
             except BlockingIOError:
-                pass  # the pipe is full of pulls that nobody answered yet: one is enough
+                pass  # the pipe is full of earlier pulls, and one is enough
             except OSError:
                 self.close()
 
@@ -62,7 +61,7 @@ class Trigger:
                     pass
 
     def _open(self, flags: int) -> int:
-        """Open the FIFO, and nothing else that may stand there.  Raises OSError."""
+        """Open the FIFO; raise OSError, also if another kind of file has its name."""
         fd = os.open(self._path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         if not stat.S_ISFIFO(os.fstat(fd).st_mode):
             os.close(fd)

@@ -1,9 +1,10 @@
-"""A person's consent, for a machine without a browser: it ends with a refresh token.
+"""Gets a refresh token by a person's consent, for a machine without a browser.
 
-Two ways: a code that is typed on another device (RFC 8628), and, for a provider that gives the scope to no
-such code, a page in any browser whose last address is brought back (RFC 6749, 4.1, with RFC 7636's proof).
-Guarantees: the token server is asked no more often than it allows; a login ends at its code's end.
-Does not: write anything, or know whose consent it was: the upstream says that at the first login.
+There are two ways.  The person types a code on another device (RFC 8628).  If the provider does not give the
+scope to such a code, the person opens a page in any browser and copies back the last address (RFC 6749, 4.1,
+with the proof of RFC 7636).
+Guarantees: the token server is asked no more often than it allows; a login ends when its code expires.
+Does not: write anything, or know who consented: the upstream shows that at the first login.
 """
 
 import secrets
@@ -38,21 +39,21 @@ SLOWER_SECONDS = 5
 LONGEST_INTERVAL_SECONDS = 60
 LONGEST_LOGIN_SECONDS = 3600
 REDIRECT = "http://127.0.0.1:1/"
-"""No program listens there: the browser shows an error, and the address that is brought back."""
+"""No program listens there: the browser shows an error, and the address that the person copies back."""
 
 
 class LoginFailed(Exception):  # noqa: N818 - what became of a login
-    """No refresh token; the text may be shown."""
+    """No refresh token was granted; the text may be shown."""
 
     def __init__(self, words: str, *, may_pass: bool = False) -> None:
-        """`may_pass`: it may succeed later."""
+        """`may_pass`: another attempt later may succeed."""
         super().__init__(words)
         self.may_pass = may_pass
 
 
 @dataclass(frozen=True, slots=True)
 class LoginClient:
-    """Who asks for the consent: the program, as the provider registered it."""
+    """The program that asks for consent, as registered at the provider."""
 
     oauth2: OAuth2
     secret: str = field(repr=False)
@@ -110,7 +111,7 @@ async def wait_for_consent(
         if answer.error == "slow_down":
             interval_seconds += SLOWER_SECONDS
         elif not answer.error:
-            # RFC 8628, 3.5: less often, after a connection that came to nothing.
+            # RFC 8628, 3.5: ask less often after a connection that failed.
             interval_seconds *= 2
         interval_seconds = min(interval_seconds, LONGEST_INTERVAL_SECONDS)
         asked_seconds = answer.retry_after_seconds
@@ -130,7 +131,7 @@ def begin_in_browser(oauth2: OAuth2, user: str) -> BrowserLogin:
         "state": state,
         "code_challenge": urlsafe_b64encode(sha256(verifier.encode()).digest()).decode().rstrip("="),
         "code_challenge_method": "S256",
-        # Google gives a refresh token only so (developers.google.com/identity/protocols/oauth2/native-app).
+        # Google needs these for a refresh token (developers.google.com/identity/protocols/oauth2/native-app).
         "access_type": "offline",
         "prompt": "consent",
         "login_hint": user,
@@ -140,7 +141,7 @@ def begin_in_browser(oauth2: OAuth2, user: str) -> BrowserLogin:
 
 
 async def finish_in_browser(client: LoginClient, login: BrowserLogin, address: str) -> Granted:
-    """`address` is what the browser showed at the end.  Raises LoginFailed."""
+    """Exchange the code for tokens; the browser showed `address` at the end.  Raises LoginFailed."""
     try:
         said = parse_qs(urlsplit(address.strip()).query)
     except ValueError:

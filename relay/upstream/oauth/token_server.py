@@ -1,11 +1,11 @@
-"""What a token server is asked (RFC 6749, 7523, 8628), and what its answer means: a form over HTTPS.
+"""The client of a token server (RFC 6749, 7523, 8628): it posts forms over HTTPS and reads the answers.
 
-Guarantees: a request ends within TIMEOUT_SECONDS; the certificate is verified; no redirect is followed, so
-that no secret goes anywhere else; a secret is in the form alone, never in a URL; at most LARGEST_ANSWER_BYTES
-and a chunk are read.  Any octets are a token, a refusal for a person, or trouble, never an exception; no
-`repr` and no text that is shown holds a token or a secret, since a server's description, which may repeat
-what was sent, is only searched for the number of an error.  A refusal is final only where the server says so
-in OAuth's words: what a proxy or a broken server says is trouble, and is asked again.
+Guarantees: a request ends within TIMEOUT_SECONDS.  The certificate is verified.  No redirect is followed, so
+no secret goes anywhere else.  A secret is only in the form, never in a URL.  At most LARGEST_ANSWER_BYTES
+and one chunk are read.  Any octets of a server become a value, `Granted` or `Denied`, never an exception.
+No `repr` and no text that is shown holds a token or a secret: a server's description may repeat what was
+sent, so it is only searched for the number of an error.  A refusal is final only if the server says so in
+OAuth's words, or gives no bearer token.  Any other answer (a proxy, a broken server) is tried again.
 """
 
 import json
@@ -22,7 +22,7 @@ from relay.policy.units import https_url
 
 JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 ASSERTION_SECONDS = 3600
-"""How long a service account's signature is good: the most that Google takes."""
+"""How long a service account's signature is valid: the maximum of Google."""
 TIMEOUT_SECONDS = 30.0
 HEADERS = {
     "Content-Type": "application/x-www-form-urlencoded",
@@ -30,15 +30,15 @@ HEADERS = {
     "User-Agent": f"relay/{__version__}",
 }
 LARGEST_ANSWER_BYTES = 64 * 1024
-LONGEST_TOKEN = 8192  # characters: in base64 it has to fit into a line of AUTH of 12,288 octets (RFC 4954, 4)
-DEFAULT_LIFE_SECONDS = 1800  # where the server does not say; an hour is usual
+LONGEST_TOKEN = 8192  # characters: in base64 it must fit into an AUTH line of 12,288 octets (RFC 4954, 4)
+DEFAULT_LIFE_SECONDS = 1800  # if the server does not say; an hour is usual
 LONGEST_LIFE_SECONDS = 86_400
 LONGEST_RETRY_AFTER_SECONDS = 3600
 # Errors after which the same request may succeed (RFC 6749, 4.1.2.1; RFC 8628, 3.5).
 TRANSIENT = frozenset({"temporarily_unavailable", "server_error", "slow_down", "authorization_pending"})
 _TOKEN = re.compile(r"[!-~]+\Z")
-_NUMBER = re.compile(r"\bAADSTS[0-9]{1,8}\b")  # of an error of Entra's, in the description
-_WORD = re.compile(r"[a-z_]{1,40}\Z")  # as the errors of RFC 6749, 5.2 are written; no token or secret is
+_NUMBER = re.compile(r"\bAADSTS[0-9]{1,8}\b")  # the number of an Entra error, in its description
+_WORD = re.compile(r"[a-z_]{1,40}\Z")  # the form of errors in RFC 6749, 5.2; no token or secret has it
 _LOG_IN = "run `relay login {upstream}`"
 ADVICE: tuple[tuple[str, str], ...] = (
     # learn.microsoft.com/entra/identity-platform/reference-error-codes.
@@ -68,7 +68,7 @@ ADVICE: tuple[tuple[str, str], ...] = (
     ("unsupported_grant_type", "the token server does not know this grant"),
     ("expired_token", "the code has expired: begin again"),
 )  # fmt: skip
-"""What to do, by a word of the error; the first that is in it."""
+"""What to do, by a word of the error; the first row whose word is in the error counts."""
 
 
 class TokenServerUnreachable(Exception):  # noqa: N818 - what the token server is
@@ -76,7 +76,7 @@ class TokenServerUnreachable(Exception):  # noqa: N818 - what the token server i
 
 
 class Unaskable(ValueError):  # noqa: N818 - said of a request
-    """A secret does not allow the request; the text may be shown, and says what to do."""
+    """The secret does not allow a request; the text may be shown, and says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +94,16 @@ class Granted:
     access_token: str = field(repr=False)
     life_seconds: int
     refresh_token: str = field(default="", repr=False)
-    """A new one, or the one there was; empty where none was sent."""
+    """As the server sent it, new or unchanged; empty if it sent none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """No token; `words` may be shown: nothing of them is the server's but the name or number of an error."""
+    """No token was granted.  `words` may be shown: only an error's name or number in them is the server's."""
 
     words: str
     is_final: bool
-    """A person has to act: asking again does not help."""
+    """A person has to act; another request does not help."""
     error: str = ""
     """In OAuth's words, such as `invalid_grant`."""
     retry_after_seconds: int = 0
@@ -137,8 +137,8 @@ def token_request(oauth2: OAuth2, secrets: AccountSecrets, user: str, wall_secon
 
 
 def _signed_request(oauth2: OAuth2, account: str, user: str, wall_seconds: int) -> TokenRequest:
-    """Act as a user by a service account's signature (RFC 7523, 2.1)."""
-    # OpenSSL once more, in memory: only where something is signed.
+    """Return a request that acts as a user by a service account's signature (RFC 7523, 2.1)."""
+    # PyJWT loads OpenSSL a second time into memory: import it only to sign.
     import jwt  # noqa: PLC0415 - see above
 
     key = json.loads(account)
@@ -161,22 +161,22 @@ def _signed_request(oauth2: OAuth2, account: str, user: str, wall_seconds: int) 
     try:
         assertion = jwt.encode(claims, key["private_key"], algorithm="RS256", headers=headers)
     except (ValueError, TypeError, jwt.PyJWTError):
-        # Without the cause: its text may quote the key.
+        # `from None`: the text of the cause may quote the key.
         raise Unaskable("the private key of the service account cannot sign: get a new key file") from None
     return TokenRequest(url, urlencode({"grant_type": JWT_BEARER, "assertion": assertion}))
 
 
 async def ask(request: TokenRequest) -> tuple[int, bytes, str]:
-    # Verbs on the spool of a relay that is down ask nothing; loading it takes half as long as what they do.
+    # Verbs on the spool of a relay that is down request no token; loading aiohttp takes half their time.
     import aiohttp  # noqa: PLC0415 - see above
 
     try:
-        # A session each: a token is good for an hour, a connection would not be kept so long.
+        # A session for each request: a token lasts an hour, and a connection would not be kept so long.
         async with (
             aiohttp.ClientSession(
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(TIMEOUT_SECONDS),
-                # Some networks need HTTPS_PROXY; what goes in the clear, over loopback, no proxy may see.
+                # Some networks need HTTPS_PROXY.  Plain HTTP, over loopback only, must not go to a proxy.
                 trust_env=request.url.startswith("https:"),
             ) as session,
             session.post(request.url, data=request.form, headers=HEADERS, allow_redirects=False) as response,
@@ -194,12 +194,12 @@ async def ask(request: TokenRequest) -> tuple[int, bytes, str]:
     except aiohttp.ClientConnectorError as error:
         raise TokenServerUnreachable(f"cannot connect: {error.os_error.strerror or 'unknown host'}") from None
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        # By its type: its text may have what was sent.
+        # Only the type: the text may contain what was sent.
         raise TokenServerUnreachable(f"the request failed: {type(error).__name__}") from None
 
 
 async def said_by(ask: Ask, request: TokenRequest) -> dict[str, Any] | Denied:
-    """Ask, and return what the server says where it refuses nothing."""
+    """Send the request; return the object that the server answers, or Denied."""
     try:
         return read_answer(*await ask(request))
     except TokenServerUnreachable as unreachable:
@@ -207,12 +207,12 @@ async def said_by(ask: Ask, request: TokenRequest) -> dict[str, Any] | Denied:
 
 
 def read_answer(status: int, content: bytes, retry_after: str = "") -> dict[str, Any] | Denied:
-    """Return the object that an answer without an error holds."""
+    """Return the object in an answer without an error, else Denied."""
     said = _object(content)
     error = error_word(said.get("error"))
     if status == 200 and said and not error:
         return said
-    # Of Retry-After the delay in seconds (RFC 9110, 10.2.3); of a date nothing.
+    # Retry-After counts as a delay in seconds (RFC 9110, 10.2.3); a date is ignored.
     asked_seconds = whole_seconds(retry_after, 0, LONGEST_RETRY_AFTER_SECONDS)
     if not error:
         is_of_another = 300 <= status < 400 or status in {200, 400, 401, 403, 404, 405}
@@ -252,7 +252,7 @@ def is_token(text: object) -> TypeGuard[str]:
 
 
 def whole_seconds(value: object, default: int, most: int) -> int:
-    """Return a number of seconds that a server sent, perhaps as text."""
+    """Return the number of seconds that a server sent, perhaps as text, between 0 and `most`."""
     try:
         seconds = int(float(value)) if isinstance(value, int | float | str) else default
     except (ValueError, OverflowError):
@@ -261,7 +261,7 @@ def whole_seconds(value: object, default: int, most: int) -> int:
 
 
 def error_word(value: object) -> str:
-    """Return an error code as it may be shown: never a token that stands in its place."""
+    """Return the error code, or other words if it has not the form of a code: it might be a token."""
     if isinstance(value, str) and _WORD.match(value):
         return value
     return "an error without a name" if value else ""

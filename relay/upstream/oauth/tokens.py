@@ -1,14 +1,14 @@
-"""The access token of one account: one for all its connections, fetched when a login finds none.
+"""The access token of one account: all its connections share it, and a login that finds none fetches one.
 
 Guarantees
-- at most one request is under way, whoever asks, also at an edit; it is finished although who asked has gone,
-  since a token server may have rotated the refresh token by then;
-- a rotated refresh token is durable before it is ever sent; until it is, no request is made, and each login,
-  and `close`, tries again to make it so;
-- a token that is good is used for as long as the secrets are those that it was got with, or came with it;
-- a token that had worked and is refused before its end is worth another one at once; one that never worked
-  is not.  The next login asks for another in any case.
-Does not: wait between attempts for who has no token: that is the upstream's pause (`relay.verdicts.account`).
+- At most one request is under way, whoever asks, also across an edit of the policy.  It runs to its end even
+  if its caller is gone: the token server may have rotated the refresh token by then.
+- A rotated refresh token is durable before it is sent.  Until it is durable, no request is made, and each
+  login, and `close`, tries again to make it durable.
+- A valid token is used as long as the secrets are those that it was got with, or that came with it.
+- If the upstream refuses a token that worked before, another token is worth a second login at once.  After a
+  token that never worked it is not.  In both cases the next login requests another.
+Does not: wait between attempts without a token: the upstream's pause does that (`relay.verdicts.account`).
 Assumes: one event loop.
 """
 
@@ -30,17 +30,17 @@ from relay.upstream.oauth.token_server import (
 )
 
 MARGIN_NS = 30 * SECOND_NS
-"""How long before its end a token is used no more, as a login takes its time; a tenth of its life at most."""
+"""A token is not used this long before its end, since a login takes time; at most a tenth of its life."""
 
 
 class TokenOwner(Protocol):
-    """Whose account it is: has the secrets, and is told."""
+    """The owner of the account: it has the secrets, and is told of tokens."""
 
     async def secrets(self) -> AccountSecrets:
-        """Read them anew: a changed one counts from the next request on.  May raise what its caller knows."""
+        """Read them anew, so a change counts from the next request on.  `Tokens.token` passes errors on."""
 
     async def keep(self, old: str, new: str) -> str:
-        """Make a new refresh token durable in the place of the one sent; return why not, or nothing."""
+        """Make a new refresh token durable in place of the one sent; return the error, "" if none."""
 
     def token_granted(self, life_seconds: int, *, is_rotated: bool) -> None: ...
 
@@ -66,23 +66,23 @@ class Tokens:
         *,
         before: "Tokens | None" = None,
     ) -> None:
-        """`before` is what had the tokens before an edit, and may have a request under way."""
+        """`before` had the tokens before an edit of the policy, and may have a request under way."""
         self._oauth2, self._user, self._ask_server = oauth2, user, ask
         self._owner, self._clock, self._before = owner, clock, before
         self.got_with: frozenset[bytes] = frozenset()
-        """Digests of the secrets that the token was got with, and with the refresh token that it brought."""
+        """Digests of the secrets used for the token, also with the refresh token that came with it."""
         self._token = ""
         self._usable_until_ns = 0
         self._worked = ""  # the last token that a login succeeded with
         self._asking: asyncio.Task[str | Denied] | None = None
         self._unkept: tuple[str, str] | None = None
-        """A refresh token, and the one that took its place and is not durable yet."""
+        """A refresh token, and its successor, which is not durable yet."""
 
     async def token(self) -> str:
         """Return a token for a login now.  Raises TokenUnavailable, and what the owner's `secrets` raises."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._answer())
-        # Shielded: who asks may be gone, and the answer may have a new refresh token.
+        # Shielded: the caller may be cancelled, and the answer may have a new refresh token.
         answer = await asyncio.shield(self._asking)
         if isinstance(answer, Denied):
             raise TokenUnavailable(answer)
@@ -92,32 +92,31 @@ class Tokens:
         self._worked = text
 
     def refused(self, text: str) -> bool:
-        """Hear that the upstream refused a token; return whether another one is worth a login."""
+        """Forget a token that the upstream refused; return whether another token is worth a login."""
         if self._token == text:
             self.forget()
         return text == self._worked
 
     def forget(self) -> None:
-        """Use the token no more."""
         self._usable_until_ns = 0
 
     async def close(self) -> None:
-        """Let a request under way end, which may rotate the refresh token; keep one that is not kept yet."""
+        """Finish a request under way, which may rotate the refresh token; try to make all tokens durable."""
         if self._asking is not None:
             await asyncio.wait([self._asking])
         await self._keep_all()
 
     async def _keep_all(self) -> str:
-        """Have nothing of earlier requests left to keep; return why there is."""
+        """Make refresh tokens of earlier requests durable; return the error, "" if there is none."""
         if self._before is not None:
             await self._before.close()
             self._before = None
         return "" if self._unkept is None else await self._keep(*self._unkept)
 
     async def _answer(self) -> str | Denied:
-        # Not only at the token's end: a crash until then would lose the refresh token.
+        # Now, not only when the token ends: a crash until then would lose the refresh token.
         error, secrets = await self._keep_all(), await self._owner.secrets()
-        asked_at_ns = self._clock.boottime_ns()  # the server's count begins later
+        asked_at_ns = self._clock.boottime_ns()  # the server counts the token's life from a later instant
         if asked_at_ns < self._usable_until_ns and secrets.digest() in self.got_with:
             return self._token
         if error:
@@ -128,8 +127,8 @@ class Tokens:
         if isinstance(answer, Denied) and answer.is_final:
             sent, secrets = secrets, await self._owner.secrets()
             if secrets != sent:
-                # Another process, or a person, has put others in their place meanwhile.  Who asked with
-                # those waits for this answer too, so nobody would try them again.
+                # Another process, or a person, replaced the secrets meanwhile.  Logins with the new ones
+                # wait for this answer too, so nobody else would try them.
                 answer = await self._ask(secrets)
         if isinstance(answer, Denied):
             self._owner.token_denied()
@@ -138,7 +137,7 @@ class Tokens:
         is_rotated = self._oauth2.grant is GrantType.REFRESH_TOKEN and new != secrets.refresh_token
         self.got_with = frozenset({secrets.digest(), replace(secrets, refresh_token=new).digest()})
         if is_rotated:
-            # Crash here: the server may not take the old one any more; nobody but a person can mend that.
+            # Crash here: the server may refuse the old refresh token, and only a person can mend that.
             await self._keep(secrets.refresh_token, new)
         self._owner.token_granted(answer.life_seconds, is_rotated=is_rotated)
         life_ns = max(answer.life_seconds, 1) * SECOND_NS
