@@ -14,7 +14,7 @@ from relay.sender.state_file import account_file, account_row
 from relay.sender.upstreams import UpstreamView
 from relay.spool.disk.durable import Disk
 from relay.throttle.history import HistoryError
-from relay.throttle.opening import recorded_book
+from relay.throttle.history_access import recorded_book
 from relay.throttle.throttle import View
 from relay.verdicts.account import AccountState, Event, Happening, PauseAsked, PauseRecord, adopted, step
 

@@ -55,7 +55,7 @@ WHOLE = Part()
 
 
 class Because(enum.StrEnum):
-    """Why mail stands in the line of an upstream; `words_of` puts it into words."""
+    """Why mail stands in the line of an upstream; `reason_of` puts it into words."""
 
     PREFERRED = "preferred"
     """No upstream listed before this one is in the policy."""
@@ -133,6 +133,6 @@ _WORDS = {
 }
 
 
-def words_of(choice: Choice) -> str:
+def reason_of(choice: Choice) -> str:
     """Return why mail does not go through the preferred upstream; empty if it does."""
     return _WORDS.get(choice.because, "").format(upstream=choice.upstream, instead_of=choice.instead_of)

@@ -35,8 +35,8 @@ from relay.smtp.reply import Phase
 from relay.telemetry.metrics import Telemetry
 from relay.throttle.admission import Admission, Request, TooLarge, Wait, request_for
 from relay.throttle.history import HistoryError
+from relay.throttle.history_access import open_history
 from relay.throttle.limit import limit_words
-from relay.throttle.opening import open_history
 from relay.throttle.throttle import Reservation, Throttle
 from relay.upstream.connection import Connection, UpstreamUnavailable
 from relay.upstream.pool import Caps, Pool
@@ -104,7 +104,7 @@ class Account:
             telemetry,
             account_file(policy, name, host.disk, self._tell_unrecorded),
             row=row,
-            leaves_in_ns=self.throttle.view.leaves_in_ns,
+            oldest_leaves_in_ns=self.throttle.view.oldest_leaves_in_ns,
             on_refused=self._tell_cut_off,
             on_change=partial(backlog.queue.note, name),
         )

@@ -43,11 +43,11 @@ class Pausing:
         kept: AccountFile,
         *,
         row: "AccountRow | None" = None,
-        leaves_in_ns: Callable[[int], int | None],
+        oldest_leaves_in_ns: Callable[[int], int | None],
         on_refused: Callable[[Answer], None],
         on_change: Callable[[Availability], None],
     ) -> None:
-        """`leaves_in_ns(span)`: after how many ns the oldest entry of the history's last `span` ns leaves it.
+        """`oldest_leaves_in_ns(span_ns)`: see `View.oldest_leaves_in_ns`.
 
         `row` is the state that all hosts of the account share; None if the account is this host's alone.
         `on_refused` is called at the first pause after a success, `on_change` with what routing sees, at
@@ -64,7 +64,7 @@ class Pausing:
         self._refused_at_ns = 0
         self._upstream = upstream
         self._events, self._metrics, self._clock = telemetry
-        self._leaves_in_ns, self._on_refused = leaves_in_ns, on_refused
+        self._oldest_leaves_in_ns, self._on_refused = oldest_leaves_in_ns, on_refused
 
     @property
     def availability(self) -> Availability:
@@ -141,7 +141,7 @@ class Pausing:
         """Pause the account after a refusal about us."""
         self.is_tried, self._refused_at_ns = True, self._clock.boottime_ns()
         in_a_row = self.state.in_a_row
-        self._apply(refused(answer, self._refused_at_ns, self._leaves_in_ns))
+        self._apply(refused(answer, self._refused_at_ns, self._oldest_leaves_in_ns))
         # Further refusals in a row belong to the same block, and tell nothing new.
         if in_a_row == 0 and self.state.in_a_row == 1 and answer.verdict is Verdict.PAUSE:
             self._on_refused(answer)

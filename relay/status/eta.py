@@ -23,12 +23,12 @@ from relay.clock import Clock
 from relay.mail.envelope import QueueId
 from relay.queue.queued import RECIPIENTS_SHOWN, Queued, State
 from relay.queue.queues import Queues
-from relay.queue.routes import words_of
+from relay.queue.routes import reason_of
 from relay.spool.interface import SetAside
 from relay.status.filters import Listed
 from relay.status.snapshot import MessageView, QueueState
 from relay.throttle.limit import limit_words
-from relay.throttle.limit_state import Limited, Opening
+from relay.throttle.limit_state import Occupancy, Opening
 
 CONNECTIONS = "connections"
 NEXT = ""
@@ -61,10 +61,10 @@ class Expected(NamedTuple):
 
 class _Window:
     def __init__(
-        self, words: str, count: int, again_ns: int, now_ns: int, taken: Iterable[Opening] = ()
+        self, words: str, count: int, again_ns: int, now_ns: int, openings: Iterable[Opening] = ()
     ) -> None:
         """`again_ns` is the time from the use of a slot until it is free again."""
-        openings = sorted(each for each in taken if each[0] > now_ns)
+        openings = sorted(each for each in openings if each[0] > now_ns)
         self.words, self._count, self._again_ns = words, max(1, count), again_ns
         self._instants = [now_ns, *(at_ns for at_ns, _ in openings)]
         self._opened = [0, *accumulate(weight for _, weight in openings)]
@@ -72,7 +72,7 @@ class _Window:
     def slot(self, number: int) -> int:
         """Return when the slot of this number from now, counted from 1, opens, if each is used at once."""
         turns, slot = divmod(max(1, number) - 1, self._count)
-        # How much of the weight that is taken now must have opened.
+        # How much of the weight that is used now must have opened.
         needed = self._opened[-1] + slot + 1 - self._count
         return self._instants[bisect_left(self._opened, needed)] + turns * self._again_ns
 
@@ -89,7 +89,7 @@ class Pace:
     def __init__(
         self,
         now_ns: int,
-        limits: Sequence[Limited] = (),
+        limits: Sequence[Occupancy] = (),
         *,
         connections: int = 1,
         transaction_ns: int = 0,
@@ -150,13 +150,13 @@ class Pace:
         )
 
 
-def opens_ns(limit: Limited, now_ns: int) -> int:
+def opens_ns(limit: Occupancy, now_ns: int) -> int:
     """Return when a limit has room for one more."""
     return _window_of(limit, limit.label, now_ns, 0).slot(1)
 
 
-def _window_of(limit: Limited, words: str, now_ns: int, transaction_ns: int) -> _Window:
-    return _Window(words, limit.count, limit.span_ns + transaction_ns, now_ns, limit.taken)
+def _window_of(limit: Occupancy, words: str, now_ns: int, transaction_ns: int) -> _Window:
+    return _Window(words, limit.count, limit.span_ns + transaction_ns, now_ns, limit.openings)
 
 
 class Listing:
@@ -255,7 +255,7 @@ class Listing:
             queued.upstream,
             expected.held_by,
             self._queue.line_of(queued).lane_of(queued),
-            words_of(queued.choice),
+            reason_of(queued.choice),
             client=origin.client,
             user=origin.user or None,
             message_id=shown.names.message_id,

@@ -43,7 +43,7 @@ from relay.status.snapshot import (
     UpstreamStatus,
 )
 from relay.throttle.limit import Limit, plain_words
-from relay.throttle.limit_state import Limited
+from relay.throttle.limit_state import Occupancy
 from relay.verdicts.account import ENDLESS, Health
 
 DOWN = "stop: the relay is down"
@@ -160,7 +160,7 @@ class Watch:
             is_well = bool(old and new and is_same and is_mended(name, old, new))
             after = self._pace_of(after_seen, new, limits=limits, is_mended=is_well)
             if new is not None and after_seen is not None and after_seen.limits is not None:
-                over += self._over(name, after_seen.limits.limited(0, limits, new.guard_ns))
+                over += self._over(name, after_seen.limits.occupancy(0, limits, new.guard_ns))
             if (load := self._load(name)).messages:
                 was, will = before.at(load), after.at(load)
                 ends = self._wall_or_none(was.eta_ns), self._wall_or_none(will.eta_ns)
@@ -171,10 +171,10 @@ class Watch:
         changed = tuple(differences(self.policy, edited))
         return Plan(self.clock.wall_ns(), is_running, changed, tuple(over), tuple(planned))
 
-    def _over(self, upstream: str, limits: Iterable[Limited]) -> Iterator[OverLimit]:
+    def _over(self, upstream: str, limits: Iterable[Occupancy]) -> Iterator[OverLimit]:
         now_ns = self.clock.boottime_ns()
         for each in limits:
-            used = sum(weight for _, weight in each.taken)
+            used = sum(weight for _, weight in each.openings)
             if used > each.count:
                 yield OverLimit(upstream, each.label, used, each.count, self._wall(opens_ns(each, now_ns)))
 
@@ -196,7 +196,7 @@ class Watch:
             return Pace(now_ns, rests=why, until_ns=None)
         return Pace(
             now_ns,
-            seen.limits.limited(seen.transaction_ns, limits, upstream.guard_ns),
+            seen.limits.occupancy(seen.transaction_ns, limits, upstream.guard_ns),
             connections=upstream.connections,
             transaction_ns=seen.transaction_ns,
             rests="" if is_mended and seen.state.operator is None else rest_words(seen),

@@ -202,18 +202,18 @@ class Event(NamedTuple):
     until_ns: int = 0
     """When a fault is checked again."""
     pause: OperatorPause | None = None
-    leaves_in_ns: Callable[[int], int | None] = lambda _span_ns: None
+    oldest_leaves_in_ns: Callable[[int], int | None] = lambda _span_ns: None
     """Takes a span in ns; returns in how many ns the oldest entry of our history within it leaves it."""
 
 
-def refused(answer: Answer, at_ns: int, leaves_in_ns: Callable[[int], int | None]) -> Event:
+def refused(answer: Answer, at_ns: int, oldest_leaves_in_ns: Callable[[int], int | None]) -> Event:
     """Return the event for a refusal about us, by the upstream or by the shield."""
     happening, ruling = Happening.PAUSE, answer.ruling or _NO_RULING
     if answer.verdict is Verdict.STOP:
         is_last = answer.is_doubted or not ruling.may_probe
         happening = Happening.STOP if is_last else Happening.REFUSE
     is_mail = answer.phase not in BEFORE_MAIL
-    return Event(happening, at_ns, answer.text, ruling, is_mail, leaves_in_ns=leaves_in_ns)
+    return Event(happening, at_ns, answer.text, ruling, is_mail, oldest_leaves_in_ns=oldest_leaves_in_ns)
 
 
 def adopted(state: AccountState, shared: AccountState, now_ns: int) -> AccountState:
@@ -283,7 +283,7 @@ def _refused(state: AccountState, event: Event) -> AccountState:
         return state  # it rests for a graver reason
     asks = not ruling.may_probe
     if event.happening is Happening.PAUSE:
-        until_ns = now_ns + rest_ns(ruling, state.in_a_row if is_new else 0, event.leaves_in_ns)
+        until_ns = now_ns + rest_ns(ruling, state.in_a_row if is_new else 0, event.oldest_leaves_in_ns)
         asks = asks or ruling.wait_ns is not None or ruling.window_ns is not None
     elif asks:
         until_ns = FOREVER_NS  # only an operator ends a rest without looks
@@ -312,12 +312,12 @@ def largest(usual: int, taken: int | None) -> int:
     return usual if taken is None else min(usual, taken + 1)
 
 
-def rest_ns(ruling: Ruling | None, step: int, leaves_in_ns: Callable[[int], int | None]) -> int:
+def rest_ns(ruling: Ruling | None, step: int, oldest_leaves_in_ns: Callable[[int], int | None]) -> int:
     """Return how long to rest after a refusal that is about us.
 
     If the upstream or its rule asks for a wait: that wait.  If the reply names a window: until the oldest
-    entry of our own history leaves it (`leaves_in_ns`), but at most two days; or the whole window, if an
-    earlier look makes it worse.  Otherwise our own back-off, doubled `step` times.  After a pause that did
+    entry of our own history leaves it (`oldest_leaves_in_ns`), but at most two days; or the whole window, if
+    an earlier look makes it worse.  Otherwise our own back-off, doubled `step` times.  After a pause that did
     not help, at least that back-off.
     """
     back_off_ns, asked_ns = min(LONGEST_NS, FIRST_NS << min(step, 10)), 0
@@ -328,7 +328,7 @@ def rest_ns(ruling: Ruling | None, step: int, leaves_in_ns: Callable[[int], int 
     elif not ruling.may_probe:
         asked_ns = ruling.window_ns or PROBE_NS
     elif ruling.window_ns is not None:
-        asked_ns = min(LONGEST_RETRY_NS, leaves_in_ns(ruling.window_ns) or 0)
+        asked_ns = min(LONGEST_RETRY_NS, oldest_leaves_in_ns(ruling.window_ns) or 0)
     return asked_ns if asked_ns and step == 0 else max(asked_ns, back_off_ns)
 
 

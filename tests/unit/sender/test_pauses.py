@@ -40,7 +40,7 @@ class World:
             "isp",
             Telemetry(self.events, Metrics(self.clock), self.clock),
             self.kept,
-            leaves_in_ns=lambda _span_ns: None,
+            oldest_leaves_in_ns=lambda _span_ns: None,
             on_refused=lambda _answer: None,
             on_change=lambda _availability: None,
         )
