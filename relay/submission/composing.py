@@ -16,7 +16,7 @@ from itertools import chain
 
 from relay.mail.address import is_valid_address, mailboxes
 from relay.mail.dsn import Notify, Ret
-from relay.mail.header import MAILBOX_LINE, field_name, header_fields, opened, parted
+from relay.mail.header import MAILBOX_LINE, below_our_field, field_name, header_fields, split_header
 
 _SHOWN = 200  # characters of a text that an error shows
 _UNREADABLE = "\ufffd"  # the character that replaced an octet outside UTF-8
@@ -95,7 +95,7 @@ def delivered(text: bytes, author: Author, choice: EnvelopeSource) -> Submission
     further down stay: another program wrote them.  Raises NotAnAddress, also if an address of the envelope is
     neither in these fields nor given by the caller.
     """
-    fields, rest = parted(opened(_crlf(text)))
+    fields, rest = split_header(below_our_field(_crlf(text)))
     on_top, fields = _on_top(fields)
     if author.sender is None:
         if _RETURN_PATH not in on_top:
@@ -143,7 +143,7 @@ def submitted(
 
     Without `completes` nothing is added.
     """
-    fields, rest = parted(opened(_crlf(text)))
+    fields, rest = split_header(below_our_field(_crlf(text)))
     named = list(header_fields(b"".join(fields)))
     recipients = [addresses_in(each, author.hostname) for each in argv]
     if takes_header:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from relay.mail.formats import Value
-from relay.mail.sought import Sought, words_of
+from relay.mail.search import Search, searchable_text
 from relay.mail.text import clean
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.root.headroom import leave_headroom
@@ -242,9 +242,12 @@ def oldest_ns(past: sqlite3.Connection) -> int | None:
     return at_ns
 
 
-def found(past: sqlite3.Connection, wanted: Sought, since_ns: int) -> Iterator[PastOutcome]:
+def found(past: sqlite3.Connection, wanted: Search, since_ns: int) -> Iterator[PastOutcome]:
     past.create_function(
-        "is_wanted", 6, lambda *words: wanted.is_in(words_of(words[:4], words[4:])), deterministic=True
+        "is_wanted",
+        6,
+        lambda *words: wanted.matches(searchable_text(words[:4], words[4:])),
+        deterministic=True,
     )
     query = (
         f"SELECT rowid, {_COLUMNS} FROM outcome WHERE rowid < ? AND at_ns >= ? AND"  # noqa: S608 - our names
