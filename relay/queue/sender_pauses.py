@@ -9,7 +9,7 @@ mail goes like any other; if the sender is refused again, the next pause is long
 
 from dataclasses import dataclass
 
-from relay.verdicts.account import Paused
+from relay.verdicts.account import PauseSpan
 from relay.verdicts.decision import EVIDENT
 
 FIRST_REST_NS = 15 * 60 * 10**9
@@ -28,7 +28,7 @@ class SenderPause:
     until_ns: int
     reason: str
     ages: bool
-    earlier: tuple[Paused, ...] = ()
+    earlier: tuple[PauseSpan, ...] = ()
     """Earlier pauses of the sender that do not age its mail."""
     in_a_row: int = 0
     alone: int = 0
@@ -37,7 +37,7 @@ class SenderPause:
     """The upstream relayed no mail of the sender since, and no operator ended the pause."""
 
     @property
-    def rests(self) -> tuple[Paused, ...]:
+    def rests(self) -> tuple[PauseSpan, ...]:
         """Return the spans, ascending, in which the sender's mail waited or waits and did not age."""
         return self.earlier if self.ages else (*self.earlier, (self.since_ns, self.until_ns))
 
@@ -86,12 +86,12 @@ class SenderPauses:
         if pause is not None and pause.is_open:
             pause.until_ns, pause.is_open = min(pause.until_ns, now_ns), False
 
-    def of(self, sender: str, now_ns: int) -> SenderPause | None:
+    def current(self, sender: str, now_ns: int) -> SenderPause | None:
         """Return the pause of a sender whose mail waits now; else None."""
         pause = self._pauses.get(sender)
         return None if pause is None or pause.until_ns <= now_ns else pause
 
-    def rests_of(self, sender: str) -> tuple[Paused, ...]:
+    def rests_of(self, sender: str) -> tuple[PauseSpan, ...]:
         return () if (pause := self._pauses.get(sender)) is None else pause.rests
 
     def is_alone(self, sender: str, relayed_from_ns: int) -> bool:

@@ -18,14 +18,14 @@ from relay.verdicts.account import (
     RESTING,
     AccountState,
     Event,
-    Happening,
+    EventKind,
     OperatorPause,
     PauseRecord,
     adopted,
     lapsed,
+    merge_spans,
     refused,
     step,
-    together,
 )
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
 from relay.verdicts.shield import Shield
@@ -100,17 +100,17 @@ class Pausing:
             why = await asyncio.to_thread(self.row.look) or why
             self.learn()
             self.shield.recall(self.state.doubts)
-            self.apply(Happening.RESTART)
+            self.apply(EventKind.RESTART)
         if why:
             self._events.tell("pause_unrecorded", upstream=self._upstream, error=why)
         if replaced is not None:
             # The messages in this line waited through the pauses of the replaced account.
             now_ns = self._clock.boottime_ns()
             before = [(since_ns, min(until_ns, now_ns)) for since_ns, until_ns in replaced.spans]
-            spans = together((*self.state.spans, *before))
+            spans = merge_spans((*self.state.spans, *before))
             self._become(replace(self.state, spans=tuple(spans[-MOST_SPANS:])))
         if replaced is not None and replaced.operator is not None:
-            self.apply(Happening.KEEP, at_ns=replaced.spans[-1][0], pause=replaced.operator)
+            self.apply(EventKind.KEEP, at_ns=replaced.spans[-1][0], pause=replaced.operator)
         elif replaced is not None and self.state.operator is not None:
             self.end()
 
@@ -155,16 +155,16 @@ class Pausing:
             return
         self.is_tried = True
         if proofs := sum(map(_is_proof, outcome.answers)):
-            self.apply(Happening.PROOF, recipients=proofs)
+            self.apply(EventKind.PROOF, recipients=proofs)
 
     def trust_history(self) -> None:
         """End the pause for a failed history: it was read, and is sound."""
         if self.state.fault:
-            self.apply(Happening.SOUND)
+            self.apply(EventKind.SOUND)
         if self.row is not None:
             self.row.write()
 
-    def end(self, why: Happening = Happening.RESUME) -> None:
+    def end(self, why: EventKind = EventKind.RESUME) -> None:
         """End the pause by an operator's command, and clear the shield; one transaction goes first.
 
         After an EDIT that may have removed the cause, an operator's pause goes on.
@@ -172,9 +172,9 @@ class Pausing:
         self.apply(why)
         self.shield.clear()
 
-    def apply(self, happening: Happening, *, at_ns: int | None = None, **about: Any) -> None:
+    def apply(self, kind: EventKind, *, at_ns: int | None = None, **about: Any) -> None:
         """Apply an event of now, or of `at_ns` (boottime)."""
-        self._apply(Event(happening, self._clock.boottime_ns() if at_ns is None else at_ns, **about))
+        self._apply(Event(kind, self._clock.boottime_ns() if at_ns is None else at_ns, **about))
 
     def _apply(self, event: Event) -> None:
         before = self.state
@@ -209,7 +209,7 @@ class Pausing:
             self._events.tell(
                 "operator_pause_ended",
                 upstream=self._upstream,
-                reason=Happening.LAPSE if is_over else Happening.RESUME,
+                reason=EventKind.LAPSE if is_over else EventKind.RESUME,
             )
 
     def _tell_health(self, before: AccountState, state: AccountState) -> None:

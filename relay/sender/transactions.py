@@ -31,7 +31,7 @@ from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
 from relay.upstream.pool import Pool
 from relay.upstream.transaction import Transaction
-from relay.verdicts.decision import Decision, Standing, decide
+from relay.verdicts.decision import AttemptContext, Decision, decide
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed, of_full_session
 from relay.verdicts.verdict import Verdict
 
@@ -140,7 +140,7 @@ class Transactions:
         What the upstream can never take goes to the next one of its route instead, if there is one.
         """
         now_ns = attempt.ended_ns = self._clock.boottime_ns()
-        if not (is_for_ever and self._queue.pass_on(attempt.queued, WaitReason(unfit.text), now_ns)):
+        if not (is_for_ever and self._queue.exclude_upstream(attempt.queued, WaitReason(unfit.text), now_ns)):
             self._begin(attempt.queued, self._settle(attempt, Outcome((unfit,) * len(attempt.indices))))
 
     async def stop(self, grace_seconds: float) -> None:
@@ -270,8 +270,8 @@ class Transactions:
 
     async def _settle(self, attempt: Attempt, outcome: Outcome) -> None:
         """Decide what an outcome means for the message, its sender and the account; settle it durably."""
-        standing = self._standing(attempt)
-        decision = decide(outcome, standing, self._settling.terms, self._pausing.shield)
+        context = self._context(attempt)
+        decision = decide(outcome, context, self._settling.terms, self._pausing.shield)
         began_ns = 0
         if attempt.reservation is not None:
             began_ns = attempt.reservation.reserved_at_ns
@@ -290,11 +290,11 @@ class Transactions:
         self._rest_sender(attempt, decision)
         await self._settling.settle(self._upstream, attempt, decision)
 
-    def _standing(self, attempt: Attempt) -> Standing:
+    def _context(self, attempt: Attempt) -> AttemptContext:
         queued, pausing, sender = attempt.queued, self._pausing, attempt.queued.sender
         ended_ns, senders = attempt.ended_ns, self._line.sender_pauses
-        paused_ns, resting_ns = self._line.rests_of(queued, ended_ns)
-        return Standing(
+        paused_ns, either_paused_ns = self._line.rests_of(queued, ended_ns)
+        return AttemptContext(
             queue_id=queued.queue_id,
             recipients=attempt.message.envelope.recipients,
             left=attempt.left,
@@ -306,7 +306,7 @@ class Transactions:
             span_ns=(attempt.reservation.reserved_at_ns if attempt.reservation else ended_ns, ended_ns),
             late_ns=ended_ns - queued.arrived_at_ns,
             paused_ns=paused_ns,
-            resting_ns=resting_ns,
+            either_paused_ns=either_paused_ns,
             is_well=pausing.is_well,
             is_sender_alone=senders.is_alone(sender, pausing.relayed_from_ns),
             is_probe=queued.choice.because is Because.PROBE,

@@ -16,7 +16,7 @@ from relay.sender.logins import Logins
 from relay.sender.settling import Backlog
 from relay.telemetry.metrics import Telemetry
 from relay.throttle.throttle import View
-from relay.verdicts.account import ENDLESS, AccountState, Happening, PauseAsked
+from relay.verdicts.account import ENDLESS, AccountState, EventKind, PauseAsked
 from relay.verdicts.shield import Shield
 
 GRACE_SECONDS = 60.0
@@ -151,7 +151,7 @@ class Upstreams:
 
         One transaction goes first.  Returns False if nothing was paused, or there is no such upstream.
         """
-        return name in self.in_use and self.in_use[name].use_again(Happening.RESUME)
+        return name in self.in_use and self.in_use[name].use_again(EventKind.RESUME)
 
     def pause(self, name: str, asked: PauseAsked) -> bool:
         """Begin no more transactions of an upstream, by an operator's command; those in flight go on.
@@ -162,7 +162,7 @@ class Upstreams:
             return False
         clock = self._telemetry.clock
         pause = asked.begun(clock.boottime_ns(), clock.wall_ns())
-        paused.pausing.apply(Happening.KEEP, pause=pause)
+        paused.pausing.apply(EventKind.KEEP, pause=pause)
         paused.wake()
         return True
 
@@ -176,7 +176,7 @@ class Upstreams:
         for name, each in list(self.in_use.items()):
             logins, state = self._logins[name], each.pausing.state
             if state.is_refused and await logins.has_new_password() and each.pausing.state.is_refused:
-                each.use_again(Happening.EDIT)
+                each.use_again(EventKind.EDIT)
 
     async def guard(self, chore: Callable[[], Awaitable[None]]) -> None:
         """Run a coroutine function; an error in it ends the sender."""
@@ -203,7 +203,7 @@ class Upstreams:
         )
         await added.start(replaced)
         # An account without a record announces no change, and the replaced one may have been down.
-        self._backlog.queue.note(name, added.pausing.availability)
+        self._backlog.queue.set_availability(name, added.pausing.availability)
         self.in_use[name] = added
 
     def _retire(self, retired: Account) -> None:

@@ -206,8 +206,8 @@ class Watch:
     def _load(self, name: str) -> Load:
         """Return what waits in a line; a message in parts counts in each line that has a part."""
         counts = self._sender.queue.line(name).counts
-        sums = total(counts.of(State.WAITING).values())
-        return Load(counts.members(State.WAITING), sums.recipients, sums.size_bytes)
+        sums = total(counts.by_lane(State.WAITING).values())
+        return Load(counts.parts(State.WAITING), sums.recipients, sums.size_bytes)
 
     def _drained_at_ns(self, pace: Pace, view: UpstreamView | None, load: Load) -> int | None:
         """Return wall clock; None if that is unknown."""
@@ -261,15 +261,15 @@ class Watch:
 
     def _routes(self, now_ns: int) -> tuple[RouteStatus, ...]:
         queue, settings = self._sender.queue, self.policy.routes
-        found, standing = [], queue.where()
+        found, present = [], queue.where()
         # Offline the choice is unknown: the queue was read without the states of the upstreams.
         is_known = self.condition is not Condition.DOWN
         for route, numbers in numbers_of(settings).items():
             choice = queue.choice_of(route, now_ns)
-            stands, since_ns = standing.get(route, {}), queue.diverted_since_ns(route)
+            counts, since_ns = present.get(route, {}), queue.diverted_since_ns(route)
             # Mail that stands with a later upstream of the route waited too long for the chosen one.
             behind = route.upstreams[route.upstreams.index(choice.upstream) + 1 :]
-            spills_to = tuple(name for name in behind if route.spill_after_ns and stands.get(name))
+            spills_to = tuple(name for name in behind if route.spill_after_ns and counts.get(name))
             found.append(
                 RouteStatus(
                     numbers,
@@ -281,7 +281,7 @@ class Watch:
                     self._wall_or_none(since_ns),
                     self._wall_or_none(choice.until_ns),
                     spills_to,
-                    stands,
+                    counts,
                 )
             )
         return tuple(found)

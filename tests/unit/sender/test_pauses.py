@@ -16,7 +16,7 @@ from relay.smtp.reply import Phase, Reply
 from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics, Telemetry
-from relay.verdicts.account import FOREVER_NS, Happening, OperatorPause, PauseAsked
+from relay.verdicts.account import FOREVER_NS, EventKind, OperatorPause, PauseAsked
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import Verdict
 from tests.fakes.clock import FakeClock
@@ -58,13 +58,13 @@ class World:
                 self.clock.advance(2 * HOUR_NS)
                 pausing.until_ns(self.clock.boottime_ns())
             case "word":
-                pausing.apply(Happening.KEEP, pause=OperatorPause(FOREVER_NS, "anna", 0))
+                pausing.apply(EventKind.KEEP, pause=OperatorPause(FOREVER_NS, "anna", 0))
             case "resume":
                 pausing.end()
             case "edit":
-                pausing.end(Happening.EDIT)
+                pausing.end(EventKind.EDIT)
             case "fault":
-                pausing.apply(Happening.FAULT, text="damaged", until_ns=now_ns + 60 * SECOND_NS)
+                pausing.apply(EventKind.FAULT, text="damaged", until_ns=now_ns + 60 * SECOND_NS)
             case "sound":
                 pausing.trust_history()
 
