@@ -34,8 +34,8 @@ from relay.telemetry.events import Events
 BACKLOG = 128
 STOP_SECONDS = 1.0
 """How long a response may still take when the server stops."""
-ONE_OF = 5
-"""Responses take at most one part in ONE_OF of the time: after each, mail has four times as much time."""
+MAIL_TIME_FACTOR = 4
+"""After each response, mail has this many times the time that the response took."""
 
 AT_ONCE = ("/healthz", "/readyz")
 """Paths whose responses cost nothing and wait for no other response."""
@@ -203,7 +203,7 @@ class StatusServer:
                 return await handler(request)
             finally:
                 # Also after a hang-up: the request took that time from mail.
-                await asyncio.sleep((ONE_OF - 1) * (loop.time() - began_at))
+                await asyncio.sleep(MAIL_TIME_FACTOR * (loop.time() - began_at))
 
     def _sample(self) -> None:
         loop = asyncio.get_running_loop()

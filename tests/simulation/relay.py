@@ -141,7 +141,7 @@ class SimulatedRelay:
         self._parts = Assembly(
             spool, host, policy, "relay.test", telemetry, PolicyStatus("", 0), self._on_fault
         )
-        self.sender, self.watch = self._parts.sender, self._parts.watch
+        self.sender, self.status_view = self._parts.sender, self._parts.status_view
         self.operator = self._parts.operator
         metrics.know_listeners(str(listen.address) for listen in policy.listen)
         observer = ListenerObserver(events, metrics)
@@ -176,7 +176,7 @@ class SimulatedRelay:
     async def edit(self, policy_text: str) -> None:
         policy, self.policy_text = parsed(policy_text), policy_text
         await self.sender.apply(policy)
-        self.watch.policy = self.policy = policy
+        self.status_view.policy = self.policy = policy
 
 
 def parsed(policy_text: str) -> Policy:

@@ -29,7 +29,7 @@ from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.root.trigger import Trigger
 from relay.status.filters import EVERYTHING, Filters
 from relay.status.snapshot import MessageView, PolicyStatus
-from relay.status.watch import Watch
+from relay.status.status_view import StatusView
 from relay.telemetry.events import Events, LogStyle
 from relay.telemetry.metrics import Metrics, Telemetry
 from tests.fakes.clock import FakeClock
@@ -136,9 +136,9 @@ class Relay:
             telemetry=Telemetry(self.events, metrics, self.clock),
             on_fault=self.faults.append,
         )
-        self.watch = Watch(self.sender, policy, "relay.test", self.clock, PolicyStatus("", 0))
+        self.status_view = StatusView(self.sender, policy, "relay.test", self.clock, PolicyStatus("", 0))
         self.late = LateMail(self.sender.queue, self.sender.settling, host)
-        self.operator = Operator(self.sender, self.watch, self.events)
+        self.operator = Operator(self.sender, self.status_view, self.events)
 
     @property
     def account(self) -> Account:

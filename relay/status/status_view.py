@@ -23,7 +23,7 @@ from relay.sender.account import is_mended
 from relay.sender.sender import Sender
 from relay.sender.upstreams import UpstreamView
 from relay.spool.root.headroom import why_no_room
-from relay.status.eta import NOT_IN_POLICY, Listing, Load, Pace, opens_ns
+from relay.status.eta import NOT_IN_POLICY, AccountForecast, Listing, Load, opens_ns
 from relay.status.hosts import Hosts, databases_of
 from relay.status.plan import OverLimit, Plan, PlannedUpstream
 from relay.status.snapshot import (
@@ -53,7 +53,7 @@ LOOKED_AT = 200
 """How many messages at the front of each line are searched for them."""
 
 
-class Watch:
+class StatusView:
     """The daemon sets the public attributes but `recorded`, which only an offline command sets."""
 
     def __init__(
@@ -126,7 +126,7 @@ class Watch:
         }
         host = self._hostname if self._sender.spool_thread.is_shared else ""
         return Listing(
-            self._sender.queue, {name: self.pace(name) for name in names}, paused, self.clock, host
+            self._sender.queue, {name: self.forecast(name) for name in names}, paused, self.clock, host
         )
 
     def coming(self) -> list[MessageView]:
@@ -153,12 +153,12 @@ class Watch:
         for name in dict.fromkeys([*self.policy.upstreams, *self._sender.queue.names]):
             old, new = self.policy.upstreams.get(name), edited.upstreams.get(name)
             seen = self._sender.upstreams.view(name) or recorded.get(name)
-            before = self._pace_of(seen, old)
+            before = self._forecast_of(seen, old)
             is_same = old and new and self.policy.history_of(name) == edited.history_of(name)
             after_seen = seen if is_same else recorded_edited.get(name)
             limits = () if new is None else with_ceilings(new.limits, edited.lanes)
             is_well = bool(old and new and is_same and is_mended(name, old, new))
-            after = self._pace_of(after_seen, new, limits=limits, is_mended=is_well)
+            after = self._forecast_of(after_seen, new, limits=limits, is_mended=is_well)
             if new is not None and after_seen is not None and after_seen.limits is not None:
                 over += self._over(name, after_seen.limits.occupancy(0, limits, new.guard_ns))
             if (load := self._load(name)).messages:
@@ -178,23 +178,23 @@ class Watch:
             if used > each.count:
                 yield OverLimit(upstream, each.label, used, each.count, self._wall(opens_ns(each, now_ns)))
 
-    def pace(self, name: str) -> Pace:
-        return self._pace_of(self._sender.upstreams.view(name), self.policy.upstreams.get(name))
+    def forecast(self, name: str) -> AccountForecast:
+        return self._forecast_of(self._sender.upstreams.view(name), self.policy.upstreams.get(name))
 
-    def _pace_of(
+    def _forecast_of(
         self,
         seen: UpstreamView | None,
         upstream: Upstream | None,
         *,
         limits: Sequence[Limit] | None = None,
         is_mended: bool = False,
-    ) -> Pace:
+    ) -> AccountForecast:
         """Use the present limits, or `limits`.  `is_mended`: only an operator's pause still counts."""
         now_ns = self.clock.boottime_ns()
         if upstream is None or seen is None or seen.limits is None:
             why = NOT_IN_POLICY if upstream is None else DOWN if seen is None else "stop: no history"
-            return Pace(now_ns, rests=why, until_ns=None)
-        return Pace(
+            return AccountForecast(now_ns, rests=why, until_ns=None)
+        return AccountForecast(
             now_ns,
             seen.limits.occupancy(seen.transaction_ns, limits, upstream.guard_ns),
             connections=upstream.connections,
@@ -209,15 +209,15 @@ class Watch:
         sums = total(counts.by_lane(State.WAITING).values())
         return Load(counts.parts(State.WAITING), sums.recipients, sums.size_bytes)
 
-    def _drained_at_ns(self, pace: Pace, view: UpstreamView | None, load: Load) -> int | None:
+    def _drained_at_ns(self, forecast: AccountForecast, view: UpstreamView | None, load: Load) -> int | None:
         """Return wall clock; None if that is unknown."""
         if view is None or self._sender.is_reading:
             return None
         if not load.messages:
             return None if view.is_endless else self.clock.wall_ns()
-        return self._wall_or_none(pace.at(load).eta_ns)
+        return self._wall_or_none(forecast.at(load).eta_ns)
 
-    def _held_by(self, name: str, pace: Pace, view: UpstreamView | None, load: Load) -> str:
+    def _held_by(self, name: str, forecast: AccountForecast, view: UpstreamView | None, load: Load) -> str:
         """Return what holds all waiting messages, or else what holds the next one."""
         if view is not None and view.state.why:
             return rest_words(view)
@@ -225,7 +225,7 @@ class Watch:
             return ""
         if view is None:
             return DOWN if self.condition is Condition.DOWN else ""
-        if held_by := pace.at(Load(1, 1, 1)).held_by:
+        if held_by := forecast.at(Load(1, 1, 1)).held_by:
             return held_by
         # If only a limit of its own key holds the message, its reason says so.
         waiting = (each for each in self._sender.queue.line(name) if each.state is State.WAITING)
@@ -287,7 +287,7 @@ class Watch:
         return tuple(found)
 
     def _upstream(self, name: str) -> UpstreamStatus:
-        upstream, load, pace = self.policy.upstreams[name], self._load(name), self.pace(name)
+        upstream, load, forecast = self.policy.upstreams[name], self._load(name), self.forecast(name)
         view = self._sender.upstreams.view(name)
         seen = view or self.recorded.get(name, UpstreamView())
         state, operator = seen.state, seen.state.operator
@@ -305,8 +305,8 @@ class Watch:
             load.messages,
             load.recipients,
             seen.in_flight,
-            self._drained_at_ns(pace, view, load),
-            self._held_by(name, pace, view, load),
+            self._drained_at_ns(forecast, view, load),
+            self._held_by(name, forecast, view, load),
             state.shown,
             "" if operator is None else operator.by,
             None if operator is None else operator.since_at_ns,
