@@ -308,7 +308,7 @@ class Account:
             to = self.throttle, self._logins, self._judge, self._clock
             connection = await open_with_slot(*to, may_begin=self._may_begin)
             if not is_other_server(upstream, self.upstream):
-                self.transactions.offers.seen(connection)
+                self.transactions.offered_extensions.add(connection)
                 self.certificate_ends_at_ns = connection.certificate_ends_at_ns
             self._metrics.count("relay_upstream_connects_total", self.name, "ready")
             self._events.tell(
@@ -353,7 +353,7 @@ class Account:
         if is_other_server(before, after):
             # No transaction begins on a connection opened for another account.
             opener = self._opener()
-            self.transactions.offers.forget()
+            self.transactions.offered_extensions.forget()
             self.certificate_ends_at_ns = None
         by = with_ceilings(after.limits, policy.lanes), after.guard_ns
         await self.throttle.call(lambda it: it.replan(*by, transaction_ns=after.max_transaction_ns))

@@ -200,7 +200,7 @@ class Arrivals:
         parts = self._parts(message, place)
         if left or owes:
             if parts[0].state is State.WAITING:
-                self._spool_thread.keep(message)
+                self._spool_thread.cache(message)
             self._queue.add(*parts, now_ns=self._clock.boottime_ns())
         else:
             ending = asyncio.create_task(self._guard(lambda: self._settling.finish(message, parts[0])))

@@ -40,7 +40,7 @@ class Pausing:
         self,
         upstream: str,
         telemetry: Telemetry,
-        kept: AccountFile,
+        state_file: AccountFile,
         *,
         row: "AccountRow | None" = None,
         oldest_leaves_in_ns: Callable[[int], int | None],
@@ -53,11 +53,11 @@ class Pausing:
         `on_refused` is called at the first pause after a success, `on_change` with what routing sees, at
         each change.
         """
-        self.state, self.kept, self.row, self.shield = AccountState(), kept, row, Shield()
+        self.state, self.state_file, self.row, self.shield = AccountState(), state_file, row, Shield()
         self.is_tried = False
         """Whether a transaction or a refusal has shown since the start if the upstream works."""
         self.on_change = on_change
-        self.may_keep: Callable[[], bool] = lambda: True
+        self.owns_state_file: Callable[[], bool] = lambda: True
         """Returns False if another account uses the record's file by now."""
         self.relayed_from_ns = 0
         """When the latest transaction began that relayed something (boottime)."""
@@ -88,9 +88,9 @@ class Pausing:
         """
         record, why = None, ""
         try:
-            record = await asyncio.to_thread(self.kept.load)
+            record = await asyncio.to_thread(self.state_file.load)
         except (OSError, ValueError) as error:
-            why = clean(f"{self.kept.path}: {error}")
+            why = clean(f"{self.state_file.path}: {error}")
         if record is not None:
             now_ns = self._clock.boottime_ns()
             record = record.moved(self._clock.boot_id(), now_ns, self._clock.wall_ns())
@@ -127,7 +127,7 @@ class Pausing:
 
     async def recorded(self) -> str:
         """Wait until the state is durable; return the error, empty if there is none."""
-        return await self.kept.written() or ("" if self.row is None else await self.row.written())
+        return await self.state_file.written() or ("" if self.row is None else await self.row.written())
 
     def until_ns(self, now_ns: int) -> int | None:
         """End the pauses that are over; return when the first of the others ends (boottime), or None.
@@ -179,7 +179,7 @@ class Pausing:
     def _apply(self, event: Event) -> None:
         before = self.state
         self._become(step(before, event))
-        if self.row is not None and self.state != before and self.may_keep():
+        if self.row is not None and self.state != before and self.owns_state_file():
             self.row.keep(event)
 
     def _become(self, after: AccountState) -> None:
@@ -192,8 +192,10 @@ class Pausing:
             change = "pauses" if rests else "resumes"
             self._metrics.count(f"relay_upstream_{change}_total", self._upstream)
         clock = self._clock
-        if self.may_keep():
-            self.kept.keep(PauseRecord(clock.boot_id(), clock.boottime_ns(), clock.wall_ns(), after))
+        if self.owns_state_file():
+            self.state_file.save_soon(
+                PauseRecord(clock.boot_id(), clock.boottime_ns(), clock.wall_ns(), after)
+            )
         self.on_change(self.availability)
         self._tell_word(before.operator, after.operator)
         self._tell_health(before, after)

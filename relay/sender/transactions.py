@@ -19,7 +19,7 @@ from relay.mail.rewriting import FRONT_BYTES, Rewritten
 from relay.mail.text import clean
 from relay.queue.queued import Queued, WaitReason
 from relay.queue.routes import Because
-from relay.sender.attempt import Attempt, KnownOffers
+from relay.sender.attempt import Attempt, OfferedExtensions
 from relay.sender.pausing import Pausing
 from relay.sender.settling import Backlog
 from relay.sender.throttle_thread import ThrottleThread
@@ -59,7 +59,7 @@ class Transactions:
         """`on_end` is called when a connection, or room for another message, is free again."""
         self.transaction_ns = 0
         """Moving average of how long a transaction takes: a new one counts an eighth.  0: not known."""
-        self.offers = KnownOffers()
+        self.offered_extensions = OfferedExtensions()
         self._upstream, self._line = upstream, backlog.queue.line(upstream)
         self._queue, self._spool_thread, self._settling = backlog
         self._throttle, self._pool, self._pausing = throttle, pool, pausing
@@ -100,12 +100,12 @@ class Transactions:
                     self._unreadable(queued, error)
                     continue
                 attempt = Attempt(queued, message, connections[-1], rewritten=rewritten)
-                attempt.passes_dsn &= not self.offers.is_dsn_refused
+                attempt.passes_dsn &= not self.offered_extensions.is_dsn_refused
                 if (unfit := attempt.connection.unfit(attempt.shape)) is None:
                     attempts.append(attempt)
                     connections.pop()
                 else:
-                    answer = self.offers.judged(unfit, attempt.shape)
+                    answer = self.offered_extensions.judge(unfit, attempt.shape)
                     self.refuse(attempt, answer, is_for_ever=answer.verdict is Verdict.BOUNCE)
         return attempts
 
@@ -285,7 +285,7 @@ class Transactions:
                 # If this upstream has the message, another one would relay it twice.
                 self._queue.stay_unknown(attempt.queued, attempt.reservation.deadline_ns)
         if outcome.is_dsn_refused:
-            self.offers.is_dsn_refused = True
+            self.offered_extensions.is_dsn_refused = True
         self._pausing.observe(decision.outcome, began_ns)
         self._rest_sender(attempt, decision)
         await self._settling.settle(self._upstream, attempt, decision)

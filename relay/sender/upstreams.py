@@ -207,9 +207,11 @@ class Upstreams:
         self.in_use[name] = added
 
     def _retire(self, retired: Account) -> None:
-        pausing, path = retired.pausing, retired.pausing.kept.path
+        pausing, path = retired.pausing, retired.pausing.state_file.path
         # A retired account saves its state for its return, unless an account in use has the same file.
-        pausing.may_keep = lambda: all(each.pausing.kept.path != path for each in self.in_use.values())
+        pausing.owns_state_file = lambda: all(
+            each.pausing.state_file.path != path for each in self.in_use.values()
+        )
         pausing.on_change = lambda _: None
 
         stop = partial(retired.stop, GRACE_SECONDS, gives_up=False)

@@ -39,7 +39,7 @@ class TokenOwner(Protocol):
     async def secrets(self) -> AccountSecrets:
         """Read them anew, so a change counts from the next request on.  `Tokens.token` passes errors on."""
 
-    async def keep(self, old: str, new: str) -> str:
+    async def record_refresh_token(self, old: str, new: str) -> str:
         """Make a new refresh token durable in place of the one sent; return the error, "" if none."""
 
     def token_granted(self, life_seconds: int, *, is_rotated: bool) -> None: ...
@@ -147,7 +147,7 @@ class Tokens:
 
     async def _keep(self, old: str, new: str) -> str:
         self._unkept = old, new
-        error = await self._owner.keep(old, new)
+        error = await self._owner.record_refresh_token(old, new)
         if error:
             self._owner.refresh_token_unrecorded(error)
         else:

@@ -34,12 +34,12 @@ class World:
 
     def __init__(self, path: Path) -> None:
         self.clock, self.log = FakeClock(), io.StringIO()
-        self.kept = AccountFile(path, RealDisk())
+        self.state_file = AccountFile(path, RealDisk())
         self.events = Events(self.log, "json", self.clock)
         self.pausing = Pausing(
             "isp",
             Telemetry(self.events, Metrics(self.clock), self.clock),
-            self.kept,
+            self.state_file,
             oldest_leaves_in_ns=lambda _span_ns: None,
             on_refused=lambda _answer: None,
             on_change=lambda _availability: None,
@@ -100,8 +100,8 @@ async def test_a_change_is_told_and_nothing_else(tmp_path: Path, words: str, tol
 
     assert each == told
     # What a start would go on with is what there is.
-    assert await world.kept.written() == ""
-    record = world.kept.load()
+    assert await world.state_file.written() == ""
+    record = world.state_file.load()
     assert (record is not None) == any(told)
     assert record is None or record.state == world.pausing.state
 

@@ -202,7 +202,7 @@ async def test_an_edit_waits_for_a_request_that_may_rotate(tmp_path: Path) -> No
     logins = Logins("isp", upstream("a"), "relay.test", disk=RealDisk(), telemetry=telemetry, ask=ask)
 
     async def token() -> str:
-        token = (await logins.account(standard_judge())).token
+        token = (await logins.current_server(standard_judge())).token
         assert token is not None
         return token.token
 

@@ -112,7 +112,7 @@ class Owner:
     async def secrets(self) -> AccountSecrets:
         return AccountSecrets(refresh_token=self.refresh_token)
 
-    async def keep(self, old: str, new: str) -> str:
+    async def record_refresh_token(self, old: str, new: str) -> str:
         raise AssertionError(f"{new} took the place of {old}")
 
     def token_granted(self, life_seconds: int, *, is_rotated: bool) -> None:
