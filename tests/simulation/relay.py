@@ -11,8 +11,8 @@ from relay.daemon.assembly import Assembly
 from relay.daemon.spool_intake import spool_intake
 from relay.listener.access import Client
 from relay.listener.listener_files import read_listener_files
+from relay.listener.listener_state import ListenerState
 from relay.listener.session import ClientSession
-from relay.listener.shared import Reception
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.sender.host import Host
@@ -147,7 +147,9 @@ class SimulatedRelay:
         observer = ListenerObserver(events, metrics)
         listen = policy.listen[0]
         files = read_listener_files(listen)
-        self._reception = Reception(listen, "relay.test", self.intake, observer, files=files, clock=clock)
+        self._listener_state = ListenerState(
+            listen, "relay.test", self.intake, observer, files=files, clock=clock
+        )
 
     def _tell_of_damage(self, name: str, why: str) -> None:
         self.set_aside.append(f"{name}: {why}")
@@ -170,8 +172,8 @@ class SimulatedRelay:
             self._tasks.append(asyncio.create_task(chore))
 
     def _serve(self) -> None:
-        place = self._reception.place_for(Client.of_peer("127.0.0.1"))
-        self._loop.network.serve(self._port, lambda: ClientSession(self._reception, place))
+        place = self._listener_state.place_for(Client.of_peer("127.0.0.1"))
+        self._loop.network.serve(self._port, lambda: ClientSession(self._listener_state, place))
 
     async def edit(self, policy_text: str) -> None:
         policy, self.policy_text = parsed(policy_text), policy_text
