@@ -36,7 +36,7 @@ from relay.control.recorded import recorded_upstreams
 from relay.mail.dsn import decode_xtext
 from relay.mail.envelope import QUEUE_ID_PATTERN, Envelope, QueueId
 from relay.mail.text import clean
-from relay.policy.lane import numbering_sorter
+from relay.policy.lane import route_number_sorter
 from relay.policy.source import PolicyError, parse_policy, policy_text
 from relay.queue.queued import Queued, State, WaitReason
 from relay.sender.arrivals import sort
@@ -216,7 +216,7 @@ class Operator:
     def _recipients(self, message: Message, next_attempt_at_ns: int | None) -> Iterator[RecipientView]:
         numbers: dict[int, int] = {}
         if routes := self._status_view.policy.routes:
-            for part in sort(message, numbering_sorter(routes)).parts:
+            for part in sort(message, route_number_sorter(routes)).parts:
                 if part.route is not None:
                     numbers |= dict.fromkeys(part.left(message.left), int(part.route.upstreams[0]))
         upstreams = {

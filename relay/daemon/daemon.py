@@ -76,7 +76,7 @@ class Daemon:
         events.tell("started", version=__version__, hostname=start.hostname, path=str(start.path))
         if "." not in start.hostname:
             events.tell("hostname_without_domain", hostname=start.hostname)
-        self._metrics.know_upstreams(policy.upstreams, policy.stand_ins)
+        self._metrics.know_upstreams(policy.upstreams, policy.instead_of_pairs)
 
         def set_aside(name: str, why: str) -> None:
             # Called in the spool's thread; the log belongs to the loop.

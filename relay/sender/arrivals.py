@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.mail.header import Names, names_of
-from relay.policy.lane import numbers_of, routes_of, sorter_of
+from relay.policy.lane import route_numbers_of, routes_of, sorter_of
 from relay.policy.model import Policy
 from relay.queue.queued import NO_REASON, ListedWords, Queued, State, WaitReason, origin_of
 from relay.queue.routes import WHOLE, Because, Choice, Part, Route
@@ -175,7 +175,7 @@ class Arrivals:
 
     def _go_by(self, policy: Policy) -> None:
         self._longest_wait_ns = policy.retry.max_ns
-        self._numbers = numbers_of(policy.routes)
+        self._numbers = route_numbers_of(policy.routes)
         self._queue.use(list(policy.upstreams), routes_of(policy.routes))
 
     async def stop(self) -> None:

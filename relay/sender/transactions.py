@@ -101,7 +101,7 @@ class Transactions:
                     continue
                 attempt = Attempt(queued, message, connections[-1], rewritten=rewritten)
                 attempt.passes_dsn &= not self.offered_extensions.is_dsn_refused
-                if (unfit := attempt.connection.unfit(attempt.shape)) is None:
+                if (unfit := attempt.connection.why_unfit(attempt.shape)) is None:
                     attempts.append(attempt)
                     connections.pop()
                 else:
@@ -213,7 +213,7 @@ class Transactions:
             connection.relayed += 1
         elif (untried := of_full_session(outcome)) is not None:
             # If even the first message of a session is refused so, the session was not full.
-            self._pool.expect_most(connection.transactions - 1 if connection.relayed else None)
+            self._pool.limit_session_messages(connection.transactions - 1 if connection.relayed else None)
             return untried if connection.relayed else outcome
         return outcome
 

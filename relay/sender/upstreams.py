@@ -97,7 +97,7 @@ class Upstreams:
 
     async def apply(self, policy: Policy) -> None:
         before, self._policy = self._policy, policy
-        self._telemetry.metrics.know_upstreams(policy.upstreams, policy.stand_ins)
+        self._telemetry.metrics.know_upstreams(policy.upstreams, policy.instead_of_pairs)
         replaced: dict[str, AccountState] = {}
         for name in list(self.in_use):
             # Another account has another history, which must count the transactions of that account.

@@ -13,7 +13,7 @@ from itertools import islice
 
 from relay import __version__
 from relay.clock import Clock
-from relay.policy.lane import lanes_of, numbers_of, with_ceilings
+from relay.policy.lane import lanes_of, route_numbers_of, with_ceilings
 from relay.policy.model import Policy, Upstream
 from relay.policy.source import differences
 from relay.queue.lanes import DEFAULT_LANE
@@ -264,7 +264,7 @@ class StatusView:
         found, present = [], queue.where()
         # Offline the choice is unknown: the queue was read without the states of the upstreams.
         is_known = self.condition is not Condition.DOWN
-        for route, numbers in numbers_of(settings).items():
+        for route, numbers in route_numbers_of(settings).items():
             choice = queue.choice_of(route, now_ns)
             counts, since_ns = present.get(route, {}), queue.diverted_since_ns(route)
             # Mail that stands with a later upstream of the route waited too long for the chosen one.

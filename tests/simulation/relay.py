@@ -122,7 +122,7 @@ class SimulatedRelay:
     async def _open(self) -> None:
         loop, policy, events, clock = self._loop, self.policy, self.events, self._host.clock
         metrics = Metrics(clock)
-        metrics.know_upstreams(policy.upstreams, policy.stand_ins)
+        metrics.know_upstreams(policy.upstreams, policy.instead_of_pairs)
         number = loop.new_reader()
 
         def opened() -> Spool:

@@ -24,7 +24,7 @@ from relay.upstream.oauth.token_server import (
     Denied,
     TokenAnswer,
     Unaskable,
-    said_by,
+    request_json,
     token_in,
     token_request,
 )
@@ -160,4 +160,4 @@ class Tokens:
             request = token_request(self._oauth2, secrets, self._user, wall_seconds)
         except Unaskable as error:
             return Denied(str(error), is_final=True)
-        return token_in(await said_by(self._ask_server, request))
+        return token_in(await request_json(self._ask_server, request))
