@@ -15,7 +15,7 @@ PAUSE_S = 1.0
 """The wait after a failed accept, as in asyncio's own servers."""
 
 Receive = Callable[[socket.socket, Any], Coroutine[None, None, None]]
-"""Hands an accepted socket and its peer's address to a protocol.  `Acceptor` closes the socket on an error."""
+"""Hands an accepted socket and its peer's address to a protocol.  If it raises, the socket is closed."""
 
 
 class Acceptor:

@@ -21,11 +21,11 @@ from relay.verdicts.account import (
     EventKind,
     OperatorPause,
     PauseRecord,
-    adopted,
     lapsed,
     merge_spans,
-    refused,
+    refusal_event,
     step,
+    with_shared_state,
 )
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
 from relay.verdicts.shield import Shield
@@ -117,7 +117,7 @@ class Pausing:
     def learn(self) -> None:
         """Adopt the state that another host wrote, if there is news."""
         if self.row is not None and (shared := self.row.news()) is not None:
-            self._become(adopted(self.state, shared, self._clock.boottime_ns()))
+            self._become(with_shared_state(self.state, shared, self._clock.boottime_ns()))
 
     def ask_history(self) -> None:
         """Have a failed history read at once: its database answers again."""
@@ -141,7 +141,7 @@ class Pausing:
         """Pause the account after a refusal about us."""
         self.is_tried, self._refused_at_ns = True, self._clock.boottime_ns()
         in_a_row = self.state.in_a_row
-        self._apply(refused(answer, self._refused_at_ns, self._oldest_leaves_in_ns))
+        self._apply(refusal_event(answer, self._refused_at_ns, self._oldest_leaves_in_ns))
         # Further refusals in a row belong to the same block, and tell nothing new.
         if in_a_row == 0 and self.state.in_a_row == 1 and answer.verdict is Verdict.PAUSE:
             self._on_refused(answer)

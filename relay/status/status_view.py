@@ -88,14 +88,14 @@ class StatusView:
         return self._why_refusing() if self.condition is Condition.RUNNING else self.condition.value
 
     def _why_refusing(self) -> str:
-        seen = self._sender.seen
-        return self.refusing_because or why_no_room((seen.free_bytes, seen.free_inodes)) or ""
+        spool = self._sender.spool_counts
+        return self.refusing_because or why_no_room((spool.free_bytes, spool.free_inodes)) or ""
 
     def snapshot(self) -> Snapshot:
-        seen = self._sender.seen
+        spool = self._sender.spool_counts
         counts = {QueueState(state.value): self._counted(state) for state in State}
-        counts[QueueState.INCOMING] = QueueCounts(messages=0 if self._sender.unread else seen.unclaimed)
-        counts[QueueState.CORRUPT] = QueueCounts(messages=seen.corrupt)
+        counts[QueueState.INCOMING] = QueueCounts(messages=0 if self._sender.unread else spool.unclaimed)
+        counts[QueueState.CORRUPT] = QueueCounts(messages=spool.corrupt)
         at_ns, now_ns = self.clock.wall_ns(), self.clock.boottime_ns()
         return Snapshot(
             at_ns,
@@ -108,7 +108,7 @@ class StatusView:
             counts,
             self._sender.totals,
             self.policy_status,
-            DiskStatus(seen.free_bytes, seen.free_inodes),
+            DiskStatus(spool.free_bytes, spool.free_inodes),
             self._lanes(),
             self.certificates,
             self._routes(now_ns),

@@ -204,7 +204,7 @@ class Event(NamedTuple):
     """Takes a span in ns; returns in how many ns the oldest entry of our history within it leaves it."""
 
 
-def refused(answer: Answer, at_ns: int, oldest_leaves_in_ns: Callable[[int], int | None]) -> Event:
+def refusal_event(answer: Answer, at_ns: int, oldest_leaves_in_ns: Callable[[int], int | None]) -> Event:
     """Return the event for a refusal about us, by the upstream or by the shield."""
     kind, ruling = EventKind.PAUSE, answer.ruling or _NO_RULING
     if answer.verdict is Verdict.STOP:
@@ -214,7 +214,7 @@ def refused(answer: Answer, at_ns: int, oldest_leaves_in_ns: Callable[[int], int
     return Event(kind, at_ns, answer.text, ruling, is_mail, oldest_leaves_in_ns=oldest_leaves_in_ns)
 
 
-def adopted(state: AccountState, shared: AccountState, now_ns: int) -> AccountState:
+def with_shared_state(state: AccountState, shared: AccountState, now_ns: int) -> AccountState:
     """Return the state after another host came to `shared`.  Faults and spans of no sending stay its own."""
     after = replace(shared, fault=state.fault, fault_until_ns=state.fault_until_ns, spans=state.spans)
     return _with_spans(state, after, now_ns)
@@ -251,7 +251,7 @@ def _changed(state: AccountState, event: Event) -> AccountState:
     """Return the state after an event, without the change of its health."""
     match event.kind:
         case EventKind.PAUSE | EventKind.REFUSE | EventKind.STOP:
-            return _refused(state, event)
+            return _after_refusal(state, event)
         case EventKind.PROOF:
             taken = None if state.taken is None else state.taken + event.recipients
             because = state.because if state.health in RESTING else ""
@@ -272,7 +272,7 @@ def _changed(state: AccountState, event: Event) -> AccountState:
             return state
 
 
-def _refused(state: AccountState, event: Event) -> AccountState:
+def _after_refusal(state: AccountState, event: Event) -> AccountState:
     ruling, now_ns, health = event.ruling, event.at_ns, TABLE[state.health, event.kind]
     is_again = event.is_mail and state.is_proving and state.in_a_row > 0
     state = replace(state, taken=0 if ruling.is_too_much or is_again else state.taken)

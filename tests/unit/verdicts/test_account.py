@@ -25,7 +25,7 @@ from relay.verdicts.account import (
     PauseRecord,
     lapsed,
     max_recipients_now,
-    refused,
+    refusal_event,
     rest_ns,
     step,
     within_ns,
@@ -115,7 +115,7 @@ def test_a_refusal_is_told_by_its_verdict(
     ruling = ruling_of("no", may_probe=may_probe)
     answer = Answer(verdict, Phase.MAIL, None, "no", ruling=ruling, is_doubted=is_doubted)
 
-    assert refused(answer, 5, lambda _span_ns: None).kind is expected
+    assert refusal_event(answer, 5, lambda _span_ns: None).kind is expected
 
 
 def test_where_no_probe_is_allowed_only_somebody_ends_it() -> None:
