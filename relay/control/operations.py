@@ -78,10 +78,8 @@ class VerbRow:
     @property
     def changes(self) -> tuple[QueueState, ...]:
         """The states in which the verb changes a message."""
-        actions = self.actions.items()
-        return tuple(
-            QueueState(state) for state, action in actions if action in set(Action) - {Action.NOTHING}
-        )
+        changing = set(Action) - {Action.NOTHING}
+        return tuple(QueueState(state) for state, action in self.actions.items() if action in changing)
 
 
 def _actions(

@@ -330,9 +330,8 @@ class Operator:
             return CHANGED
         actions = TABLE[verb].actions
         action = actions[state]
-        if action is Action.NOTHING and any(
-            each.state is State.DEFERRED for each in self._queue.parts(queue_id)
-        ):
+        has_deferred = any(each.state is State.DEFERRED for each in self._queue.parts(queue_id))
+        if action is Action.NOTHING and has_deferred:
             # One part waits, but another one has a back-off that the verb can end.
             action = actions[State.DEFERRED]
         if isinstance(action, str):
@@ -365,9 +364,8 @@ class Operator:
         queue, queue_id = self._queue, queued.queue_id
         if action is not Action.FIRST:
             # For RETRY too: if the relay is down, the hint makes the next start try the message at once.
-            at_ns, is_held = (
-                (None, True) if action is Action.HOLD else (0, None if action is Action.RETRY else False)
-            )
+            at_ns = None if action is Action.HOLD else 0
+            is_held = {Action.HOLD: True, Action.RELEASE: False}.get(action)
             await self._spool_thread.change(
                 Settlement(queue_id, _NOT_READ, next_attempt_at_ns=at_ns, is_held=is_held)
             )

@@ -16,15 +16,7 @@ from relay.spool.disk.durable import Disk
 from relay.throttle.history import HistoryError
 from relay.throttle.history_access import recorded_book
 from relay.throttle.throttle import View
-from relay.verdicts.account import (
-    AccountState,
-    Event,
-    EventKind,
-    PauseAsked,
-    PauseRecord,
-    step,
-    with_shared_state,
-)
+from relay.verdicts.account import AccountState, Event, EventKind, PauseAsked, PauseRecord, step, with_shared
 
 
 def recorded_upstreams(policy: Policy, disk: Disk, clock: Clock) -> Mapping[str, UpstreamView]:
@@ -73,5 +65,5 @@ def _kept(policy: Policy, name: str, disk: Disk, clock: Clock) -> AccountState:
     if (row := account_row(policy.history_of(name), clock)) is not None:
         row.look()
         if (shared := row.news()) is not None:
-            state = with_shared_state(state, shared, now_ns)
+            state = with_shared(state, shared, now_ns)
     return state

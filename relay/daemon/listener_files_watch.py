@@ -21,15 +21,11 @@ from relay.status.status_view import StatusView
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 
+Use = Callable[[int, ListenerFiles], None]
+
 
 class ListenerFilesWatch:
-    def __init__(
-        self,
-        use: Callable[[int, ListenerFiles], None],
-        status_view: StatusView,
-        events: Events,
-        metrics: Metrics,
-    ) -> None:
+    def __init__(self, use: Use, status_view: StatusView, events: Events, metrics: Metrics) -> None:
         """`use` gets the index of a listener in the policy, and the files that it uses from now on."""
         self._use = use
         self._status_view = status_view
@@ -68,10 +64,9 @@ class ListenerFilesWatch:
             if (pair := files.in_force.pair) is not None and (ends_at_ns := pair.ends_at_ns) is not None
         )
         refused_file = next((files.error for _, _, files in self._watched if files.error), "")
-        if refused_file != self._status_view.policy_status.refused_file:
-            self._status_view.policy_status = replace(
-                self._status_view.policy_status, refused_file=refused_file
-            )
+        status = self._status_view.policy_status
+        if refused_file != status.refused_file:
+            self._status_view.policy_status = replace(status, refused_file=refused_file)
 
     def _tell_loaded(self, listen: Listen, files: ListenerFiles) -> None:
         self._events.tell(

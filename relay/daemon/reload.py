@@ -44,9 +44,8 @@ class Reload:
         if len(found) > MOST_CHANGES:
             changes.append(f"and {len(found) - MOST_CHANGES} more")
         old, now_ns = self.status_view.policy_status, self.telemetry.clock.wall_ns()
-        self.status_view.policy_status = PolicyStatus(
-            sha256, now_ns, refused_file=old.refused_file, path=old.path
-        )
+        status = PolicyStatus(sha256, now_ns, refused_file=old.refused_file, path=old.path)
+        self.status_view.policy_status = status
         self.telemetry.metrics.count("relay_policy_reloads_total", "ok")
         self.telemetry.events.tell("policy_loaded", path=str(self.path), sha256=sha256, changes=changes)
         if keys := changes_needing_restart(self.started_with, policy):

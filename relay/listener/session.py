@@ -223,9 +223,8 @@ class ClientSession(ClientConnection):
             while not decoder.is_ended:
                 if decoder.is_hopeless:
                     raise SessionEnd("refused", decoder.refusal or replies.TOO_BIG)
-                pending += decoder.feed(
-                    await self.read_chunk(min(self.loop.time() + listener.content_s, until))
-                )
+                chunk = await self.read_chunk(min(self.loop.time() + listener.content_s, until))
+                pending += decoder.feed(chunk)
                 if decoder.refusal or not_stored:
                     pending.clear()
                 elif len(pending) >= _CHUNK_BYTES or decoder.is_ended:

@@ -108,9 +108,8 @@ class Counts:
 
     def by_lane(self, state: State) -> dict[str, Sums]:
         """Return the sums of a state by lane; lanes without mail are left out."""
-        return {
-            lane: Sums(*sums[1:]) for (each, lane), sums in self._sums.items() if each is state and sums[0]
-        }
+        every = self._sums.items()
+        return {lane: Sums(*sums[1:]) for (each, lane), sums in every if each is state and sums[0]}
 
 
 def total(sums: Collection[Sums]) -> Sums:

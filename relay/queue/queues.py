@@ -217,9 +217,7 @@ class Queues:
         """
         if not part.upstream:
             return True  # it ended
-        others = {each for each in self._route(part).upstreams if each in self._availabilities} - {
-            part.upstream
-        }
+        others = self._availabilities.keys() & set(self._route(part).upstreams) - {part.upstream}
         if not others or part.past.unknown_until_ns > now_ns:
             return False
         self._unfit[part] = self._unfit.get(part, frozenset()) | {part.upstream}

@@ -118,11 +118,8 @@ def is_better(route: Route, name: str, than: str, availabilities: Mapping[str, A
     """Return whether mail in the line of `than` should go through `name` instead, if `name` were well."""
     if name == than or name not in route.upstreams:
         return False
-    if (
-        than not in route.upstreams
-        or than not in availabilities
-        or availabilities[than].down_since_ns is not None
-    ):
+    present = availabilities.get(than) if than in route.upstreams else None
+    if present is None or present.down_since_ns is not None:
         return True
     return route.upstreams.index(name) < route.upstreams.index(than)
 

@@ -31,7 +31,7 @@ class SenderPause:
     earlier: tuple[PauseSpan, ...] = ()
     """Earlier pauses of the sender that do not age its mail."""
     in_a_row: int = 0
-    evident_refusals: int = 0
+    evident: int = 0
     """Refusals in a row, each after the upstream relayed mail of other senders."""
     is_open: bool = True
     """The upstream relayed no mail of the sender since, and no operator ended the pause."""
@@ -73,9 +73,7 @@ class SenderPauses:
             pause.earlier = before.rests[-MOST_RESTS:]
             if before.is_open:
                 pause.in_a_row = before.in_a_row + 1
-                pause.evident_refusals = (
-                    before.evident_refusals + 1 if relayed_from_ns > before.since_ns else 0
-                )
+                pause.evident = before.evident + 1 if relayed_from_ns > before.since_ns else 0
         elif len(self._pauses) >= MOST_RESTING:
             # Forget the oldest pause: the sender's mail is tried again, which costs one refusal.
             del self._pauses[next(iter(self._pauses))]
@@ -104,7 +102,7 @@ class SenderPauses:
         pause = self._pauses.get(sender)
         if pause is None or not pause.is_open or relayed_from_ns <= pause.since_ns:
             return False
-        return pause.evident_refusals + 1 >= EVIDENT
+        return pause.evident + 1 >= EVIDENT
 
     def senders(self) -> dict[str, int]:
         """Return the senders that wait, or of which no mail was relayed since, and until when each waits."""

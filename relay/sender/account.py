@@ -189,9 +189,8 @@ class Account:
                     self.transactions.refuse(attempt, _too_large(attempt, answer), is_for_ever=True)
                     self.pool.release(attempt.connection, was_used=False)
                 case Wait():
-                    waits.append(
-                        ThrottledMessage(attempt.queued, answer.until_ns, answer.place, _no_room(answer))
-                    )
+                    why = _no_room(answer)
+                    waits.append(ThrottledMessage(attempt.queued, answer.until_ns, answer.place, why))
                     self.pool.release(attempt.connection, was_used=False)
         self._line.wait(waits)
         if waits:

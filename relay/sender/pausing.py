@@ -25,7 +25,7 @@ from relay.verdicts.account import (
     merge_spans,
     refusal_event,
     step,
-    with_shared_state,
+    with_shared,
 )
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
 from relay.verdicts.shield import Shield
@@ -117,7 +117,7 @@ class Pausing:
     def learn(self) -> None:
         """Adopt the state that another host wrote, if there is news."""
         if self.row is not None and (shared := self.row.news()) is not None:
-            self._become(with_shared_state(self.state, shared, self._clock.boottime_ns()))
+            self._become(with_shared(self.state, shared, self._clock.boottime_ns()))
 
     def ask_history(self) -> None:
         """Have a failed history read at once: its database answers again."""
@@ -193,9 +193,8 @@ class Pausing:
             self._metrics.count(f"relay_upstream_{change}_total", self._upstream)
         clock = self._clock
         if self.owns_state_file():
-            self.state_file.save_soon(
-                PauseRecord(clock.boot_id(), clock.boottime_ns(), clock.wall_ns(), after)
-            )
+            record = PauseRecord(clock.boot_id(), clock.boottime_ns(), clock.wall_ns(), after)
+            self.state_file.save_soon(record)
         self.on_change(self.availability)
         self._tell_word(before.operator, after.operator)
         self._tell_health(before, after)

@@ -243,12 +243,10 @@ def oldest_ns(past: sqlite3.Connection) -> int | None:
 
 
 def found(past: sqlite3.Connection, wanted: Search, since_ns: int) -> Iterator[PastOutcome]:
-    past.create_function(
-        "is_wanted",
-        6,
-        lambda *words: wanted.matches(searchable_text(words[:4], words[4:])),
-        deterministic=True,
-    )
+    def is_wanted(*words: str) -> bool:
+        return wanted.matches(searchable_text(words[:4], words[4:]))
+
+    past.create_function("is_wanted", 6, is_wanted, deterministic=True)
     query = (
         f"SELECT rowid, {_COLUMNS} FROM outcome WHERE rowid < ? AND at_ns >= ? AND"  # noqa: S608 - our names
         " is_wanted(queue_id, message_id, subject, client_queue_id, reverse_path, recipient)"

@@ -12,15 +12,7 @@ filled from the slots that compaction keeps, so the same bound holds for them.
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Sequence
 
-from relay.throttle.admission import (
-    Admission,
-    Request,
-    Reservation,
-    TooLarge,
-    Wait,
-    recipients_with_room,
-    shares_of,
-)
+from relay.throttle.admission import Admission, Request, Reservation, TooLarge, Wait, admit, shares_of
 from relay.throttle.compaction import BOUNDS, Bounds, compacted, end_of
 from relay.throttle.history import Ended, Event, Issued, Share, Slot
 from relay.throttle.limit import Limit
@@ -134,7 +126,7 @@ class Book:
         return None if index == len(self.ended) else self.ended[index].until_ns + span_ns - self.now_ns
 
     def _decide(self, request: Request, transaction_ns: int) -> Admission:
-        chosen = recipients_with_room(self.limits, request, self.now_ns)
+        chosen = admit(self.limits, request, self.now_ns)
         if isinstance(chosen, Wait | TooLarge):
             return chosen
         weights, shares = (1, len(chosen), 0, request.size_bytes), shares_of(self.limits, request, chosen)

@@ -178,9 +178,8 @@ class LimitState:
         keys = {None, self.only}
         openings = [opening for window in self._openings(keys) for opening in window]
         for slot, ends_ns in in_flight:
-            openings += [
-                (ends_ns + self.span_ns, weight) for key, weight in self._weights(slot) if key in keys
-            ]
+            weights = [weight for key, weight in self._weights(slot) if key in keys]
+            openings += [(ends_ns + self.span_ns, weight) for weight in weights]
         limit = self.label, self.unit, self.count, self.span_ns, self.for_each, self.only
         return Occupancy(*limit, tuple(openings))
 

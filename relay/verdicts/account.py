@@ -214,7 +214,7 @@ def refusal_event(answer: Answer, at_ns: int, oldest_leaves_in_ns: Callable[[int
     return Event(kind, at_ns, answer.text, ruling, is_mail, oldest_leaves_in_ns=oldest_leaves_in_ns)
 
 
-def with_shared_state(state: AccountState, shared: AccountState, now_ns: int) -> AccountState:
+def with_shared(state: AccountState, shared: AccountState, now_ns: int) -> AccountState:
     """Return the state after another host came to `shared`.  Faults and spans of no sending stay its own."""
     after = replace(shared, fault=state.fault, fault_until_ns=state.fault_until_ns, spans=state.spans)
     return _with_spans(state, after, now_ns)

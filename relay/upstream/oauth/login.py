@@ -161,9 +161,8 @@ async def finish_in_browser(client: LoginClient, login: BrowserLogin, address: s
 
 async def _token(client: LoginClient, grant: str, **parameters: str) -> TokenAnswer:
     asked = {"grant_type": grant, "client_secret": client.secret, **parameters}
-    return token_in(
-        await request_json(client.ask, form_request(client.oauth2.token_url, client.oauth2, **asked))
-    )
+    request = form_request(client.oauth2.token_url, client.oauth2, **asked)
+    return token_in(await request_json(client.ask, request))
 
 
 def _with_refresh_token(answer: TokenAnswer) -> Granted:
