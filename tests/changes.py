@@ -72,8 +72,8 @@ CHANGES = (
     Change(
         "the client is told 250 before its message is durable",
         "listener/session.py",
-        "        await room.intake.accept(draft, envelope)",
-        "        self.storing = asyncio.ensure_future(room.intake.accept(draft, envelope))",
+        "        await listener.intake.accept(draft, envelope)",
+        "        self.storing = asyncio.ensure_future(listener.intake.accept(draft, envelope))",
         SIMULATION,
     ),
     Change(

@@ -26,7 +26,7 @@ from relay.clock import SECOND_NS, SystemClock
 from relay.mail.formats import period
 from relay.policy.lane import LimitSettings
 from relay.policy.units import HostPort
-from relay.practice.smarthost import PracticeAccount, PracticeSmarthost, Practised
+from relay.practice.smarthost import PracticeAccount, PracticeMessage, PracticeSmarthost
 from relay.smtp.sasl import Credentials
 from relay.throttle.limit import plain_words
 
@@ -83,7 +83,7 @@ async def _show(messages: int, limit: LimitSettings, per: str) -> int:
     showing = cast("asyncio.Task[int]", asyncio.current_task())
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, showing.cancel)
-    login, arrived = Credentials("demo", secrets.token_urlsafe(24)), list[Practised]()
+    login, arrived = Credentials("demo", secrets.token_urlsafe(24)), list[PracticeMessage]()
     account = PracticeAccount(limit, CUT_OFF_SECONDS * SECOND_NS)
     upstream = PracticeSmarthost(HostPort("127.0.0.1", 0), login, account, CLOCK, observer=arrived.append)
     with tempfile.TemporaryDirectory(prefix="relay-demo-") as name, socket.socket() as reserving:

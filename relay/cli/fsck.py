@@ -25,8 +25,8 @@ from relay.status.snapshot import as_json as plain
 from relay.throttle.audit import Audit
 from relay.throttle.audit import audit as count
 from relay.throttle.history import NOTHING_SENT, HistoryError
+from relay.throttle.history_access import Finding, history_findings, recorded_book
 from relay.throttle.limit import plain_words
-from relay.throttle.opening import Finding, history_findings, recorded_book
 
 EXCEEDED = FINDINGS_THAT_NEED_NOBODY = 1
 """Exit codes: of `audit` if a window held more than today's limit, of `fsck` if no finding is damage."""

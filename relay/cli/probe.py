@@ -34,7 +34,7 @@ from relay.smtp.reply import Phase
 from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics, Telemetry
-from relay.throttle.opening import open_history
+from relay.throttle.history_access import open_history
 from relay.throttle.throttle import Throttle
 from relay.upstream.connection import UpstreamUnavailable
 from relay.upstream.oauth.login import (

@@ -38,8 +38,8 @@ from relay.spool.disk.durable import RealDisk
 from relay.status.filters import Filters, Wanted
 from relay.status.snapshot import QueueState
 from relay.submission.command_line import Mode, SendmailCall, WrongUsage, parse_call
-from relay.submission.composing import Author, EnvelopeSource, NotAnAddress, submitted
-from relay.submission.handover import Handover, Refusal, bridged, most_bytes, taker
+from relay.submission.composing import Author, EnvelopeSource, NotAnAddress, from_program
+from relay.submission.handover import Handover, Refusal, bridged, most_bytes, open_session
 from relay.submission.maildir_drain import MaildirDrain, NotRemoved
 
 _STANDS_FOR = {"sendmail": (), "mailq": ("-bp",), "newaliases": ("-bi",)}
@@ -126,10 +126,10 @@ def _submit(call: SendmailCall, policy: Policy) -> None:
     hostname = _hostname(policy)
     text = _read_message(sys.stdin.buffer, most_bytes(policy), dot_ends=call.dot_ends)
     author = _author(hostname, call.sender, call.full_name)
-    submission = submitted(text, author, call.recipients, takes_header=call.takes_header)
+    submission = from_program(text, author, call.recipients, takes_header=call.takes_header)
     if not submission.recipients:
         raise NotAnAddress("the header names no recipient")
-    with taker(policy, hostname, _tell) as connected:
+    with open_session(policy, hostname, _tell) as connected:
         message = replace(submission, notify=call.notify, ret=call.ret, envid=call.envid)
         Handover(connected, hostname).give(message)
 
@@ -164,7 +164,7 @@ def _read_message(stream: BinaryIO, most: int, *, dot_ends: bool) -> bytes:
 
 def _speak(policy: Policy) -> None:
     try:
-        with taker(policy, _hostname(policy), _tell) as connected:
+        with open_session(policy, _hostname(policy), _tell) as connected:
             bridged(connected, sys.stdin.fileno(), sys.stdout.fileno())
     except Refusal:
         # The calling program reads replies, and may ignore the exit code.
@@ -239,7 +239,7 @@ def drain(
 
     @contextlib.contextmanager
     def session() -> Iterator[Handover]:
-        with taker(policy, hostname, tell) as connected:
+        with open_session(policy, hostname, tell) as connected:
             yield Handover(connected, hostname)
 
     draining = MaildirDrain(

@@ -29,7 +29,7 @@ from relay.cli.output import (
 from relay.clock import SECOND_NS, SystemClock
 from relay.control.client import ControlClient
 from relay.mail.formats import rfc3339, rfc3339_or_none, span, utc
-from relay.mail.sought import Sought, sought
+from relay.mail.search import Search, parse_search
 from relay.status.filters import USAGE_KEYS, Filters, Wanted
 from relay.status.snapshot import Condition, QueueState, Snapshot, message_to_json, to_json
 
@@ -179,20 +179,20 @@ def _section(columns: Columns, values: Sequence[object], at_ns: int) -> Iterator
         yield ""
 
 
-def _sought(_context: click.Context, _argument: click.Parameter, words: Sequence[str]) -> Sought:
+def _parse_search(_context: click.Context, _argument: click.Parameter, words: Sequence[str]) -> Search:
     try:
-        return sought(" ".join(words))
+        return parse_search(" ".join(words))
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
 
 
 @click.command()
-@click.argument("wanted", nargs=-1, required=True, callback=_sought, metavar="TEXT...")
+@click.argument("wanted", nargs=-1, required=True, callback=_parse_search, metavar="TEXT...")
 @where_options
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N.")
 @click.option("--since", metavar="AGE", callback=duration, help="Leave out older outcomes: 2h.")
 @json_option
-def find(where: Where, wanted: Sought, *, limit: int | None, since: int | None, as_json: bool) -> int:
+def find(where: Where, wanted: Search, *, limit: int | None, since: int | None, as_json: bool) -> int:
     """Find messages by parts of an address, a Message-ID, a Subject or a queue id.
 
     The queue id may be the relay's or the client's.  All words must match.  Prints messages in the

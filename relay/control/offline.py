@@ -26,7 +26,7 @@ from relay.sender.sender import Sender
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import open_spool
 from relay.status.snapshot import Condition, PolicyStatus, QueueState, Snapshot
-from relay.status.watch import Watch
+from relay.status.status_view import StatusView
 from relay.telemetry.events import Events, Level
 from relay.telemetry.metrics import Metrics, Telemetry
 from relay.telemetry.outcomes import OutcomeStore
@@ -78,9 +78,9 @@ class OfflineOperator(Operator):
         )
         host = Host(clock, disk)
         sender = Sender(spool, host, policy=policy, hostname=hostname, telemetry=telemetry, on_fault=_fail)
-        watch = Watch(sender, policy, hostname, clock, PolicyStatus("", clock.wall_ns()))
-        watch.condition, watch.refusing_because = Condition.DOWN, "the relay is down"
-        super().__init__(sender, watch, events)
+        status_view = StatusView(sender, policy, hostname, clock, PolicyStatus("", clock.wall_ns()))
+        status_view.condition, status_view.refusing_because = Condition.DOWN, "the relay is down"
+        super().__init__(sender, status_view, events)
         self._is_begun = self._is_whole = False
 
     async def close(self) -> None:
@@ -88,8 +88,8 @@ class OfflineOperator(Operator):
         await self._sender.stop()
 
     async def snapshot(self) -> Snapshot:
-        await self._watch.look_at_hosts()
-        self._watch.recorded = recorded_upstreams(self._policy, self._disk, self._clock)
+        await self._status_view.look_at_hosts()
+        self._status_view.recorded = recorded_upstreams(self._policy, self._disk, self._clock)
         return await super().snapshot()
 
     async def act(
@@ -110,7 +110,7 @@ class OfflineOperator(Operator):
             return "the relay is down; which refusals it doubts is known while it runs"
         return await self.pause(upstream, None)
 
-    async def _know(self, queue_ids: Collection[QueueId] | None = None) -> None:
+    async def _load_queue(self, queue_ids: Collection[QueueId] | None = None) -> None:
         if not self._is_begun:
             self._outcomes.start()
             self._is_begun = True

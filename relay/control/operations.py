@@ -46,7 +46,7 @@ Results = Mapping[QueueId, str]
 Verb = Literal["hold", "release", "retry", "first", "bounce", "delete", "pause", "resume", "believe"]
 
 
-class Deed(enum.Enum):
+class Action(enum.Enum):
     NOTHING = "nothing"
     """The message is already as the verb wants it."""
     HOLD = "hold"
@@ -62,14 +62,14 @@ class Deed(enum.Enum):
 
     @property
     def reads_content(self) -> bool:
-        return self in (Deed.BOUNCE, Deed.BELIEVE, Deed.DELETE, Deed.END_REPORT)
+        return self in (Action.BOUNCE, Action.BELIEVE, Action.DELETE, Action.END_REPORT)
 
 
 @dataclass(frozen=True, slots=True)
 class VerbRow:
     done: str
-    deeds: Mapping[State, Deed | str]
-    """The deed for each state; a text says why nothing is done.  Empty: the verb acts on no message."""
+    actions: Mapping[State, Action | str]
+    """The action for each state; a text says why nothing is done.  Empty: the verb acts on no message."""
     summary: str = ""
     """Only of verbs that name messages.  The others name an upstream, and act on what its shield doubts."""
     already: str = ""
@@ -78,13 +78,13 @@ class VerbRow:
     @property
     def changes(self) -> tuple[QueueState, ...]:
         """The states in which the verb changes a message."""
-        deeds = self.deeds.items()
-        return tuple(QueueState(state) for state, deed in deeds if deed in set(Deed) - {Deed.NOTHING})
+        changing = set(Action) - {Action.NOTHING}
+        return tuple(QueueState(state) for state, action in self.actions.items() if action in changing)
 
 
-def _deeds(
-    otherwise: Deed, *, held: Deed | str | None = None, reporting: Deed | str = ONLY_REPORT_LEFT
-) -> Mapping[State, Deed | str]:
+def _actions(
+    otherwise: Action, *, held: Action | str | None = None, reporting: Action | str = ONLY_REPORT_LEFT
+) -> Mapping[State, Action | str]:
     return {
         State.WAITING: otherwise,
         State.DEFERRED: otherwise,
@@ -98,43 +98,45 @@ USED_AGAIN = "used again, one message first"
 TABLE: Mapping[Verb, VerbRow] = {
     "hold": VerbRow(
         "held",
-        _deeds(Deed.HOLD, held=Deed.NOTHING),
+        _actions(Action.HOLD, held=Action.NOTHING),
         "Set messages aside until they are released.",
         "was held already",
     ),
     "release": VerbRow(
         "released",
-        _deeds(Deed.NOTHING, held=Deed.RELEASE),
+        _actions(Action.NOTHING, held=Action.RELEASE),
         "Let held messages go on.",
         "was not held; nothing changed",
     ),
     "retry": VerbRow(
         "its back-off is over",
         # A waiting message has no back-off, and would lose its turn.
-        {**_deeds(Deed.RETRY, held=HELD_ALREADY), State.WAITING: Deed.NOTHING},
+        {**_actions(Action.RETRY, held=HELD_ALREADY), State.WAITING: Action.NOTHING},
         "Let deferred messages go now; limits still hold.",
         "has no back-off; nothing changed",
     ),
     "first": VerbRow(
         "goes next in its account",
-        _deeds(Deed.FIRST, held=HELD_ALREADY),
+        _actions(Action.FIRST, held=HELD_ALREADY),
         "Let messages go before all others of their account, while this relay runs; limits still hold.",
     ),
     "bounce": VerbRow(
-        "bounced", _deeds(Deed.BOUNCE), "End messages and report their remaining recipients to the sender."
+        "bounced",
+        _actions(Action.BOUNCE),
+        "End messages and report their remaining recipients to the sender.",
     ),
     "delete": VerbRow(
-        "deleted", _deeds(Deed.DELETE, reporting=Deed.END_REPORT), "End messages and tell nobody."
+        "deleted", _actions(Action.DELETE, reporting=Action.END_REPORT), "End messages and tell nobody."
     ),
     "pause": VerbRow("paused", {}),
     "resume": VerbRow(
         USED_AGAIN,
-        _deeds(Deed.RETRY, held=Deed.NOTHING, reporting=Deed.NOTHING),
+        _actions(Action.RETRY, held=Action.NOTHING, reporting=Action.NOTHING),
         already="neither paused nor stopped; nothing changed",
     ),
     "believe": VerbRow(
         USED_AGAIN,
-        _deeds(Deed.BELIEVE, reporting=Deed.NOTHING),
+        _actions(Action.BELIEVE, reporting=Action.NOTHING),
         already="neither paused nor stopped, and its shield doubts nothing; nothing changed",
     ),
 }

@@ -1,7 +1,7 @@
 """Answers an operator's questions and verbs, on the queue in memory and the spool behind it.
 
 One class serves a running relay, over the control socket, and the spool of a relay that is down, which the
-command line holds.  It carries out the deeds of `relay.control.operations.TABLE`.
+command line holds.  It carries out the actions of `relay.control.operations.TABLE`.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from relay.control.operations import (
     TABLE,
     UNCHANGED,
     UNREAD,
-    Deed,
+    Action,
     NotDone,
     PolicyInForce,
     Results,
@@ -36,7 +36,7 @@ from relay.control.recorded import recorded_upstreams
 from relay.mail.dsn import decode_xtext
 from relay.mail.envelope import QUEUE_ID_PATTERN, Envelope, QueueId
 from relay.mail.text import clean
-from relay.policy.lane import numbering_sorter
+from relay.policy.lane import route_number_sorter
 from relay.policy.source import PolicyError, parse_policy, policy_text
 from relay.queue.queued import Queued, State, WaitReason
 from relay.sender.arrivals import sort
@@ -48,7 +48,7 @@ from relay.spool.interface import Absent, Corrupt, Full, Message, Settlement, St
 from relay.status.filters import EVERYTHING, By, Filters, GroupRow, Listed, Summary
 from relay.status.plan import Plan
 from relay.status.snapshot import MessageView, QueueState, RecipientStatus, RecipientView, Snapshot
-from relay.status.watch import Watch
+from relay.status.status_view import StatusView
 from relay.telemetry.events import Events
 from relay.verdicts.account import PauseAsked
 from relay.verdicts.outcome import Answer
@@ -70,8 +70,8 @@ REMOVED = Answer(
 )
 HELD_REASON = WaitReason("held by the operator")
 
-_TOLD = {Deed.HOLD: "held", Deed.RELEASE: "released", Deed.RETRY: "retried", Deed.FIRST: "put_first"}
-"""The event of each deed that moves a message."""
+_TOLD = {Action.HOLD: "held", Action.RELEASE: "released", Action.RETRY: "retried", Action.FIRST: "put_first"}
+"""The event of each action that moves a message."""
 
 _STATUS_WORDS: Mapping[Status, RecipientStatus] = {
     Status.TODO: "to do",
@@ -94,32 +94,32 @@ AskedId = Annotated[QueueId, AfterValidator(_checked)]
 
 
 class Operator:
-    def __init__(self, sender: Sender, watch: Watch, events: Events) -> None:
+    def __init__(self, sender: Sender, status_view: StatusView, events: Events) -> None:
         self._sender = sender
         self._queue = sender.queue
         self._spool_thread = sender.spool_thread
         self._settling = sender.settling
         self._upstreams = sender.upstreams
-        self._watch = watch
+        self._status_view = status_view
         self._events = events
-        self._elsewhere = Elsewhere(sender.spool_thread, watch.clock)
+        self._elsewhere = Elsewhere(sender.spool_thread, status_view.clock)
 
     async def serve_others(self) -> None:
         """Carry out the verbs of operators on other hosts with the same queue, for ever."""
         await self._elsewhere.serve(lambda verb, queue_ids, states: self._each(verb, queue_ids, {}, states))
 
-    async def _know(self, queue_ids: Collection[QueueId] | None = None) -> None:
+    async def _load_queue(self, queue_ids: Collection[QueueId] | None = None) -> None:
         """Load the queue, or these messages, into memory.  A running relay has them there already."""
 
     async def snapshot(self) -> Snapshot:
-        await self._know()
+        await self._load_queue()
         await self._sender.look()
-        return self._watch.snapshot()
+        return self._status_view.snapshot()
 
     async def policy(self) -> PolicyInForce:
         # Without hooks: a URL may hold a secret, which is hidden, and no policy accepts such a URL.
-        without_hooks = self._watch.policy.model_copy(update={"notify": ()})
-        return PolicyInForce(Path(self._watch.policy_status.path), policy_text(without_hooks))
+        without_hooks = self._status_view.policy.model_copy(update={"notify": ()})
+        return PolicyInForce(Path(self._status_view.policy_status.path), policy_text(without_hooks))
 
     async def rows(
         self, filters: Filters = EVERYTHING, limit: int | None = None
@@ -139,28 +139,28 @@ class Operator:
         return adding.rows(limit)
 
     async def plan(self, text: str, path: Path) -> Plan:
-        await self._know()
+        await self._load_queue()
         if self._sender.is_reading:
             raise NotDone("the relay still reads its queue after the start; ask again later")
         try:
-            policy, watch = parse_policy(text.encode(), path), self._watch
+            policy, status_view = parse_policy(text.encode(), path), self._status_view
         except PolicyError as error:
             # The command line could read it, so this relay is of another version.
             raise NotDone(f"this relay cannot read that policy: {error}") from error
-        if policy.routes != watch.policy.routes:
+        if policy.routes != status_view.policy.routes:
             raise NotDone("it changes the routes, and a plan does not know what mail then goes another way")
-        read = partial(recorded_upstreams, disk=RealDisk(), clock=watch.clock)
-        recorded = [await asyncio.to_thread(read, each) for each in (watch.policy, policy)]
-        return watch.plan(policy, *recorded)
+        read = partial(recorded_upstreams, disk=RealDisk(), clock=status_view.clock)
+        recorded = [await asyncio.to_thread(read, each) for each in (status_view.policy, policy)]
+        return status_view.plan(policy, *recorded)
 
     async def _listed(self, filters: Filters, *, is_whole: bool = False) -> AsyncIterator[list[Listed]]:
         """Yield matching messages, oldest first and corrupt ones last, in slices between turns of the loop.
 
         `is_whole`: with all recipients left, if the message can be read.
         """
-        await self._know()
+        await self._load_queue()
         aside = await self._spool_thread.call(lambda spool: spool.set_aside(MOST_SET_ASIDE_LISTED))
-        listing = self._watch.listing()
+        listing = self._status_view.listing()
         # To sort a million ids that are nearly in order takes about 50 ms.
         in_order = iter(sorted(self._queue.ids()))
         while queue_ids := list(islice(in_order, AT_ONCE)):
@@ -196,10 +196,10 @@ class Operator:
         return whole
 
     async def show(self, queue_id: AskedId) -> MessageView:
-        await self._know((queue_id,))
+        await self._load_queue((queue_id,))
         message, view = await self._load_anywhere(queue_id)
         envelope = message.envelope
-        if not (view := view or self._watch.listing().message(queue_id, _left(message))):
+        if not (view := view or self._status_view.listing().message(queue_id, _left(message))):
             raise NotDone(ABSENT)
         return replace(
             view,
@@ -215,8 +215,8 @@ class Operator:
 
     def _recipients(self, message: Message, next_attempt_at_ns: int | None) -> Iterator[RecipientView]:
         numbers: dict[int, int] = {}
-        if routes := self._watch.policy.routes:
-            for part in sort(message, numbering_sorter(routes)).parts:
+        if routes := self._status_view.policy.routes:
+            for part in sort(message, route_number_sorter(routes)).parts:
                 if part.route is not None:
                     numbers |= dict.fromkeys(part.left(message.left), int(part.route.upstreams[0]))
         upstreams = {
@@ -247,7 +247,7 @@ class Operator:
             )
 
     async def content(self, queue_id: AskedId) -> AsyncGenerator[bytes, None]:
-        await self._know((queue_id,))
+        await self._load_queue((queue_id,))
         message, _ = await self._load_anywhere(queue_id)
         if message.content is not None:
             yield message.content
@@ -261,7 +261,7 @@ class Operator:
     async def act(
         self, verb: Verb, queue_ids: Sequence[AskedId], states: Sequence[QueueState] = ()
     ) -> Results:
-        await self._know(queue_ids)
+        await self._load_queue(queue_ids)
         results = dict(await self._each(verb, queue_ids, states=states))
         unknown = [each for each, of in results.items() if of in (ABSENT, UNREAD)]
         if unknown and self._spool_thread.is_shared:
@@ -322,27 +322,28 @@ class Operator:
         refusals: Mapping[int, Answer],
         states: Collection[QueueState],
     ) -> str:
-        """Make the message ACTIVE during the deed; put it back as it was if the deed fails."""
+        """Make the message ACTIVE during the action; put it back as it was if the action fails."""
         queued, state = self._queue.get(queue_id), self._queue.state_of(queue_id)
         if queued is None or state is None:
             return UNREAD if self._sender.is_reading else ABSENT
         if states and QueueState(state.value) not in states:
             return CHANGED
-        deeds = TABLE[verb].deeds
-        deed = deeds[state]
-        if deed is Deed.NOTHING and any(each.state is State.DEFERRED for each in self._queue.parts(queue_id)):
+        actions = TABLE[verb].actions
+        action = actions[state]
+        has_deferred = any(each.state is State.DEFERRED for each in self._queue.parts(queue_id))
+        if action is Action.NOTHING and has_deferred:
             # One part waits, but another one has a back-off that the verb can end.
-            deed = deeds[State.DEFERRED]
-        if isinstance(deed, str):
-            return deed
-        if deed is Deed.NOTHING:
+            action = actions[State.DEFERRED]
+        if isinstance(action, str):
+            return action
+        if action is Action.NOTHING:
             return UNCHANGED
         before = self._queue.seize(queue_id)
         try:
             result = await (
-                self._end(queued, before, deed, refusals)
-                if deed.reads_content
-                else self._move(queued, deed, before)
+                self._end(queued, before, action, refusals)
+                if action.reads_content
+                else self._move(queued, action, before)
             )
         except (Absent, Corrupt):
             self._settling.forget(queue_id)
@@ -359,37 +360,38 @@ class Operator:
             self._queue.put_back(queue_id, before)
         return result
 
-    async def _move(self, queued: Queued, deed: Deed, before: Mapping[Queued, State]) -> str:
+    async def _move(self, queued: Queued, action: Action, before: Mapping[Queued, State]) -> str:
         queue, queue_id = self._queue, queued.queue_id
-        if deed is not Deed.FIRST:
+        if action is not Action.FIRST:
             # For RETRY too: if the relay is down, the hint makes the next start try the message at once.
-            at_ns, is_held = (None, True) if deed is Deed.HOLD else (0, None if deed is Deed.RETRY else False)
+            at_ns = None if action is Action.HOLD else 0
+            is_held = {Action.HOLD: True, Action.RELEASE: False}.get(action)
             await self._spool_thread.change(
                 Settlement(queue_id, _NOT_READ, next_attempt_at_ns=at_ns, is_held=is_held)
             )
-            state = State.HELD if deed is Deed.RELEASE else State.DEFERRED
+            state = State.HELD if action is Action.RELEASE else State.DEFERRED
             before = dict.fromkeys(queue.parts(queue_id), state)
-        self._events.tell(_TOLD[deed], queue_id=queue_id)
-        if deed is Deed.HOLD:
+        self._events.tell(_TOLD[action], queue_id=queue_id)
+        if action is Action.HOLD:
             queue.hold(queue_id, HELD_REASON)
             return OK
         queue.put_back(queue_id, before)
         queue.release(queue_id)
-        if deed is Deed.FIRST:
+        if action is Action.FIRST:
             queue.put_first(queue_id)
         return OK
 
     async def _end(
-        self, queued: Queued, before: Mapping[Queued, State], deed: Deed, refusals: Mapping[int, Answer]
+        self, queued: Queued, before: Mapping[Queued, State], action: Action, refusals: Mapping[int, Answer]
     ) -> str:
         message = await self._load(queued.queue_id)
-        match deed:
-            case Deed.BOUNCE:
+        match action:
+            case Action.BOUNCE:
                 refused = dict.fromkeys(message.left, REMOVED)
                 await self._settling.refuse(message, queued, refused, "operator")
-            case Deed.DELETE:
+            case Action.DELETE:
                 await self._settling.delete(message, queued)
-            case Deed.END_REPORT:
+            case Action.END_REPORT:
                 await self._settling.end_silently(message, queued)
             case _:
                 doubted = {index: refusals[index] for index in message.left if index in refusals}

@@ -14,9 +14,9 @@ from relay.sender.state_file import account_file, account_row
 from relay.sender.upstreams import UpstreamView
 from relay.spool.disk.durable import Disk
 from relay.throttle.history import HistoryError
-from relay.throttle.opening import recorded_book
+from relay.throttle.history_access import recorded_book
 from relay.throttle.throttle import View
-from relay.verdicts.account import AccountState, Event, Happening, PauseAsked, PauseRecord, adopted, step
+from relay.verdicts.account import AccountState, Event, EventKind, PauseAsked, PauseRecord, step, with_shared
 
 
 def recorded_upstreams(policy: Policy, disk: Disk, clock: Clock) -> Mapping[str, UpstreamView]:
@@ -30,9 +30,9 @@ def record(policy: Policy, name: str, asked: PauseAsked | None, disk: Disk, cloc
     Return whether that changes anything.  Raises OSError, DatabaseError.
     """
     kept, now_ns = _kept(policy, name, disk, clock), clock.boottime_ns()
-    event = Event(Happening.RESUME, now_ns)
+    event = Event(EventKind.RESUME, now_ns)
     if asked is not None:
-        event = Event(Happening.KEEP, now_ns, pause=asked.begun(now_ns, clock.wall_ns()))
+        event = Event(EventKind.KEEP, now_ns, pause=asked.begun(now_ns, clock.wall_ns()))
     if is_new := asked is not None or kept.is_resting:
         # Crash here: the previous record stays in force, and the operator has no answer.
         after = PauseRecord(clock.boot_id(), now_ns, clock.wall_ns(), step(kept, event))
@@ -50,7 +50,7 @@ def _recorded(policy: Policy, name: str, disk: Disk, clock: Clock) -> UpstreamVi
     try:
         book = recorded_book(policy.history_of(name), limits, upstream.guard_ns, disk, clock)
     except HistoryError as error:
-        return UpstreamView(step(state, Event(Happening.FAULT, now_ns, str(error), until_ns=now_ns)))
+        return UpstreamView(step(state, Event(EventKind.FAULT, now_ns, str(error), until_ns=now_ns)))
     return UpstreamView(state, View(book, clock))
 
 
@@ -65,5 +65,5 @@ def _kept(policy: Policy, name: str, disk: Disk, clock: Clock) -> AccountState:
     if (row := account_row(policy.history_of(name), clock)) is not None:
         row.look()
         if (shared := row.news()) is not None:
-            state = adopted(state, shared, now_ns)
+            state = with_shared(state, shared, now_ns)
     return state

@@ -15,7 +15,7 @@ from relay.sender.reports import LateMail
 from relay.sender.sender import Sender
 from relay.spool.interface import Spool
 from relay.status.snapshot import PolicyStatus
-from relay.status.watch import Watch
+from relay.status.status_view import StatusView
 from relay.telemetry.metrics import Telemetry
 
 LOOKS_TO_THE_HOSTS = 10
@@ -42,12 +42,12 @@ class Assembly:
             telemetry=self.telemetry,
             on_fault=self.on_fault,
         )
-        self.watch = Watch(self.sender, self.policy, self.hostname, self.host.clock, self.status)
-        self.operator = Operator(self.sender, self.watch, self.telemetry.events)
+        self.status_view = StatusView(self.sender, self.policy, self.hostname, self.host.clock, self.status)
+        self.operator = Operator(self.sender, self.status_view, self.telemetry.events)
 
     def chores(self) -> list[Coroutine[Any, Any, None]]:
         """Return coroutines that run as long as the relay; an error in one of them ends the sender."""
         late = LateMail(self.sender.queue, self.sender.settling, self.host)
         guard = self.sender.upstreams.guard
-        hosts = partial(self.watch.look_at_hosts, LOOKS_TO_THE_HOSTS * self.host.look_seconds)
+        hosts = partial(self.status_view.look_at_hosts, LOOKS_TO_THE_HOSTS * self.host.look_seconds)
         return [guard(late.run), guard(self.operator.serve_others), guard(hosts)]

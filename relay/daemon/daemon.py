@@ -76,7 +76,7 @@ class Daemon:
         events.tell("started", version=__version__, hostname=start.hostname, path=str(start.path))
         if "." not in start.hostname:
             events.tell("hostname_without_domain", hostname=start.hostname)
-        self._metrics.know_upstreams(policy.upstreams, policy.stand_ins)
+        self._metrics.know_upstreams(policy.upstreams, policy.instead_of_pairs)
 
         def set_aside(name: str, why: str) -> None:
             # Called in the spool's thread; the log belongs to the loop.
@@ -93,7 +93,7 @@ class Daemon:
             path = str(start.path.absolute())
             status = PolicyStatus(digest(start.text), self._clock.wall_ns(), path=path)
             relay = Assembly(spool, host, policy, start.hostname, self._telemetry, status, self._fail)
-            collector = SnapshotCollector(self._metrics, relay.watch.snapshot, events, self._clock)
+            collector = SnapshotCollector(self._metrics, relay.status_view.snapshot, events, self._clock)
             self._metrics.registry.register(collector)
             await self._serve(relay, listening)
         finally:
@@ -101,7 +101,7 @@ class Daemon:
         return self._exit_code
 
     async def _serve(self, relay: Assembly, listening: Listening) -> None:
-        start, policy, sender, watch = self._start, self._start.policy, relay.sender, relay.watch
+        start, policy, sender, status_view = self._start, self._start.policy, relay.sender, relay.status_view
         hooks = Hooks(policy, start.hostname, self._telemetry)
         outcomes = OutcomeStore(str(policy.spool), policy.recent, self._host.disk, self._telemetry)
         async with contextlib.AsyncExitStack() as ends:
@@ -123,12 +123,12 @@ class Daemon:
             ends.push_async_callback(hooks.close)
             ends.push_async_callback(outcomes.close)
             ends.push_async_callback(sender.finish)
-            files = ListenerFilesWatch(listening.use, watch, self._events, self._metrics)
+            files = ListenerFilesWatch(listening.use, status_view, self._events, self._metrics)
             await files.begin(policy.listen)
             # Take mail before the queue is read: clients that wait for the start might give up.
             ends.push_async_callback(listening.close)
             await listening.start()
-            watch.refusing_because = ""
+            status_view.refusing_because = ""
             # Take mail first: the import of aiohttp takes 0.25 s.  But open the status port before sending: a
             # relay that cannot start must not interrupt a transaction at each attempt.
             if policy.http is not None:
@@ -136,7 +136,7 @@ class Daemon:
 
                 http = StatusServer(
                     policy.http,
-                    watch,
+                    status_view,
                     self._metrics.registry,
                     self._events,
                     names=[policy.hostname] if policy.hostname else [],
@@ -151,14 +151,14 @@ class Daemon:
                 self._fail(trouble)
             else:
                 outcomes.start()
-                edits = Reload(start.path, policy, sender, watch, hooks, outcomes, self._telemetry)
+                edits = Reload(start.path, policy, sender, status_view, hooks, outcomes, self._telemetry)
                 file = PolicyWatch(start.path, start.text, edits, self._clock)
                 await self._run(relay, listening, file, files)
         self._events.tell("stopped", queued=sender.queued)
 
     async def _run(self, relay: Assembly, listening: Listening, *watches: FileWatch) -> None:
         """Relay until told to stop; on return nothing is in flight."""
-        start, sender, watch = self._start, relay.sender, relay.watch
+        start, sender, status_view = self._start, relay.sender, relay.status_view
         guard, owners = sender.upstreams.guard, sender.queue.owners.items
         from relay.control.server import ControlServer  # noqa: PLC0415 - it imports aiohttp, as above
 
@@ -166,11 +166,11 @@ class Daemon:
         await control.start()
         ours = guard(lambda: self._keep_looking(watches)), guard(lambda: listening.tell_owners(owners))
         chores = [asyncio.create_task(each) for each in (keep_watchdog(), *ours, *relay.chores())]
-        watch.condition, watch.started_ns = Condition.RUNNING, self._clock.boottime_ns()
+        status_view.condition, status_view.started_ns = Condition.RUNNING, self._clock.boottime_ns()
         notify("READY=1", "STATUS=relaying")
         self._on_ready(start.policy)
         await self._is_stopping.wait()
-        watch.condition, watch.refusing_because = Condition.STOPPING, f"stopping: {self._why}"
+        status_view.condition, status_view.refusing_because = Condition.STOPPING, f"stopping: {self._why}"
         notify("STOPPING=1", f"STATUS=stopping: {sender.in_flight} transactions in flight")
         self._events.tell("stopping", reason=self._why, in_flight=sender.in_flight)
         for chore in chores:

@@ -17,18 +17,18 @@ from relay.listener.listener_files import ListenerFiles, paths_of, read_listener
 from relay.policy.model import Listen
 from relay.policy.named_file import FileChange, WatchedFiles
 from relay.status.snapshot import CertificateStatus
-from relay.status.watch import Watch
+from relay.status.status_view import StatusView
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 
+Use = Callable[[int, ListenerFiles], None]
+
 
 class ListenerFilesWatch:
-    def __init__(
-        self, use: Callable[[int, ListenerFiles], None], watch: Watch, events: Events, metrics: Metrics
-    ) -> None:
+    def __init__(self, use: Use, status_view: StatusView, events: Events, metrics: Metrics) -> None:
         """`use` gets the index of a listener in the policy, and the files that it uses from now on."""
         self._use = use
-        self._watch = watch
+        self._status_view = status_view
         self._events = events
         self._metrics = metrics
         self._watched: list[tuple[int, Listen, WatchedFiles[ListenerFiles]]] = []
@@ -58,14 +58,15 @@ class ListenerFilesWatch:
         self._show()
 
     def _show(self) -> None:
-        self._watch.certificates = tuple(
+        self._status_view.certificates = tuple(
             CertificateStatus(str(listen.address), ends_at_ns)
             for _, listen, files in self._watched
             if (pair := files.in_force.pair) is not None and (ends_at_ns := pair.ends_at_ns) is not None
         )
         refused_file = next((files.error for _, _, files in self._watched if files.error), "")
-        if refused_file != self._watch.policy_status.refused_file:
-            self._watch.policy_status = replace(self._watch.policy_status, refused_file=refused_file)
+        status = self._status_view.policy_status
+        if refused_file != status.refused_file:
+            self._status_view.policy_status = replace(status, refused_file=refused_file)
 
     def _tell_loaded(self, listen: Listen, files: ListenerFiles) -> None:
         self._events.tell(

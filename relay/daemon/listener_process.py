@@ -70,7 +70,7 @@ async def _obey(stdin: asyncio.StreamReader, name: str, listener: Listener, even
     async for line in stdin:
         order = json.loads(line)
         if "full" in order:
-            listener.quotas.told({Owner(*each) for each in order["full"]})
+            listener.quotas.set_full_owners({Owner(*each) for each in order["full"]})
         else:
             files = ListenerFiles.from_order(order)
             listener.use(files)

@@ -154,12 +154,12 @@ class Listening:
 
     async def tell_owners(self, owners: Callable[[], Iterable[tuple[tuple[str, str], int]]]) -> None:
         """Tell listeners that have quotas, each TELL_SECONDS, which owners reached theirs."""
-        asked = [(each, quotas) for each in self._all if (quotas := Quotas(each.listen)).is_any]
+        asked = [(each, quotas) for each in self._all if (quotas := Quotas(each.listen)).has_limits]
         while asked:
             for each, quotas in asked:
-                full = quotas.worth_telling(owners())
+                full = quotas.owners_at_limit(owners())
                 if each.listener is not None:
-                    each.listener.quotas.told(full)
+                    each.listener.quotas.set_full_owners(full)
                 for orders in each.orders:
                     # A suspended process reads no orders: more of them would fill our memory.
                     if not orders.transport.get_write_buffer_size():

@@ -14,7 +14,7 @@ from relay.policy.source import PolicyError, changes_needing_restart, difference
 from relay.policy.units import written_key
 from relay.sender.sender import Sender
 from relay.status.snapshot import PolicyStatus
-from relay.status.watch import Watch
+from relay.status.status_view import StatusView
 from relay.telemetry.metrics import Telemetry
 from relay.telemetry.outcomes import OutcomeStore
 
@@ -28,7 +28,7 @@ class Reload:
     path: Path
     started_with: Policy
     sender: Sender
-    watch: Watch
+    status_view: StatusView
     hooks: Hooks
     outcomes: OutcomeStore
     telemetry: Telemetry
@@ -38,13 +38,14 @@ class Reload:
 
     async def apply(self, policy: Policy, sha256: str) -> None:
         await self._go_by(policy)
-        found, self._loaded = differences(self._loaded, self.watch.policy), self.watch.policy
+        found, self._loaded = differences(self._loaded, self.status_view.policy), self.status_view.policy
         words = [f"{each.sign} {each.words}".removeprefix("~ ") for each in found]
         changes = [each[:LONGEST_CHANGE] for each in words[:MOST_CHANGES]]
         if len(found) > MOST_CHANGES:
             changes.append(f"and {len(found) - MOST_CHANGES} more")
-        old, now_ns = self.watch.policy_status, self.telemetry.clock.wall_ns()
-        self.watch.policy_status = PolicyStatus(sha256, now_ns, refused_file=old.refused_file, path=old.path)
+        old, now_ns = self.status_view.policy_status, self.telemetry.clock.wall_ns()
+        status = PolicyStatus(sha256, now_ns, refused_file=old.refused_file, path=old.path)
+        self.status_view.policy_status = status
         self.telemetry.metrics.count("relay_policy_reloads_total", "ok")
         self.telemetry.events.tell("policy_loaded", path=str(self.path), sha256=sha256, changes=changes)
         if keys := changes_needing_restart(self.started_with, policy):
@@ -63,12 +64,12 @@ class Reload:
             # Half of the edit is in force: only a restart repairs that.
             self.sender.fail(error)
             raise
-        self.watch.policy = live
+        self.status_view.policy = live
 
     def refuse(self, error: PolicyError) -> None:
         faults = [str(fault) for fault in error.errors]
-        self.watch.policy_status = replace(
-            self.watch.policy_status, last_reload_ok=False, last_error=faults[0] if faults else ""
+        self.status_view.policy_status = replace(
+            self.status_view.policy_status, last_reload_ok=False, last_error=faults[0] if faults else ""
         )
         self.telemetry.metrics.count("relay_policy_reloads_total", "refused")
         for fault in faults:

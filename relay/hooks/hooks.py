@@ -80,10 +80,10 @@ class Hooks:
         self._host = host
         self._events, self._metrics, self._clock = telemetry
         self._sleep = sleep
-        self._heard: list[dict[str, Any]] = []
+        self._pending: list[dict[str, Any]] = []
         self._hooks: dict[HookSettings, _Hook] = {}
         self.use(policy)
-        self._events.watch(self._hear, ("delivery", *_EVENTS))
+        self._events.watch(self._on_event, ("delivery", *_EVENTS))
 
     def use(self, policy: Policy) -> None:
         """Use another policy; notices that wait for a hook which it changes are dropped."""
@@ -103,39 +103,39 @@ class Hooks:
             self._drop(hook, "the relay stopped")
         await asyncio.gather(*telling, return_exceptions=True)
 
-    def _hear(self, name: str, fields: Mapping[str, Value], _: object = None) -> None:
+    def _on_event(self, name: str, fields: Mapping[str, Value], _: object = None) -> None:
         is_delivery = name == "delivery"
         event = _FATES.get(str(fields["status"])) if is_delivery else _EVENTS[name]
         if event is None:
             return
-        if not self._heard:
+        if not self._pending:
             asyncio.get_running_loop().call_soon(self._take)
         recipients, by = [], fields.get("by")
         if is_delivery:
             its = {"status": fields["dsn"], "code": fields["code"], "reply": _cut(fields["text"])}
             recipients = [{"recipient": fields["recipient"], **its}]
-        told = {
+        notice = {
             "event": event,
             "upstream": fields.get("upstream") or None,
             "sender": fields.get("reverse_path"),
             "reason": _cut(f"relay pause, by {by}" if by else fields.get("reason", fields.get("because"))),
             **{key: fields.get(key) for key in _SAME},
         }
-        last = self._heard[-1] if self._heard else {"recipients": []}
-        if recipients and last.items() >= told.items() and len(last["recipients"]) < MOST_RECIPIENTS:
+        last = self._pending[-1] if self._pending else {"recipients": []}
+        if recipients and last.items() >= notice.items() and len(last["recipients"]) < MOST_RECIPIENTS:
             last["recipients"] += recipients  # recipients that fail together share a notice
             return
         names = {"id": f"notice_{secrets.token_hex(16)}", "host": self._host}
         at = rfc3339(self._clock.wall_ns())
-        self._heard.append(told | names | {"at": at, "recipients": recipients})
+        self._pending.append(notice | names | {"at": at, "recipients": recipients})
 
     def _take(self) -> None:
-        heard, self._heard = self._heard, []
-        for told in heard:
-            content = json.dumps(told).encode()
+        notices, self._pending = self._pending, []
+        for notice in notices:
+            content = json.dumps(notice).encode()
             for settings, hook in self._hooks.items():
-                if told["event"] in settings.events:
-                    task = asyncio.get_running_loop().create_task(self._tell(hook, told["id"], content))
+                if notice["event"] in settings.events:
+                    task = asyncio.get_running_loop().create_task(self._tell(hook, notice["id"], content))
                     hook.waiting[task] = None
                     task.add_done_callback(functools.partial(self._forget, hook))
         for hook in self._hooks.values():

@@ -2,7 +2,7 @@
 
 server      one listener, from accept to close: PROXY header (`proxied`), connection limits, TLS, sessions
 accepting   accepts connections on a socket
-session     one client's session, driven by the state machine of `relay.smtp`; `shared`: state of all sessions
+session     one client's session, driven by `relay.smtp`; `listener_state`: the state that all sessions share
 wire        one client's connection: lines, chunks, replies, deadlines
 content     decodes and checks the content of one message; `received`: the `Received:` line
 access      who may connect and relay; `quotas`: limits of the queue; `users`: passwords, brake on guessing

@@ -1,8 +1,8 @@
 """Accepts connections on one socket, also when the process has no free file descriptor.
 
 `loop.create_server` cannot be used.  Without a free descriptor asyncio logs a traceback for each try of
-the backlog, and uvloop calls accept in a loop that takes a whole processor.  `Door` reports the error, and
-tries again after PAUSE_S; clients wait in the kernel's backlog meanwhile.
+the backlog, and uvloop calls accept in a loop that takes a whole processor.  `Acceptor` reports the error,
+and tries again after PAUSE_S; clients wait in the kernel's backlog meanwhile.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ PAUSE_S = 1.0
 """The wait after a failed accept, as in asyncio's own servers."""
 
 Receive = Callable[[socket.socket, Any], Coroutine[None, None, None]]
-"""Hands an accepted socket and the peer's address to a protocol.  If it raises, `Door` closes the socket."""
+"""Hands an accepted socket and its peer's address to a protocol.  If it raises, the socket is closed."""
 
 
-class Door:
+class Acceptor:
     """Owns a listening socket: accepts its connections, and closes it at the end."""
 
     def __init__(self, bound: socket.socket, receive: Receive, on_error: Callable[[OSError], None]) -> None:

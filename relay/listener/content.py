@@ -6,7 +6,7 @@ a few searches at memory speed and no step for each line.
 
 import re
 
-from relay.mail.header import message_id_of, opened
+from relay.mail.header import below_our_field, message_id_of
 from relay.smtp import replies
 from relay.smtp.dot_stuffing import DotUnstuffing, has_only_crlf
 
@@ -87,7 +87,7 @@ class ContentDecoder:
         if end < 0 and len(head) < _HEADER_BYTES and not self.is_ended:
             return b""
         self._head = None
-        first = opened(bytes(head[:_HEADER_BYTES]))
+        first = below_our_field(bytes(head[:_HEADER_BYTES]))
         header, blank, _ = (b"\r\n" + first).partition(_HEADER_END)
         self.hops = header.lower().count(_RECEIVED)
         # The unread rest of a longer header may not be ASCII.

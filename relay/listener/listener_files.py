@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from relay.policy.model import Listen
-from relay.policy.secrets import KeyPair, read_key_pair, read_users, serving
+from relay.policy.secrets import KeyPair, read_key_pair, read_users, server_context
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class ListenerFiles:
         return None if self.pair is None else self.pair.fingerprint
 
     def tls(self) -> ssl.SSLContext | None:
-        return None if self.pair is None else serving(self.pair)
+        return None if self.pair is None else server_context(self.pair)
 
     def to_order(self) -> dict[str, Any]:
         """Return the files for JSON, with their secrets."""

@@ -25,10 +25,10 @@ class Quotas:
     def __init__(self, listen: Listen) -> None:
         self._listen = listen
         mosts = [rule.max_queued for rule in listen.users.values()] + [listen.max_queued_per_client]
-        self.is_any = any(most is not None for most in mosts)
+        self.has_limits = any(most is not None for most in mosts)
         self._full: set[Owner] = set()
 
-    def worth_telling(self, held: Iterable[tuple[tuple[str, str], int]]) -> set[Owner]:
+    def owners_at_limit(self, held: Iterable[tuple[tuple[str, str], int]]) -> set[Owner]:
         """Return the owners that are at their limit.  `held` counts messages by user and client."""
         full: set[Owner] = set()
         for (user, client), count in held:
@@ -37,8 +37,8 @@ class Quotas:
                 full.add(Owner(user, client))
         return full
 
-    def told(self, full: set[Owner]) -> None:
-        """Replace the owners at their limit, by the result of `worth_telling`."""
+    def set_full_owners(self, full: set[Owner]) -> None:
+        """Replace the owners at their limit, by the result of `owners_at_limit`."""
         self._full = full
 
     def is_full(self, owner: Owner) -> bool:

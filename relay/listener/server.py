@@ -8,11 +8,11 @@ import asyncio
 import socket
 from typing import Any
 
-from relay.listener.accepting import Door
+from relay.listener.accepting import Acceptor
 from relay.listener.access import Client
+from relay.listener.listener_state import ListenerState
 from relay.listener.proxied import client_behind
 from relay.listener.session import ClientSession
-from relay.listener.shared import Reception
 from relay.policy.model import Listen
 from relay.policy.units import HostPort
 from relay.smtp import replies
@@ -28,16 +28,16 @@ def bind(listen: Listen) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=dual_stack)
 
 
-class Listener(Reception):
+class Listener(ListenerState):
     address: HostPort
     """Set by `start`, with the port that the kernel chose for port 0."""
-    _door: Door | None = None
+    _acceptor: Acceptor | None = None
 
     async def start(self, bound: socket.socket | None = None) -> None:
         """Accept connections on `bound`, a socket of `bind`, or on a new one.  Raises OSError."""
         bound = bound or bind(self.listen)
         self.address = HostPort(*bound.getsockname()[:2])
-        self._door = Door(
+        self._acceptor = Acceptor(
             bound, self._receive, lambda error: self.observer.fault(self.name, "unknown", error)
         )
 
@@ -47,8 +47,8 @@ class Listener(Reception):
         Idle sessions get 421, others at their next command; EHLO, HELO and QUIT are answered as usual.
         A message that is cut off here gets no reply, so the client keeps it.
         """
-        if self._door is not None:
-            await self._door.close()
+        if self._acceptor is not None:
+            await self._acceptor.close()
         sessions = list(self.sessions)
         for session in sessions:
             session.shut_down()
@@ -60,7 +60,7 @@ class Listener(Reception):
         self.users.close()
 
     async def _receive(self, accepted: socket.socket, peer: Any) -> None:
-        """Start a session on an accepted socket; this is the `Receive` of the `Door`."""
+        """Start a session on an accepted socket; this is the `Receive` of the `Acceptor`."""
         client = await self._client_of(accepted, Client.of_peer(peer[0]))
         place = self.place_for(client)
         if (refusal := self.admission.enter(place)) is not None:

@@ -10,9 +10,9 @@ import asyncio
 
 from relay.listener.access import ClientPlace
 from relay.listener.content import ContentDecoder
+from relay.listener.listener_state import ListenerState
 from relay.listener.quotas import Owner
 from relay.listener.received import received_line
-from relay.listener.shared import Reception
 from relay.listener.wire import ClientConnection, SessionEnd
 from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope
@@ -36,10 +36,10 @@ class ClientSession(ClientConnection):
     reason = "shutdown"
     """Why the session ended, as in `SessionEnd`.  A session that is cancelled keeps this value."""
 
-    def __init__(self, reception: Reception, place: ClientPlace) -> None:
+    def __init__(self, listener: ListenerState, place: ClientPlace) -> None:
         """`place` is counted by `Admission.enter`; the session calls `leave` at its end."""
         super().__init__(asyncio.get_running_loop())
-        self._reception, self.place = reception, place
+        self._listener, self.place = listener, place
         self._label = str(place.client)
         self._errors = self._idle_commands = 0
         self._login: str | None = None
@@ -47,42 +47,42 @@ class ClientSession(ClientConnection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        room, place = self._reception, self.place
+        listener, place = self._listener, self.place
         self._machine = SessionMachine(
-            room.terms,
+            listener.terms,
             self,
             is_trusted=place.may_relay,
             is_private=place.client.is_loopback,
             is_tls=self.is_tls,
         )
         self._began_at = self.loop.time()
-        room.sessions.add(self)
-        room.observer.connection_opened(room.name, self._label)
+        listener.sessions.add(self)
+        listener.observer.connection_opened(listener.name, self._label)
         self.task = self.loop.create_task(self._handle_client())
         # Not in the coroutine: a task that is cancelled before its first step runs no `finally`.
         self.task.add_done_callback(self._leave)
 
     def _leave(self, _ended: object) -> None:
-        room = self._reception
+        listener = self._listener
         self.transport.abort()
-        room.sessions.discard(self)
-        room.admission.leave(self.place)
-        room.observer.connection_closed(room.name, self._label, self.reason)
+        listener.sessions.discard(self)
+        listener.admission.leave(self.place)
+        listener.observer.connection_closed(listener.name, self._label, self.reason)
 
     def sender_refusal(self, reverse_path: str, size_bytes: int) -> str | None:
         """Return a refusal of MAIL, or None.  Raises SessionEnd if the user is gone or has a new password."""
-        user, room = self._machine.user, self._reception
+        user, listener = self._machine.user, self._listener
         if user is not None:
-            if self._login != room.users.hash_of(user):
+            if self._login != listener.users.hash_of(user):
                 raise SessionEnd("refused", replies.LOGIN_CHANGED)
-            if not room.listen.may_send(user, reverse_path):
+            if not listener.listen.may_send(user, reverse_path):
                 return replies.NOT_YOUR_SENDER
-        if room.quotas.is_full(Owner.of(user, self._label)):
+        if listener.quotas.is_full(Owner.of(user, self._label)):
             return replies.TOO_MUCH_QUEUED
-        return room.intake.refusal(size_bytes)
+        return listener.intake.refusal(size_bytes)
 
     async def _handle_client(self) -> None:
-        self.reply(self._reception.greeting)
+        self.reply(self._listener.greeting)
         try:
             while True:
                 await self._obey_next()
@@ -92,7 +92,7 @@ class ClientSession(ClientConnection):
                 self._say(end.reply)
         except Exception as error:  # noqa: BLE001 - no error may become a 5yz, or end other sessions
             self.reason = "fault"
-            self._reception.observer.fault(self._reception.name, self._label, error)
+            self._listener.observer.fault(self._listener.name, self._label, error)
             self._say(replies.INTERNAL_FAULT)
         await self.finish(linger=self.reason != "quit")
 
@@ -109,21 +109,21 @@ class ClientSession(ClientConnection):
             self._say(refused.reply)
         self._idle_commands += self._machine.phase not in {"rcpt", "eod"}
         errors = self._errors + max(0, self._idle_commands - MAX_IDLE_COMMANDS)
-        if errors >= self._reception.listen.max_errors:
+        if errors >= self._listener.listen.max_errors:
             raise SessionEnd("errors", replies.TOO_MANY_ERRORS)
 
     @property
     def _command_deadline(self) -> float:
-        room = self._reception
-        session_s = room.session_s if self.place.may_relay else min(STRANGERS_S, room.session_s)
-        return min(self.loop.time() + room.command_s, self._began_at + session_s)
+        listener = self._listener
+        session_s = listener.session_s if self.place.may_relay else min(STRANGERS_S, listener.session_s)
+        return min(self.loop.time() + listener.command_s, self._began_at + session_s)
 
     def _say(self, reply: str) -> None:
         """Add a reply; report 4yz and 5yz to the observer, and count 5yz as errors of the client."""
         self.reply(reply)
         if reply[0] in "45":
-            room, machine = self._reception, self._machine
-            room.observer.refused(room.name, self._label, machine.phase, reply, machine.named_user)
+            listener, machine = self._listener, self._machine
+            listener.observer.refused(listener.name, self._label, machine.phase, reply, machine.named_user)
             self._errors += reply[0] == "5"
 
     async def _carry_out(self, reply: str) -> str | None:
@@ -142,21 +142,21 @@ class ClientSession(ClientConnection):
         raise SessionEnd(self._machine.reason, reply)
 
     async def _verify(self, proof: Credentials | None) -> str:
-        room, place = self._reception, self.place
+        listener, place = self._listener, self.place
         if proof is None:
             raise AssertionError("nothing to verify")
-        check = await room.guesses.judge(
-            place.client.origin, lambda: room.users.verify(proof.name, proof.password)
+        check = await listener.lockouts.check(
+            place.client.origin, lambda: listener.users.verify(proof.name, proof.password)
         )
         reply = self._machine.judged(check)
         if check is PasswordCheck.RIGHT:
-            room.admission.log_in(place)
-            self._login = room.users.hash_of(proof.name)
+            listener.admission.log_in(place)
+            self._login = listener.users.hash_of(proof.name)
         return reply
 
     async def _secure(self, reply: str) -> None:
         """Start TLS, and discard what the client said before (RFC 3207, 4.2).  Raises SessionEnd."""
-        context = self._reception.tls
+        context = self._listener.tls
         if context is None:
             raise AssertionError("TLS that is not offered")
         if self.has_unread:
@@ -167,31 +167,31 @@ class ClientSession(ClientConnection):
 
     async def _take_content(self, go_ahead: str) -> str:
         """Receive and accept one message; return the reply.  Raises Refused, SessionEnd."""
-        room, machine, transaction = self._reception, self._machine, self._machine.transaction
+        listener, machine, transaction = self._listener, self._machine, self._machine.transaction
         if transaction is None:
             raise AssertionError("content without a transaction")
-        draft, protocol, helo = room.intake.draft(), machine.protocol, machine.helo or ""
+        draft, protocol, helo = listener.intake.draft(), machine.protocol, machine.helo or ""
         trace = received_line(
             helo=helo,
             address=self.place.client.address,
-            hostname=room.hostname,
+            hostname=listener.hostname,
             protocol=protocol,
             queue_id=draft.queue_id,
-            wall_ns=room.clock.wall_ns(),
+            wall_ns=listener.clock.wall_ns(),
         )
         draft.append(trace)
-        decoder = room.decoder_for(self.place.client)
+        decoder = listener.decoder_for(self.place.client)
         self._say(go_ahead)
         try:
             await self._receive(decoder, draft)
         finally:
             machine.go_on()
             machine.phase = "eod"
-        ended_at_ns = room.clock.boottime_ns()
+        ended_at_ns = listener.clock.boottime_ns()
         envelope = Envelope(
             reverse_path=transaction.reverse_path,
             recipients=tuple(transaction.recipients),
-            arrival_at_ns=room.clock.wall_ns(),
+            arrival_at_ns=listener.clock.wall_ns(),
             client=self._label,
             helo=helo,
             protocol=protocol,
@@ -199,14 +199,14 @@ class ClientSession(ClientConnection):
             smtputf8=transaction.smtputf8 and not (transaction.is_ascii and decoder.has_ascii_header),
             dsn=transaction.dsn,
         )
-        await room.intake.accept(draft, envelope)
-        room.observer.accepted(
-            room.name,
+        await listener.intake.accept(draft, envelope)
+        listener.observer.accepted(
+            listener.name,
             draft.queue_id,
             envelope,
             decoder.message_id,
             size_bytes=len(trace) + decoder.size_bytes,
-            commit_ns=room.clock.boottime_ns() - ended_at_ns,
+            commit_ns=listener.clock.boottime_ns() - ended_at_ns,
         )
         self._errors = self._idle_commands = 0
         return replies.queued(draft.queue_id)
@@ -217,13 +217,14 @@ class ClientSession(ClientConnection):
         Raises Refused at the end, SessionEnd if the end does not come.  After either, or if the session is
         cancelled, the draft is discarded.  Memory is bounded by `_CHUNK_BYTES`, `SPILL_BYTES` and one read.
         """
-        room, pending, not_stored = self._reception, bytearray(), ""
-        until = self.loop.time() + room.transfer_s
+        listener, pending, not_stored = self._listener, bytearray(), ""
+        until = self.loop.time() + listener.transfer_s
         try:
             while not decoder.is_ended:
                 if decoder.is_hopeless:
                     raise SessionEnd("refused", decoder.refusal or replies.TOO_BIG)
-                pending += decoder.feed(await self.read_chunk(min(self.loop.time() + room.content_s, until)))
+                chunk = await self.read_chunk(min(self.loop.time() + listener.content_s, until))
+                pending += decoder.feed(chunk)
                 if decoder.refusal or not_stored:
                     pending.clear()
                 elif len(pending) >= _CHUNK_BYTES or decoder.is_ended:
@@ -231,7 +232,7 @@ class ClientSession(ClientConnection):
                     pending.clear()
                     if draft.buffered_bytes >= SPILL_BYTES:
                         try:
-                            await room.intake.spill(draft)
+                            await listener.intake.spill(draft)
                         except Refused as refused:
                             not_stored = refused.reply
             self.unread(decoder.rest)
@@ -240,5 +241,5 @@ class ClientSession(ClientConnection):
                 raise Refused(refusal)
         except BaseException:
             if not not_stored:  # a failed spill discarded it
-                await room.intake.discard(draft)
+                await listener.intake.discard(draft)
             raise

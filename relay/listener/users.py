@@ -55,7 +55,7 @@ class Users:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-class Guesses:
+class LoginLockouts:
     """Locks an origin out after wrong passwords: 2 s after its third failure, then double each time.
 
     Failures count across sessions, and an origin's checks run one after the other.  A success, or an hour
@@ -82,7 +82,7 @@ class Guesses:
         doublings = min(count - self.FREE_FAILURES, 30)
         return self._clock.boottime_ns() < last_at_ns + min(self.FIRST_NS << doublings, self.LONGEST_NS)
 
-    async def judge(self, origin: str, verify: Callable[[], Awaitable[bool]]) -> PasswordCheck:
+    async def check(self, origin: str, verify: Callable[[], Awaitable[bool]]) -> PasswordCheck:
         """Call `verify` unless the origin is locked out.  If it raises, nothing is counted."""
         async with self._turns.setdefault(origin, asyncio.Lock()):
             if self.is_locked_out(origin):

@@ -49,7 +49,7 @@ class Names(NamedTuple):
 NO_NAMES = Names()
 
 
-def opened(content: bytes) -> bytes:
+def below_our_field(content: bytes) -> bytes:
     """Return content that can follow a header field of ours, as Postfix makes it.
 
     A first line of an mbox becomes a field.  A first line that begins with a blank would continue our field,
@@ -60,7 +60,7 @@ def opened(content: bytes) -> bytes:
     return b"\r\n" + content if content.startswith((b" ", b"\t")) else content
 
 
-def parted(content: bytes) -> tuple[list[bytes], bytes]:
+def split_header(content: bytes) -> tuple[list[bytes], bytes]:
     """Return the fields of the header, each with its folded lines and line ends, and what follows them."""
     fields = [found[0] for found in _fields(content)]
     return fields, content[sum(map(len, fields)) :]

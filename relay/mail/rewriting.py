@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from relay.mail.address import Mailbox, comparable, comparable_domain, is_valid_address, mailboxes
 from relay.mail.envelope import Shape
-from relay.mail.header import field_name, parted
+from relay.mail.header import field_name, split_header
 
 FRONT_BYTES = 128 * 1024
 """How much of a content is read; a header rarely has 16 KiB."""
@@ -57,7 +57,7 @@ class Rewriting:
     def rewritten(self, reverse_path: str, front: bytes) -> Rewritten:
         """Return what is sent for a message; `front` is its first FRONT_BYTES, or all of its content."""
         sender = self.reverse_path(reverse_path)
-        fields, rest = parted(front)
+        fields, rest = split_header(front)
         is_cut = b"\r\n" not in rest and (rest != b"" or len(front) >= FRONT_BYTES)
         if is_cut and rest[:1] in b" \t":
             del fields[-1:]  # the next line continues it, or may

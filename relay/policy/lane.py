@@ -159,18 +159,18 @@ Lanes = Mapping[str, LaneSettings]
 Routes = tuple[RouteSettings, ...]
 
 
-def faults_of_lanes(of_policy: Lanes) -> Iterator[Fault]:
-    for name, lane in of_policy.items():
+def faults_of_lanes(lane_settings: Lanes) -> Iterator[Fault]:
+    for name, lane in lane_settings.items():
         if name == lanes.DEFAULT_LANE:
             words = "default takes what no other lane takes, so it has no conditions"
             yield from (Fault(words, ("lanes", name, key)) for key in lane.asked())
         elif not lane.asked():
             yield Fault(f"it takes all mail: write one of {_MATCHING}", ("lanes", name))
-    with_share = [name for name, lane in of_policy.items() if lane.share]
-    total = sum(of_policy[name].share or 0 for name in with_share)
+    with_share = [name for name, lane in lane_settings.items() if lane.share]
+    total = sum(lane_settings[name].share or 0 for name in with_share)
     if total > ALL_PERCENT:
         yield Fault(f"the shares add up to {total} percent", ("lanes", with_share[-1], "share"))
-    if total == ALL_PERCENT and len(with_share) < len(_with_default(of_policy)):
+    if total == ALL_PERCENT and len(with_share) < len(_with_default(lane_settings)):
         yield Fault("the shares leave nothing for the other lanes", ("lanes", with_share[-1], "share"))
 
 
@@ -202,13 +202,13 @@ def faults_of_names(lists: Mapping[Steps, Sequence[str]], histories: Mapping[str
                 yield Fault("it shares its history with another upstream of the routes", (*at, number))
 
 
-def _with_default(of_policy: Lanes) -> Lanes:
-    return {**of_policy, lanes.DEFAULT_LANE: of_policy.get(lanes.DEFAULT_LANE, LaneSettings())}
+def _with_default(lane_settings: Lanes) -> Lanes:
+    return {**lane_settings, lanes.DEFAULT_LANE: lane_settings.get(lanes.DEFAULT_LANE, LaneSettings())}
 
 
-def lanes_of(of_policy: Lanes) -> tuple[lanes.Lane, ...]:
+def lanes_of(lane_settings: Lanes) -> tuple[lanes.Lane, ...]:
     """Return the lanes for the queue; none if the policy has none."""
-    every = _with_default(of_policy) if of_policy else {}
+    every = _with_default(lane_settings) if lane_settings else {}
     shares = [lane.share for lane in every.values()]
     without_share, left = shares.count(None), ALL_PERCENT - sum(share or 0 for share in shares)
     return tuple(
@@ -232,7 +232,9 @@ class Ceiling:
     for_each: Literal["lane"] = "lane"
 
 
-def with_ceilings(limits: Sequence[LimitSettings], of_policy: Lanes) -> tuple[LimitSettings | Ceiling, ...]:
+def with_ceilings(
+    limits: Sequence[LimitSettings], lane_settings: Lanes
+) -> tuple[LimitSettings | Ceiling, ...]:
     """Return the limits with the ceilings of lanes.
 
     Only limits over all mail have ceilings: a limit `for_each` sender has no total to take a part of.
@@ -240,7 +242,7 @@ def with_ceilings(limits: Sequence[LimitSettings], of_policy: Lanes) -> tuple[Li
     """
     found: list[LimitSettings | Ceiling] = [*limits]
     for limit in limits:
-        for name, lane in of_policy.items():
+        for name, lane in lane_settings.items():
             if limit.for_each is None and limit.unit in ("messages", "recipients") and lane.ceiling:
                 count = max(1, limit.count * lane.ceiling // ALL_PERCENT)
                 label = limit.model_copy(update={limit.unit: count}).label
@@ -269,7 +271,7 @@ def routes_of(routes: Routes) -> tuple[Route, ...]:
     )
 
 
-def numbers_of(routes: Routes) -> dict[Route, tuple[int, ...]]:
+def route_numbers_of(routes: Routes) -> dict[Route, tuple[int, ...]]:
     """Return the numbers, from 1, that each `Route` of the queue has in the policy.
 
     Routes of the policy that differ only in their conditions are one `Route`.
@@ -280,11 +282,11 @@ def numbers_of(routes: Routes) -> dict[Route, tuple[int, ...]]:
     return numbers
 
 
-def sorter_of(of_policy: Lanes, routes: Routes) -> sorting.Sorter:
+def sorter_of(lane_settings: Lanes, routes: Routes) -> sorting.Sorter:
     return sorting.Sorter(
         tuple(
             sorting.SortingRule(name, **lane.conditions())
-            for name, lane in of_policy.items()
+            for name, lane in lane_settings.items()
             if name != lanes.DEFAULT_LANE
         ),
         tuple(
@@ -294,7 +296,7 @@ def sorter_of(of_policy: Lanes, routes: Routes) -> sorting.Sorter:
     )
 
 
-def numbering_sorter(routes: Routes) -> sorting.Sorter:
+def route_number_sorter(routes: Routes) -> sorting.Sorter:
     """Return a sorter whose every route has as its only upstream its number in the policy, from 1."""
     numbered = (each.model_copy(update={"upstreams": (str(n),)}) for n, each in enumerate(routes, 1))
     return sorter_of({}, tuple(numbered))

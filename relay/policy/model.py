@@ -563,7 +563,7 @@ class Policy(Section):
         return listed or frozenset([self.default_upstream])
 
     @property
-    def stand_ins(self) -> tuple[tuple[str, str], ...]:
+    def instead_of_pairs(self) -> tuple[tuple[str, str], ...]:
         """Return all pairs of upstreams in a route, of which the route prefers the second."""
         pairs = (combinations(reversed(route.upstreams), 2) for route in self.routes)
         return tuple(dict.fromkeys(chain.from_iterable(pairs)))

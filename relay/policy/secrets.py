@@ -193,7 +193,7 @@ def _look_at_program(command: tuple[str, ...]) -> None:
 
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "users_file": read_users,
-    "ca_file": lambda path: trusting(path, read_authorities(path)),
+    "ca_file": lambda path: client_context(path, read_authorities(path)),
     "secret_file": read_signing_key,
     "command": _look_at_program,
     "password_file": read_password_file,
@@ -255,7 +255,7 @@ def read_authorities(path: Path) -> str:
     return _read(path, MAX_FILE_BYTES).decode("ascii", "ignore")
 
 
-def trusting(path: Path, authorities: str) -> ssl.SSLContext:
+def client_context(path: Path, authorities: str) -> ssl.SSLContext:
     """Return a context that trusts only these authorities.  Raises SecretError, which names `path`."""
     try:
         # With an empty text the context would trust the system's authorities.
@@ -296,22 +296,22 @@ def read_key_pair(certificate: Path, key: Path | None) -> KeyPair:
     # A group may read the key: daemons on Debian share keys by the group ssl-cert.
     pair = KeyPair(chain, _read(key or certificate, MAX_FILE_BYTES, stat.S_IRWXO | stat.S_IWGRP))
     try:
-        serving(pair)
+        server_context(pair)
     except OSError:
         words = "it holds no private key of the certificate (PEM, without a passphrase)"
         raise SecretError(words, key or certificate) from None
     return pair
 
 
-def serving(pair: KeyPair) -> ssl.SSLContext:
+def server_context(pair: KeyPair) -> ssl.SSLContext:
     """Return a listener's context, TLS 1.2 at least.  Raises OSError if the key is of another certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    show(pair, context)
+    load_certificate(pair, context)
     return context
 
 
-def show(pair: KeyPair, context: ssl.SSLContext) -> None:
+def load_certificate(pair: KeyPair, context: ssl.SSLContext) -> None:
     """Load a certificate into a context.  Raises OSError if the key is of another certificate."""
     # OpenSSL reads paths only.  The files on disk may have changed since they were checked.
     with _in_memory(pair.chain) as chain_path, _in_memory(pair.key) as key_path:

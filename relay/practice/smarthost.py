@@ -65,7 +65,7 @@ class PracticeAccount:
         return held
 
 
-class Practised(NamedTuple):
+class PracticeMessage(NamedTuple):
     """A message whose final dot arrived."""
 
     at_ns: int
@@ -84,7 +84,7 @@ class PracticeSmarthost:
         clock: Clock,
         *,
         keep: Path | None = None,
-        observer: Callable[[Practised], object] = lambda _: None,
+        observer: Callable[[PracticeMessage], object] = lambda _: None,
     ) -> None:
         """Make the folder `keep`.  Raises OSError, and ValueError if the address is not loopback."""
         if not address.is_loopback:
@@ -166,7 +166,7 @@ class PracticeSmarthost:
             reply = replies.TOO_BIG
         else:
             reply = self._take(content)
-        self._observer(Practised(now_ns, transaction.reverse_path, recipients, reply))
+        self._observer(PracticeMessage(now_ns, transaction.reverse_path, recipients, reply))
         return reply
 
     def _take(self, content: bytes) -> str:

@@ -23,7 +23,7 @@ from math import lcm
 from typing import NamedTuple
 
 from relay.mail.address import comparable
-from relay.queue.lines import Instants, MessageLine, earliest
+from relay.queue.lines import MessageLine, TimedHeap, earliest
 from relay.queue.queued import DEFAULT_LANE, Queued
 
 __all__ = ["DEFAULT_LANE", "Arrangement", "Lane", "LaneQueue", "Price", "Turn", "turn_of"]
@@ -72,7 +72,7 @@ class _Flow:
         self.tag = self.closed_until_ns = self.length = 0
         self.senders: OrderedDict[str, _SenderLine] = OrderedDict()
         """The first sender has the next turn."""
-        self.ages: Instants[Queued] = Instants(self._is_there)
+        self.ages: TimedHeap[Queued] = TimedHeap(self._is_there)
         """Since when each message is ready; used in a lane with patience."""
 
     def overdue(self, now_ns: int) -> tuple[int, Queued] | None:

@@ -1,4 +1,4 @@
-"""The building blocks of a line: messages in order, items that wait until an instant, and counts.  Pure."""
+"""The building blocks of a line: messages in order, entries that wait until an instant, and counts.  Pure."""
 
 import heapq
 from collections import OrderedDict, defaultdict
@@ -7,7 +7,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from relay.queue.queued import Queued, State
 
-Item = TypeVar("Item")
+Entry = TypeVar("Entry")
 
 SPARE = 1024
 """A heap with at most this many entries is not swept."""
@@ -33,41 +33,41 @@ class MessageLine(OrderedDict[Queued, None]):
         del self[message]
 
 
-class Instants(Generic[Item]):
-    """Items that wait until an instant, the earliest first; O(log n) a call, amortized.
+class TimedHeap(Generic[Entry]):
+    """Entries that wait until an instant, the earliest first; O(log n) a call, amortized.
 
-    An item whose wait ended early stays until it comes first, or until the heap has more than doubled.
+    An entry whose wait ended early stays until it comes first, or until the heap has more than doubled.
     """
 
-    __slots__ = ("_entries", "_heap", "_is_true", "_sweeps_at")
+    __slots__ = ("_added", "_heap", "_is_current", "_sweeps_at")
 
-    def __init__(self, is_true: Callable[[int, Item], bool]) -> None:
-        """`is_true` tells whether an item still waits until that instant."""
-        self._is_true = is_true
-        self._heap: list[tuple[int, int, Item]] = []
-        self._entries, self._sweeps_at = 0, SPARE
+    def __init__(self, is_current: Callable[[int, Entry], bool]) -> None:
+        """`is_current` tells whether an entry still waits until that instant."""
+        self._is_current = is_current
+        self._heap: list[tuple[int, int, Entry]] = []
+        self._added, self._sweeps_at = 0, SPARE
 
-    def add(self, at_ns: int, item: Item) -> None:
-        self._entries += 1  # breaks ties: first come, first served
-        heapq.heappush(self._heap, (at_ns, self._entries, item))
+    def add(self, at_ns: int, entry: Entry) -> None:
+        self._added += 1  # breaks ties: first come, first served
+        heapq.heappush(self._heap, (at_ns, self._added, entry))
         if len(self._heap) > self._sweeps_at:
-            self._heap = [each for each in self._heap if self._is_true(each[0], each[2])]
+            self._heap = [each for each in self._heap if self._is_current(each[0], each[2])]
             heapq.heapify(self._heap)
             self._sweeps_at = 2 * len(self._heap) + SPARE
 
-    def first(self) -> tuple[int, Item] | None:
+    def first(self) -> tuple[int, Entry] | None:
         while self._heap:
-            at_ns, _, item = self._heap[0]
-            if self._is_true(at_ns, item):
-                return at_ns, item
+            at_ns, _, entry = self._heap[0]
+            if self._is_current(at_ns, entry):
+                return at_ns, entry
             heapq.heappop(self._heap)
         return None
 
     def first_ns(self) -> int | None:
         return None if (first := self.first()) is None else first[0]
 
-    def pop_due(self, now_ns: int) -> Item | None:
-        """Take out and return the first item if its instant has come."""
+    def pop_due(self, now_ns: int) -> Entry | None:
+        """Take out and return the first entry if its instant has come."""
         if (first := self.first()) is None or first[0] > now_ns:
             return None
         heapq.heappop(self._heap)
@@ -91,24 +91,25 @@ class Counts:
     """Counts mail by state and lane.  Take a message out before a counted field changes, and add it after."""
 
     def __init__(self) -> None:
-        self._of: defaultdict[tuple[State, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+        self._sums: defaultdict[tuple[State, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
         """Each has four sums: parts, messages, recipients, octets."""
 
     def add(self, message: Queued, by: int = 1) -> None:
-        sums = self._of[message.state, message.lane]
+        sums = self._sums[message.state, message.lane]
         sums[0] += by
         sums[2] += by * message.recipients_left
         if message.is_counted:
             sums[1] += by
             sums[3] += by * message.size_bytes
 
-    def members(self, *states: State) -> int:
+    def parts(self, *states: State) -> int:
         """Return how many parts are in these states, or in any state if none is named."""
-        return sum(sums[0] for (state, _), sums in self._of.items() if not states or state in states)
+        return sum(sums[0] for (state, _), sums in self._sums.items() if not states or state in states)
 
-    def of(self, state: State) -> dict[str, Sums]:
+    def by_lane(self, state: State) -> dict[str, Sums]:
         """Return the sums of a state by lane; lanes without mail are left out."""
-        return {lane: Sums(*sums[1:]) for (each, lane), sums in self._of.items() if each is state and sums[0]}
+        every = self._sums.items()
+        return {lane: Sums(*sums[1:]) for (each, lane), sums in every if each is state and sums[0]}
 
 
 def total(sums: Collection[Sums]) -> Sums:

@@ -100,7 +100,7 @@ class Past(NamedTuple):
     """Until then the upstream may still relay its last transaction, although no reply came; 0: it cannot."""
     paused_ns: int = 0
     """How long it stood in other lines while their upstreams were paused."""
-    rested_ns: int = 0
+    either_paused_ns: int = 0
     """How long it stood in other lines while their upstreams, or its sender there, were paused."""
 
     def but(self, **changes: Any) -> "Past":

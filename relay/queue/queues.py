@@ -2,13 +2,13 @@
 
 A message whose recipients go by several routes is in the queue in parts; every other message is one part.
 A part stands in one line at a time, as `relay.queue.routes.choose` says, and moves when the choice changes.
-`note` and `use` report a change, `move_on` moves parts, `next_look_ns` returns when time alone moves one.
-Lines are independent: what delays the mail of one upstream delays no other mail.
+`set_availability` and `use` report a change, `move_on` moves parts, `next_look_ns` returns when time alone
+moves one.  Lines are independent: what delays the mail of one upstream delays no other mail.
 
 Guarantees:
 - an active part moves only once it is no longer active.  A part whose last transaction may still relay it
   stays with that upstream until the deadline;
-- a part that can never go through an upstream (`pass_on`) does not return there before an edit;
+- a part that can never go through an upstream (`exclude_upstream`) does not return there before an edit;
 - a part that has waited in a line for its route's `spill_after` goes to the next usable upstream;
 - no call looks at more than `SLICE` messages, except a copy of the list of all, and `counts`.
 
@@ -24,7 +24,7 @@ from itertools import chain, takewhile
 from typing import TypeVar
 
 from relay.mail.envelope import QueueId
-from relay.queue.lines import Instants, Sums, earliest, total
+from relay.queue.lines import Sums, TimedHeap, earliest, total
 from relay.queue.queued import NO_REASON, NOWHERE, Queued, State, WaitReason
 from relay.queue.routes import Availability, Because, Choice, Part, Route, choose, is_better, next_listed
 from relay.queue.upstream_queue import AT_ONCE_NS, SLICE, KeysOf, UpstreamQueue
@@ -55,7 +55,7 @@ class Queues:
         """The parts of each message, in order of arrival; the first part counts as the message."""
         self._default = Route(("",))
         self._routes: tuple[Route, ...] = ()
-        self._standings: dict[str, Availability] = {}
+        self._availabilities: dict[str, Availability] = {}
         self._proving: list[str] = []
         self._choices: dict[Route, tuple[Choice, int]] = {}
         """The last choice of each route, and since when mail of the route goes there."""
@@ -63,7 +63,7 @@ class Queues:
         """How many parts of each route stand in each line."""
         self._walk: deque[Queued] = deque()
         """Parts to look at: all parts after a change, and those that just became able to move."""
-        self._looks: Instants[Queued] = Instants(lambda _, part: part.upstream != "")
+        self._looks: TimedHeap[Queued] = TimedHeap(lambda _, part: part.upstream != "")
         """When time alone may move a part."""
         self._unfit: dict[Queued, frozenset[str]] = {}
         """The upstreams that can never take a part under this policy."""
@@ -108,7 +108,7 @@ class Queues:
 
         The oldest message of a lane is the first that came: the search mostly ends near the beginning.
         """
-        each = [line.counts.of(state) for line in self._lines.values()]
+        each = [line.counts.by_lane(state) for line in self._lines.values()]
         found = {lane: total([its[lane] for its in each if lane in its]) for lane in set(chain(*each))}
         sought = set(found)
         for part in takewhile(lambda _: sought, self):
@@ -210,14 +210,14 @@ class Queues:
         self._walk.append(part)
         self.on_change()
 
-    def pass_on(self, part: Queued, why: WaitReason, now_ns: int) -> bool:
+    def exclude_upstream(self, part: Queued, why: WaitReason, now_ns: int) -> bool:
         """Send an active part through another upstream of its route, as it can never go through this one.
 
         Returns False, and changes nothing, if no other upstream may take it or this one may have taken it.
         """
         if not part.upstream:
             return True  # it ended
-        others = {each for each in self._route(part).upstreams if each in self._standings} - {part.upstream}
+        others = self._availabilities.keys() & set(self._route(part).upstreams) - {part.upstream}
         if not others or part.past.unknown_until_ns > now_ns:
             return False
         self._unfit[part] = self._unfit.get(part, frozenset()) | {part.upstream}
@@ -228,15 +228,15 @@ class Queues:
     def use(self, upstreams: Sequence[str], routes: Iterable[Route]) -> None:
         """Use the upstreams and routes of another policy; the first upstream is the default."""
         self._default, self._routes = Route((upstreams[0],)), tuple(dict.fromkeys(routes))
-        self._standings = {name: self._standings.get(name, Availability()) for name in upstreams}
+        self._availabilities = {name: self._availabilities.get(name, Availability()) for name in upstreams}
         self._choices = {route: its for route, its in self._choices.items() if route in self._routes}
         self._unfit.clear()
         self._change()
 
-    def note(self, upstream: str, standing: Availability) -> None:
-        self.line(upstream).pauses = standing.pauses
-        if self._standings.get(upstream, standing) != standing:
-            self._standings[upstream] = standing
+    def set_availability(self, upstream: str, availability: Availability) -> None:
+        self.line(upstream).pauses = availability.pauses
+        if self._availabilities.get(upstream, availability) != availability:
+            self._availabilities[upstream] = availability
             self._change()
 
     def sort_anew(self, fresh: Sequence[Queued], now_ns: int) -> bool:
@@ -279,7 +279,7 @@ class Queues:
 
         Returns the same object until it changes, because many parts share it.
         """
-        choice = choose(route, self._standings, now_ns)
+        choice = choose(route, self._availabilities, now_ns)
         before, since_ns = self._choices.get(route, (Choice(route.upstreams[0]), now_ns))
         if choice == before and route in self._choices:
             return before
@@ -290,15 +290,15 @@ class Queues:
         return choice
 
     def _change(self) -> None:
-        self._proving = [name for name, standing in self._standings.items() if standing.is_proving]
+        self._proving = [name for name, each in self._availabilities.items() if each.is_proving]
         self._walks_at_ns = AT_ONCE_NS
         self.on_change()
 
     def _begin_walk(self, now_ns: int) -> None:
-        standing = [(name, route or self._default) for name, route in self._present]
-        routes = dict.fromkeys([*self._routes, *(route for _, route in standing)])
+        present = [(name, route or self._default) for name, route in self._present]
+        routes = dict.fromkeys([*self._routes, *(route for _, route in present)])
         untils_ns = [self.choice_of(route, now_ns).until_ns for route in routes]
-        is_settled = all(route.upstreams == (name,) for name, route in standing)
+        is_settled = all(route.upstreams == (name,) for name, route in present)
         if not is_settled and self._proving:
             untils_ns.append(now_ns + PROBE_SOUGHT_NS)
         self._walks_at_ns = earliest(*untils_ns)
@@ -348,8 +348,8 @@ class Queues:
 
     def _rest(self, part: Queued, now_ns: int) -> None:
         """Keep what counts in other lines too, when a part leaves its line."""
-        paused_ns, rested_ns = self.line_of(part).rests_of(part, now_ns)
-        part.past = part.past.but(refusals=0, paused_ns=paused_ns, rested_ns=rested_ns)
+        paused_ns, either_paused_ns = self.line_of(part).rests_of(part, now_ns)
+        part.past = part.past.but(refusals=0, paused_ns=paused_ns, either_paused_ns=either_paused_ns)
 
     def _take_out(self, part: Queued) -> None:
         self._leave(part)
@@ -368,16 +368,16 @@ class Queues:
         choice = self.choice_of(route, now_ns)
         stays = self._stays(part, route, choice)
         is_late = (spills_ns := _spills_ns(part, route)) is not None and now_ns >= spills_ns
-        to = next_listed(route, part.upstream, self._standings) if is_late else None
+        to = next_listed(route, part.upstream, self._availabilities) if is_late else None
         if to is not None and (stays or part.upstream == choice.upstream):
             return Choice(to, Because.SPILL, choice.upstream)
         if stays:
             return part.choice
         for name in self._proving if part.state is State.WAITING else ():
             if (
-                is_better(route, name, choice.upstream, self._standings)
+                is_better(route, name, choice.upstream, self._availabilities)
                 and not (line := self.line(name)).ready_count
-                and not line.counts.members(State.ACTIVE)
+                and not line.counts.parts(State.ACTIVE)
                 and line.closed_for(part, now_ns) is None
             ):
                 return Choice(name, Because.PROBE, part.upstream)
@@ -390,10 +390,10 @@ class Queues:
         """Return whether a part still has a reason to stand elsewhere than its route says."""
         if part.choice.because is Because.PROBE and part.upstream in self._proving:
             is_to_go = part.state in (State.WAITING, State.ACTIVE)
-            return is_to_go and is_better(route, part.upstream, choice.upstream, self._standings)
+            return is_to_go and is_better(route, part.upstream, choice.upstream, self._availabilities)
         was_spilled = part.choice.because is Because.SPILL and part.choice.instead_of == choice.upstream
         may_spill = route.spill_after_ns is not None and part.upstream in route.upstreams
-        return was_spilled and may_spill and self._standings.get(part.upstream, GONE).is_usable
+        return was_spilled and may_spill and self._availabilities.get(part.upstream, GONE).is_usable
 
     def _route(self, part: Queued) -> Route:
         """Return the route of a part, without the upstreams that can never take it."""
@@ -422,7 +422,8 @@ def _carry_over(part: Queued, before: Sequence[Queued]) -> None:
     last = max(was, key=lambda each: (each.past.unknown_until_ns, each.due_at_ns))
     pasts = [each.past for each in was]
     part.past = last.past.but(
-        paused_ns=max(each.paused_ns for each in pasts), rested_ns=max(each.rested_ns for each in pasts)
+        paused_ns=max(each.paused_ns for each in pasts),
+        either_paused_ns=max(each.either_paused_ns for each in pasts),
     )
     part.choice, part.is_warned, part.ready_at_ns = last.choice, last.is_warned, last.ready_at_ns
     if part.state is State.WAITING and all(each.state is State.DEFERRED for each in was):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from relay.mail.rewriting import Rewriting
-from relay.verdicts.account import Paused
+from relay.verdicts.account import PauseSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ WHOLE = Part()
 
 
 class Because(enum.StrEnum):
-    """Why mail stands in the line of an upstream; `words_of` puts it into words."""
+    """Why mail stands in the line of an upstream; `reason_of` puts it into words."""
 
     PREFERRED = "preferred"
     """No upstream listed before this one is in the policy."""
@@ -75,7 +75,7 @@ class Availability(NamedTuple):
     """None while mail goes."""
     is_proving: bool = False
     """One transaction may go now, to prove that the upstream is well."""
-    pauses: tuple[Paused, ...] = ()
+    pauses: tuple[PauseSpan, ...] = ()
     """The spans in which nothing was sent through it; they do not age the mail in its line."""
 
     @property
@@ -92,12 +92,12 @@ class Choice(NamedTuple):
     """When to choose again although nothing has happened; None: never."""
 
 
-def choose(route: Route, standings: Mapping[str, Availability], now_ns: int) -> Choice:
-    """Return where mail of a route goes now.  `standings` has every upstream of the policy."""
-    listed = [name for name in route.upstreams if name in standings]
+def choose(route: Route, availabilities: Mapping[str, Availability], now_ns: int) -> Choice:
+    """Return where mail of a route goes now.  `availabilities` has every upstream of the policy."""
+    listed = [name for name in route.upstreams if name in availabilities]
     before = ""
     for name in listed:
-        down_since_ns = standings[name].down_since_ns
+        down_since_ns = availabilities[name].down_since_ns
         because = Because.FAILOVER if before else Because.PREFERRED
         if down_since_ns is None or route.failover_after_ns is None:
             return Choice(name, because, before)
@@ -108,17 +108,18 @@ def choose(route: Route, standings: Mapping[str, Availability], now_ns: int) -> 
     return Choice((listed or route.upstreams)[0], Because.PREFERRED if len(listed) == 1 else Because.ALL_DOWN)
 
 
-def next_listed(route: Route, after: str, standings: Mapping[str, Availability]) -> str | None:
+def next_listed(route: Route, after: str, availabilities: Mapping[str, Availability]) -> str | None:
     """Return the first usable upstream that the route lists behind `after`; None without one."""
     behind = route.upstreams[route.upstreams.index(after) + 1 :] if after in route.upstreams else ()
-    return next((name for name in behind if name in standings and standings[name].is_usable), None)
+    return next((name for name in behind if name in availabilities and availabilities[name].is_usable), None)
 
 
-def is_better(route: Route, name: str, than: str, standings: Mapping[str, Availability]) -> bool:
+def is_better(route: Route, name: str, than: str, availabilities: Mapping[str, Availability]) -> bool:
     """Return whether mail in the line of `than` should go through `name` instead, if `name` were well."""
     if name == than or name not in route.upstreams:
         return False
-    if than not in route.upstreams or than not in standings or standings[than].down_since_ns is not None:
+    present = availabilities.get(than) if than in route.upstreams else None
+    if present is None or present.down_since_ns is not None:
         return True
     return route.upstreams.index(name) < route.upstreams.index(than)
 
@@ -133,6 +134,6 @@ _WORDS = {
 }
 
 
-def words_of(choice: Choice) -> str:
+def reason_of(choice: Choice) -> str:
     """Return why mail does not go through the preferred upstream; empty if it does."""
     return _WORDS.get(choice.because, "").format(upstream=choice.upstream, instead_of=choice.instead_of)

@@ -9,7 +9,7 @@ mail goes like any other; if the sender is refused again, the next pause is long
 
 from dataclasses import dataclass
 
-from relay.verdicts.account import Paused
+from relay.verdicts.account import PauseSpan
 from relay.verdicts.decision import EVIDENT
 
 FIRST_REST_NS = 15 * 60 * 10**9
@@ -28,16 +28,16 @@ class SenderPause:
     until_ns: int
     reason: str
     ages: bool
-    earlier: tuple[Paused, ...] = ()
+    earlier: tuple[PauseSpan, ...] = ()
     """Earlier pauses of the sender that do not age its mail."""
     in_a_row: int = 0
-    alone: int = 0
+    evident: int = 0
     """Refusals in a row, each after the upstream relayed mail of other senders."""
     is_open: bool = True
     """The upstream relayed no mail of the sender since, and no operator ended the pause."""
 
     @property
-    def rests(self) -> tuple[Paused, ...]:
+    def rests(self) -> tuple[PauseSpan, ...]:
         """Return the spans, ascending, in which the sender's mail waited or waits and did not age."""
         return self.earlier if self.ages else (*self.earlier, (self.since_ns, self.until_ns))
 
@@ -73,7 +73,7 @@ class SenderPauses:
             pause.earlier = before.rests[-MOST_RESTS:]
             if before.is_open:
                 pause.in_a_row = before.in_a_row + 1
-                pause.alone = before.alone + 1 if relayed_from_ns > before.since_ns else 0
+                pause.evident = before.evident + 1 if relayed_from_ns > before.since_ns else 0
         elif len(self._pauses) >= MOST_RESTING:
             # Forget the oldest pause: the sender's mail is tried again, which costs one refusal.
             del self._pauses[next(iter(self._pauses))]
@@ -86,12 +86,12 @@ class SenderPauses:
         if pause is not None and pause.is_open:
             pause.until_ns, pause.is_open = min(pause.until_ns, now_ns), False
 
-    def of(self, sender: str, now_ns: int) -> SenderPause | None:
+    def current(self, sender: str, now_ns: int) -> SenderPause | None:
         """Return the pause of a sender whose mail waits now; else None."""
         pause = self._pauses.get(sender)
         return None if pause is None or pause.until_ns <= now_ns else pause
 
-    def rests_of(self, sender: str) -> tuple[Paused, ...]:
+    def rests_of(self, sender: str) -> tuple[PauseSpan, ...]:
         return () if (pause := self._pauses.get(sender)) is None else pause.rests
 
     def is_alone(self, sender: str, relayed_from_ns: int) -> bool:
@@ -102,7 +102,7 @@ class SenderPauses:
         pause = self._pauses.get(sender)
         if pause is None or not pause.is_open or relayed_from_ns <= pause.since_ns:
             return False
-        return pause.alone + 1 >= EVIDENT
+        return pause.evident + 1 >= EVIDENT
 
     def senders(self) -> dict[str, int]:
         """Return the senders that wait, or of which no mail was relayed since, and until when each waits."""

@@ -18,10 +18,10 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from relay.queue.lanes import Arrangement, LaneQueue, Turn
-from relay.queue.lines import Counts, Instants, MessageLine, earliest
+from relay.queue.lines import Counts, MessageLine, TimedHeap, earliest
 from relay.queue.queued import NO_REASON, Queued, RecipientsLeft, State, WaitKind, WaitReason
 from relay.queue.sender_pauses import SenderPauses
-from relay.verdicts.account import Paused, within_ns
+from relay.verdicts.account import PauseSpan, within_ns
 
 SLICE = 1000
 """How many messages one look moves at most: some milliseconds."""
@@ -31,7 +31,7 @@ KeysOf = Callable[[Queued], Iterable[Hashable]]
 """Returns the keys for which a message may have to wait, as far as the queue knows them."""
 
 
-class Waits(NamedTuple):
+class ThrottledMessage(NamedTuple):
     """The throttle refused this message for now."""
 
     message: Queued
@@ -44,9 +44,8 @@ class Waits(NamedTuple):
 class _ClosedKey(MessageLine):
     """The messages of one lane that wait for one key."""
 
-    __slots__ = ("of", "until_ns", "why")
-    of: tuple[Hashable, str]
-    """The key and the lane."""
+    __slots__ = ("key_and_lane", "until_ns", "why")
+    key_and_lane: tuple[Hashable, str]
     why: WaitReason
     until_ns: int | None
     """None while a message that came back asks for the key."""
@@ -64,11 +63,11 @@ class UpstreamQueue:
         self.counts = Counts()
         self.sender_pauses = SenderPauses()
         """Senders whose mail waits; `trust_sender` ends a pause."""
-        self.pauses: tuple[Paused, ...] = ()
+        self.pauses: tuple[PauseSpan, ...] = ()
         """As in `Availability.pauses`, also after the upstream left the policy."""
         self._keys_of, self._noticed = keys_of, noticed
         self._lanes = LaneQueue()
-        self._waiting: Instants[Queued | _ClosedKey] = Instants(self._waits)
+        self._waiting: TimedHeap[Queued | _ClosedKey] = TimedHeap(self._is_current)
         """Deferred messages, whose `spot` is this line, and keys."""
         self._keys: dict[tuple[Hashable, str], _ClosedKey] = {}
         self._asking: dict[Queued, _ClosedKey] = {}
@@ -79,7 +78,7 @@ class UpstreamQueue:
 
     def __len__(self) -> int:
         """Return how many parts stand here, in any state."""
-        return self.counts.members()
+        return self.counts.parts()
 
     def __iter__(self) -> Iterator[Queued]:
         """Yield the messages that wait: the ready ones by lane and sender, then those that wait for a key."""
@@ -101,7 +100,7 @@ class UpstreamQueue:
         either = (*self.pauses, *self.sender_pauses.rests_of(message.sender))
         return (
             past.paused_ns + within_ns(self.pauses, since_ns, until_ns),
-            past.rested_ns + within_ns(either, since_ns, until_ns),
+            past.either_paused_ns + within_ns(either, since_ns, until_ns),
         )
 
     def take(self, most: int, now_ns: int) -> list[Queued]:
@@ -131,9 +130,9 @@ class UpstreamQueue:
         self._lanes.granted(message, recipients)
         self._resolve(message)
 
-    def wait(self, waits: Sequence[Waits]) -> None:
+    def wait(self, waits: Sequence[ThrottledMessage]) -> None:
         """Let active messages that got no grant wait, given in the order in which they were taken."""
-        in_place: list[Waits] = []
+        in_place: list[ThrottledMessage] = []
         for each in waits:
             message, until_ns, key, why = each
             if key is None or key == ("lane", self._lanes.home_of(message.lane)):
@@ -274,7 +273,7 @@ class UpstreamQueue:
     def closed_for(self, message: Queued, now_ns: int) -> tuple[Hashable, int, WaitReason] | None:
         """Return the key that a message, of any line, must wait for, until when, and why; else None."""
         of_pause = _pause_key(message.sender, message.past.refusals)
-        if (pause := self.sender_pauses.of(message.sender, now_ns)) is not None:
+        if (pause := self.sender_pauses.current(message.sender, now_ns)) is not None:
             return of_pause, pause.until_ns, WaitReason(pause.reason, WaitKind.SENDER_PAUSE)
         if self._keys:  # rare
             lane = self._lanes.home_of(message.lane)
@@ -286,10 +285,10 @@ class UpstreamQueue:
 
     def _join(self, message: Queued, key: Hashable, until_ns: int, why: WaitReason) -> None:
         """Let a message wait for a key: behind the others, or before them if it came back for this key."""
-        message.why, of = why, (key, self._lanes.home_of(message.lane))
-        if (closed := self._keys.get(of)) is None:
-            closed = self._keys[of] = _ClosedKey()
-            closed.of, closed.why, closed.until_ns = of, why, until_ns
+        message.why, key_and_lane = why, (key, self._lanes.home_of(message.lane))
+        if (closed := self._keys.get(key_and_lane)) is None:
+            closed = self._keys[key_and_lane] = _ClosedKey()
+            closed.key_and_lane, closed.why, closed.until_ns = key_and_lane, why, until_ns
             self._waiting.add(until_ns, closed)
         if self._asking.get(message) is closed:
             del self._asking[message]
@@ -304,7 +303,7 @@ class UpstreamQueue:
     def _let_next_come(self, key: _ClosedKey) -> None:
         """Let the first message of a key ask for the key; a key without messages is open."""
         if not key:
-            del self._keys[key.of]
+            del self._keys[key.key_and_lane]
             return
         key.until_ns, message = None, key.first()
         key.discard(message)
@@ -351,11 +350,11 @@ class UpstreamQueue:
             self.update(message, state=State.WAITING, why=why)
         return is_going
 
-    def _waits(self, at_ns: int, item: Queued | _ClosedKey) -> bool:
+    def _is_current(self, at_ns: int, entry: Queued | _ClosedKey) -> bool:
         """Return whether an entry of the heap is current; moves leave stale entries behind."""
-        if isinstance(item, _ClosedKey):
-            return item.until_ns == at_ns and self._keys.get(item.of) is item
-        return item.spot is self and item.due_at_ns == at_ns
+        if isinstance(entry, _ClosedKey):
+            return entry.until_ns == at_ns and self._keys.get(entry.key_and_lane) is entry
+        return entry.spot is self and entry.due_at_ns == at_ns
 
 
 def _is_going(message: Queued) -> bool:

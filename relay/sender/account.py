@@ -21,7 +21,7 @@ from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy, Upstream
 from relay.policy.shipped import rules_of
 from relay.queue.queued import WaitReason
-from relay.queue.upstream_queue import Waits
+from relay.queue.upstream_queue import ThrottledMessage
 from relay.sender.attempt import Attempt
 from relay.sender.connections import NoRoomToConnect, open_with_slot
 from relay.sender.host import Host, woken
@@ -35,12 +35,12 @@ from relay.smtp.reply import Phase
 from relay.telemetry.metrics import Telemetry
 from relay.throttle.admission import Admission, Request, TooLarge, Wait, request_for
 from relay.throttle.history import HistoryError
+from relay.throttle.history_access import open_history
 from relay.throttle.limit import limit_words
-from relay.throttle.opening import open_history
 from relay.throttle.throttle import Reservation, Throttle
 from relay.upstream.connection import Connection, UpstreamUnavailable
 from relay.upstream.pool import Caps, Pool
-from relay.verdicts.account import AccountState, Happening, largest
+from relay.verdicts.account import AccountState, EventKind, max_recipients_now
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Judge, Verdict
 
@@ -104,9 +104,9 @@ class Account:
             telemetry,
             account_file(policy, name, host.disk, self._tell_unrecorded),
             row=row,
-            leaves_in_ns=self.throttle.view.leaves_in_ns,
+            oldest_leaves_in_ns=self.throttle.view.oldest_leaves_in_ns,
             on_refused=self._tell_cut_off,
-            on_change=partial(backlog.queue.note, name),
+            on_change=partial(backlog.queue.set_availability, name),
         )
         self.pool: Pool[Connection] = Pool(
             self._opener(),
@@ -180,7 +180,7 @@ class Account:
         attempts = await self.transactions.load(taken, connections)
         for connection in connections:
             self.pool.release(connection, was_used=False)
-        waits: list[Waits] = []
+        waits: list[ThrottledMessage] = []
         for attempt, answer in await self._reserve(attempts):
             match answer:
                 case Reservation():
@@ -189,7 +189,8 @@ class Account:
                     self.transactions.refuse(attempt, _too_large(attempt, answer), is_for_ever=True)
                     self.pool.release(attempt.connection, was_used=False)
                 case Wait():
-                    waits.append(Waits(attempt.queued, answer.until_ns, answer.place, _no_room(answer)))
+                    why = _no_room(answer)
+                    waits.append(ThrottledMessage(attempt.queued, answer.until_ns, answer.place, why))
                     self.pool.release(attempt.connection, was_used=False)
         self._line.wait(waits)
         if waits:
@@ -242,12 +243,12 @@ class Account:
 
     def _request(self, attempt: Attempt) -> Request:
         """Return the request, for no more recipients than one transaction may have."""
-        most = largest(self.upstream.max_recipients, self.pausing.state.taken)
+        most = max_recipients_now(self.upstream.max_recipients, self.pausing.state.taken)
         lane = self._line.lane_of(attempt.queued)
         # The upstream counts the sender that it sees, so limits for each sender count the rewritten one.
         return request_for(attempt.sent_envelope, attempt.indices, most, lane, attempt.shape.size_bytes)
 
-    def _tell_waiting(self, first: Waits) -> None:
+    def _tell_waiting(self, first: ThrottledMessage) -> None:
         """Log once that a message waits for room."""
         queued, wait_ns = first.message, first.until_ns - self._clock.boottime_ns()
         if queued.queue_id != self._told.get(queued.lane) and wait_ns >= SHORT_WAIT_NS:
@@ -287,7 +288,7 @@ class Account:
         self._tell_history(error)
         retry_ns = HISTORY_RETRY_NS if self.pausing.row is None else SHARED_RETRY_NS
         until_ns = self._clock.boottime_ns() + retry_ns
-        self.pausing.apply(Happening.FAULT, text=str(error), until_ns=until_ns)
+        self.pausing.apply(EventKind.FAULT, text=str(error), until_ns=until_ns)
         return until_ns
 
     def _tell_history(self, error: HistoryError) -> None:
@@ -306,7 +307,7 @@ class Account:
             to = self.throttle, self._logins, self._judge, self._clock
             connection = await open_with_slot(*to, may_begin=self._may_begin)
             if not is_other_server(upstream, self.upstream):
-                self.transactions.offers.seen(connection)
+                self.transactions.offered_extensions.add(connection)
                 self.certificate_ends_at_ns = connection.certificate_ends_at_ns
             self._metrics.count("relay_upstream_connects_total", self.name, "ready")
             self._events.tell(
@@ -324,7 +325,7 @@ class Account:
             case NoRoomToConnect(wait=wait):
                 if (first := self._line.first(self._clock.boottime_ns())) is not None:
                     first.why = _no_room(wait)
-                    self._tell_waiting(Waits(first, wait.until_ns, None, first.why))
+                    self._tell_waiting(ThrottledMessage(first, wait.until_ns, None, first.why))
                 return wait.until_ns - self._clock.boottime_ns()
             case UpstreamUnavailable():
                 answer = error.answer
@@ -351,17 +352,17 @@ class Account:
         if is_other_server(before, after):
             # No transaction begins on a connection opened for another account.
             opener = self._opener()
-            self.transactions.offers.forget()
+            self.transactions.offered_extensions.forget()
             self.certificate_ends_at_ns = None
         by = with_ceilings(after.limits, policy.lanes), after.guard_ns
         await self.throttle.call(lambda it: it.replan(*by, transaction_ns=after.max_transaction_ns))
         # Only now: the new limits may have room for a connection.
         self.pool.configure(_caps(after), opener)
         if is_mended(self.name, before, after):
-            self.use_again(Happening.EDIT)
+            self.use_again(EventKind.EDIT)
         self.wake()
 
-    def use_again(self, why: Happening) -> bool:
+    def use_again(self, why: EventKind) -> bool:
         """End the pauses of the upstream and of senders that it refused, by a RESUME or an EDIT.
 
         One transaction proves the upstream first.  Returns False if it and all senders were in use.

@@ -24,9 +24,9 @@ from relay.spool.database import DatabaseError
 from relay.spool.database.account import CLOCK_NS, AccountColumns, SharedAccount
 from relay.spool.database.connection import Connection, once, one
 from relay.throttle.postgresql_history import Told
-from relay.verdicts.account import AccountState, Event, Happening, PauseRecord, lapsed, step
+from relay.verdicts.account import AccountState, Event, EventKind, PauseRecord, lapsed, step
 
-OWN = frozenset({Happening.FAULT, Happening.SOUND})
+OWN = frozenset({EventKind.FAULT, EventKind.SOUND})
 """Events that concern one host alone; the row does not record them."""
 LISTENS_AGAIN_NS = SECOND_NS
 _OF_ANOTHER_BOOT = "of the database"
@@ -70,7 +70,7 @@ class AccountRow:
 
     def keep(self, event: Event) -> None:
         """Record an event in the row soon, unless it concerns this host alone."""
-        if event.happening not in OWN:
+        if event.kind not in OWN:
             self.pending.append(event)
             self.write()
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.mail.header import Names, names_of
-from relay.policy.lane import numbers_of, routes_of, sorter_of
+from relay.policy.lane import route_numbers_of, routes_of, sorter_of
 from relay.policy.model import Policy
 from relay.queue.queued import NO_REASON, ListedWords, Queued, State, WaitReason, origin_of
 from relay.queue.routes import WHOLE, Because, Choice, Part, Route
@@ -175,7 +175,7 @@ class Arrivals:
 
     def _go_by(self, policy: Policy) -> None:
         self._longest_wait_ns = policy.retry.max_ns
-        self._numbers = numbers_of(policy.routes)
+        self._numbers = route_numbers_of(policy.routes)
         self._queue.use(list(policy.upstreams), routes_of(policy.routes))
 
     async def stop(self) -> None:
@@ -200,7 +200,7 @@ class Arrivals:
         parts = self._parts(message, place)
         if left or owes:
             if parts[0].state is State.WAITING:
-                self._spool_thread.keep(message)
+                self._spool_thread.cache(message)
             self._queue.add(*parts, now_ns=self._clock.boottime_ns())
         else:
             ending = asyncio.create_task(self._guard(lambda: self._settling.finish(message, parts[0])))

@@ -22,7 +22,7 @@ from relay.throttle.admission import Place, domain_key
 from relay.throttle.admission import keys_of as sender_keys_of
 from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
-from relay.upstream.transaction import unfit
+from relay.upstream.transaction import why_unfit
 from relay.verdicts.decision import Fate
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
@@ -114,7 +114,7 @@ def keys_of(queued: Queued) -> list[Place]:
     return keys
 
 
-class KnownOffers:
+class OfferedExtensions:
     """The extensions that one upstream offered on its last connections."""
 
     def __init__(self) -> None:
@@ -127,15 +127,15 @@ class KnownOffers:
         self._looks: deque[tuple[int, set[Extensions]]] = deque(maxlen=LOOKS)
         """When each look began (boottime), and what was offered in it."""
 
-    def seen(self, connection: Connection) -> None:
+    def add(self, connection: Connection) -> None:
         at_ns = connection.opened_at_ns
         if not self._looks or at_ns - self._looks[-1][0] >= APART_NS:
             self._looks.append((at_ns, set()))
         self._looks[-1][1].add(connection.extensions)
 
-    def judged(self, lack: Answer, shape: Shape) -> Answer:
+    def judge(self, lack: Answer, shape: Shape) -> Answer:
         """Return `lack`, as a BOUNCE if no connection of the last `LOOKS` looks could carry the message."""
         offers = [each for _, offered in self._looks for each in offered]
-        if len(self._looks) == LOOKS and all(unfit(each, shape) is not None for each in offers):
+        if len(self._looks) == LOOKS and all(why_unfit(each, shape) is not None for each in offers):
             return lack._replace(verdict=Verdict.BOUNCE)
         return lack._replace(text=f"{lack.text}, by the word of this connection alone")

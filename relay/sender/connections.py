@@ -47,7 +47,7 @@ async def open_with_slot(
     Raises UpstreamUnavailable, NoRoomToConnect, and HistoryError before the connection begins.
     """
     # The token comes first: no slot is reserved while it is fetched.
-    login, refused = await logins.account(judge), None
+    login, refused = await logins.current_server(judge), None
     if login.token is not None:
         on_step("token", "an access token is at hand")
     while True:
@@ -58,7 +58,7 @@ async def open_with_slot(
             is_refused = answer.phase is Phase.AUTH and answer.verdict is Verdict.STOP
             if not (is_refused and logins.refused(login)) or refused is not None:
                 raise
-            refused, login = login, await logins.account(judge)
+            refused, login = login, await logins.current_server(judge)
             if login.token == refused.token:
                 raise
             on_step("login", f"{answer.text}: with another token again")

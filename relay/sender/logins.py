@@ -70,7 +70,7 @@ class Logins:
         self._refused = ""
         """Why the files' present content is not shown; empty if it is."""
 
-    async def account(self, judge: Judge) -> UpstreamServer:
+    async def current_server(self, judge: Judge) -> UpstreamServer:
         """Return the server and login for a new connection.  Raises UpstreamUnavailable."""
         upstream, auth = self.upstream, self.upstream.auth
         mechanism: Mechanism | TokenMechanism = Mechanism.AUTO if auth is None else auth.mechanism
@@ -215,7 +215,7 @@ class _Owner(TokenOwner):
     async def secrets(self) -> AccountSecrets:
         return await self._secrets()
 
-    async def keep(self, old: str, new: str) -> str:
+    async def record_refresh_token(self, old: str, new: str) -> str:
         if self._file is None:
             return "there is no refresh_token_file"
         try:

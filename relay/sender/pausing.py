@@ -18,14 +18,14 @@ from relay.verdicts.account import (
     RESTING,
     AccountState,
     Event,
-    Happening,
+    EventKind,
     OperatorPause,
     PauseRecord,
-    adopted,
     lapsed,
-    refused,
+    merge_spans,
+    refusal_event,
     step,
-    together,
+    with_shared,
 )
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
 from relay.verdicts.shield import Shield
@@ -40,31 +40,31 @@ class Pausing:
         self,
         upstream: str,
         telemetry: Telemetry,
-        kept: AccountFile,
+        state_file: AccountFile,
         *,
         row: "AccountRow | None" = None,
-        leaves_in_ns: Callable[[int], int | None],
+        oldest_leaves_in_ns: Callable[[int], int | None],
         on_refused: Callable[[Answer], None],
         on_change: Callable[[Availability], None],
     ) -> None:
-        """`leaves_in_ns(span)`: after how many ns the oldest entry of the history's last `span` ns leaves it.
+        """`oldest_leaves_in_ns(span_ns)`: see `View.oldest_leaves_in_ns`.
 
         `row` is the state that all hosts of the account share; None if the account is this host's alone.
         `on_refused` is called at the first pause after a success, `on_change` with what routing sees, at
         each change.
         """
-        self.state, self.kept, self.row, self.shield = AccountState(), kept, row, Shield()
+        self.state, self.state_file, self.row, self.shield = AccountState(), state_file, row, Shield()
         self.is_tried = False
         """Whether a transaction or a refusal has shown since the start if the upstream works."""
         self.on_change = on_change
-        self.may_keep: Callable[[], bool] = lambda: True
+        self.owns_state_file: Callable[[], bool] = lambda: True
         """Returns False if another account uses the record's file by now."""
         self.relayed_from_ns = 0
         """When the latest transaction began that relayed something (boottime)."""
         self._refused_at_ns = 0
         self._upstream = upstream
         self._events, self._metrics, self._clock = telemetry
-        self._leaves_in_ns, self._on_refused = leaves_in_ns, on_refused
+        self._oldest_leaves_in_ns, self._on_refused = oldest_leaves_in_ns, on_refused
 
     @property
     def availability(self) -> Availability:
@@ -88,9 +88,9 @@ class Pausing:
         """
         record, why = None, ""
         try:
-            record = await asyncio.to_thread(self.kept.load)
+            record = await asyncio.to_thread(self.state_file.load)
         except (OSError, ValueError) as error:
-            why = clean(f"{self.kept.path}: {error}")
+            why = clean(f"{self.state_file.path}: {error}")
         if record is not None:
             now_ns = self._clock.boottime_ns()
             record = record.moved(self._clock.boot_id(), now_ns, self._clock.wall_ns())
@@ -100,24 +100,24 @@ class Pausing:
             why = await asyncio.to_thread(self.row.look) or why
             self.learn()
             self.shield.recall(self.state.doubts)
-            self.apply(Happening.RESTART)
+            self.apply(EventKind.RESTART)
         if why:
             self._events.tell("pause_unrecorded", upstream=self._upstream, error=why)
         if replaced is not None:
             # The messages in this line waited through the pauses of the replaced account.
             now_ns = self._clock.boottime_ns()
             before = [(since_ns, min(until_ns, now_ns)) for since_ns, until_ns in replaced.spans]
-            spans = together((*self.state.spans, *before))
+            spans = merge_spans((*self.state.spans, *before))
             self._become(replace(self.state, spans=tuple(spans[-MOST_SPANS:])))
         if replaced is not None and replaced.operator is not None:
-            self.apply(Happening.KEEP, at_ns=replaced.spans[-1][0], pause=replaced.operator)
+            self.apply(EventKind.KEEP, at_ns=replaced.spans[-1][0], pause=replaced.operator)
         elif replaced is not None and self.state.operator is not None:
             self.end()
 
     def learn(self) -> None:
         """Adopt the state that another host wrote, if there is news."""
         if self.row is not None and (shared := self.row.news()) is not None:
-            self._become(adopted(self.state, shared, self._clock.boottime_ns()))
+            self._become(with_shared(self.state, shared, self._clock.boottime_ns()))
 
     def ask_history(self) -> None:
         """Have a failed history read at once: its database answers again."""
@@ -127,7 +127,7 @@ class Pausing:
 
     async def recorded(self) -> str:
         """Wait until the state is durable; return the error, empty if there is none."""
-        return await self.kept.written() or ("" if self.row is None else await self.row.written())
+        return await self.state_file.written() or ("" if self.row is None else await self.row.written())
 
     def until_ns(self, now_ns: int) -> int | None:
         """End the pauses that are over; return when the first of the others ends (boottime), or None.
@@ -141,7 +141,7 @@ class Pausing:
         """Pause the account after a refusal about us."""
         self.is_tried, self._refused_at_ns = True, self._clock.boottime_ns()
         in_a_row = self.state.in_a_row
-        self._apply(refused(answer, self._refused_at_ns, self._leaves_in_ns))
+        self._apply(refusal_event(answer, self._refused_at_ns, self._oldest_leaves_in_ns))
         # Further refusals in a row belong to the same block, and tell nothing new.
         if in_a_row == 0 and self.state.in_a_row == 1 and answer.verdict is Verdict.PAUSE:
             self._on_refused(answer)
@@ -155,16 +155,16 @@ class Pausing:
             return
         self.is_tried = True
         if proofs := sum(map(_is_proof, outcome.answers)):
-            self.apply(Happening.PROOF, recipients=proofs)
+            self.apply(EventKind.PROOF, recipients=proofs)
 
     def trust_history(self) -> None:
         """End the pause for a failed history: it was read, and is sound."""
         if self.state.fault:
-            self.apply(Happening.SOUND)
+            self.apply(EventKind.SOUND)
         if self.row is not None:
             self.row.write()
 
-    def end(self, why: Happening = Happening.RESUME) -> None:
+    def end(self, why: EventKind = EventKind.RESUME) -> None:
         """End the pause by an operator's command, and clear the shield; one transaction goes first.
 
         After an EDIT that may have removed the cause, an operator's pause goes on.
@@ -172,14 +172,14 @@ class Pausing:
         self.apply(why)
         self.shield.clear()
 
-    def apply(self, happening: Happening, *, at_ns: int | None = None, **about: Any) -> None:
+    def apply(self, kind: EventKind, *, at_ns: int | None = None, **about: Any) -> None:
         """Apply an event of now, or of `at_ns` (boottime)."""
-        self._apply(Event(happening, self._clock.boottime_ns() if at_ns is None else at_ns, **about))
+        self._apply(Event(kind, self._clock.boottime_ns() if at_ns is None else at_ns, **about))
 
     def _apply(self, event: Event) -> None:
         before = self.state
         self._become(step(before, event))
-        if self.row is not None and self.state != before and self.may_keep():
+        if self.row is not None and self.state != before and self.owns_state_file():
             self.row.keep(event)
 
     def _become(self, after: AccountState) -> None:
@@ -192,8 +192,9 @@ class Pausing:
             change = "pauses" if rests else "resumes"
             self._metrics.count(f"relay_upstream_{change}_total", self._upstream)
         clock = self._clock
-        if self.may_keep():
-            self.kept.keep(PauseRecord(clock.boot_id(), clock.boottime_ns(), clock.wall_ns(), after))
+        if self.owns_state_file():
+            record = PauseRecord(clock.boot_id(), clock.boottime_ns(), clock.wall_ns(), after)
+            self.state_file.save_soon(record)
         self.on_change(self.availability)
         self._tell_word(before.operator, after.operator)
         self._tell_health(before, after)
@@ -209,7 +210,7 @@ class Pausing:
             self._events.tell(
                 "operator_pause_ended",
                 upstream=self._upstream,
-                reason=Happening.LAPSE if is_over else Happening.RESUME,
+                reason=EventKind.LAPSE if is_over else EventKind.RESUME,
             )
 
     def _tell_health(self, before: AccountState, state: AccountState) -> None:

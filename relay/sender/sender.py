@@ -47,7 +47,7 @@ class Sender:
         """`on_fault` is called with an error that must end the sender: a fault of ours."""
         self.queue = Queues(keys_of)
         self.spool_thread = SpoolThread(spool, telemetry.spool_trouble, host.workers)
-        self.seen = SpoolLook()
+        self.spool_counts = SpoolLook()
         self._look_seconds = host.look_seconds
         self._telemetry, self._on_fault = telemetry, on_fault
         self._chores: list[asyncio.Task[None]] = []
@@ -62,7 +62,7 @@ class Sender:
             terms=_terms(policy),
             owed=self._owed,
             reporter=self._reporter,
-            on_report=lambda: self._arrivals.look(),  # noqa: PLW0108 - `_arrivals` is made later
+            on_report=lambda: self._arrivals.look(),  # noqa: PLW0108 - self._arrivals is made later
         )
         backlog = Backlog(self.queue, self.spool_thread, self.settling)
         self.upstreams = Upstreams(policy, hostname, backlog, host, telemetry, on_fault=self.fail)
@@ -154,7 +154,7 @@ class Sender:
     @property
     def queued(self) -> int:
         """Return how many messages the spool holds, claimed or not, as of the last look."""
-        return len(self.queue) + self.seen.unclaimed
+        return len(self.queue) + self.spool_counts.unclaimed
 
     @property
     def is_reading(self) -> bool:
@@ -163,7 +163,7 @@ class Sender:
     @property
     def unread(self) -> int:
         """Return how many messages the start has yet to read, as of the last look; 0 once all are known."""
-        return max(1, self.seen.unclaimed) if self.is_reading else 0
+        return max(1, self.spool_counts.unclaimed) if self.is_reading else 0
 
     @property
     def totals(self) -> Totals:
@@ -176,7 +176,7 @@ class Sender:
     async def look(self) -> None:
         """Read the spool's figures for display; if that fails, the last ones stay."""
         try:
-            self.seen = await self.spool_thread.call(lambda spool: spool.look())
+            self.spool_counts = await self.spool_thread.call(lambda spool: spool.look())
         except (Full, Unavailable) as trouble:
             self.spool_thread.tell(trouble)
 

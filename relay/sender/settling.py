@@ -236,7 +236,7 @@ class Settling:
         except (Absent, Corrupt):
             self.forget(settlement.queue_id)
             return False
-        self._metrics.became(_words(settlement))
+        self._metrics.count_fates(_words(settlement))
         return True
 
     def _go_on(self, message: Message, queued: Queued) -> None:
@@ -275,7 +275,7 @@ class Settling:
             after = after._replace(told=after.told.union(owed.indices))
         what.ends = not after.left and after.owed_report is None
         await self._spool_thread.change(what)
-        self._metrics.became(_words(what))
+        self._metrics.count_fates(_words(what))
         self._keep(after)
         self._go_on(after, queued)
         return after
@@ -287,7 +287,7 @@ class Settling:
         answered = {index: each for index, each in decision.fates.items() if each[0] is not Fate.WAITING}
         self._tell(subject, answered, delays, via)
         if decision.is_relayed:
-            self._metrics.relayed_after(delays)
+            self._metrics.observe_delays(delays)
 
     def _tell(
         self, subject: Subject, answered: Mapping[int, tuple[Fate, Answer]], delays: Delays, via: Via

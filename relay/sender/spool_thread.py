@@ -85,7 +85,7 @@ class SpoolThread:
         self.forget(settlement.queue_id)
         await self._settlements.submit(settlement)
 
-    def keep(self, message: Message) -> None:
+    def cache(self, message: Message) -> None:
         """Keep a short message in memory, if there is room, until it is settled or forgotten."""
         has_room = len(self._at_hand) < MOST_AT_HAND and self._bytes_at_hand < MOST_BYTES_AT_HAND
         if message.content is not None and has_room and not self.is_shared:

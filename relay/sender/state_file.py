@@ -1,7 +1,7 @@
 """The pause state of an account, saved for a restart: a JSON file beside its history, readable with `cat`.
 
 The file is there whole or not at all.  A file that is unreadable or foreign is logged and ignored; the next
-record replaces it.  `keep` never raises and never blocks the loop; of several records the last is written.
+record replaces it.  `save_soon` never raises and never blocks the loop; it writes the newest of several.
 Assumes: one writer of a file at a time; the lock of the spool sees to that.
 Does not: take part in any promise; losing the file loses no mail.  Only an operator's command waits for it.
 """
@@ -70,7 +70,7 @@ class AccountFile:
     """Belongs to one event loop, or to a relay that is down."""
 
     def __init__(self, path: Path, disk: Disk, on_error: Callable[[str], None] = lambda _: None) -> None:
-        """`on_error` gets the file's name and the error if `keep` could not write."""
+        """`on_error` gets the file's name and the error if `save_soon` could not write."""
         self.path, self._disk, self._on_error = str(path), disk, on_error
         self._next: PauseRecord | None = None
         self._writing: asyncio.Task[str] | None = None
@@ -87,7 +87,7 @@ class AccountFile:
         """Replace the record, durably.  Raises OSError."""
         replace_file(self._disk, self.path, render(record))
 
-    def keep(self, record: PauseRecord) -> None:
+    def save_soon(self, record: PauseRecord) -> None:
         """Write a record soon, in the background."""
         self._next = record
         if self._writing is None or self._writing.done():

@@ -19,7 +19,7 @@ from relay.mail.rewriting import FRONT_BYTES, Rewritten
 from relay.mail.text import clean
 from relay.queue.queued import Queued, WaitReason
 from relay.queue.routes import Because
-from relay.sender.attempt import Attempt, KnownOffers
+from relay.sender.attempt import Attempt, OfferedExtensions
 from relay.sender.pausing import Pausing
 from relay.sender.settling import Backlog
 from relay.sender.throttle_thread import ThrottleThread
@@ -31,7 +31,7 @@ from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
 from relay.upstream.pool import Pool
 from relay.upstream.transaction import Transaction
-from relay.verdicts.decision import Decision, Standing, decide
+from relay.verdicts.decision import AttemptContext, Decision, decide
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed, of_full_session
 from relay.verdicts.verdict import Verdict
 
@@ -59,7 +59,7 @@ class Transactions:
         """`on_end` is called when a connection, or room for another message, is free again."""
         self.transaction_ns = 0
         """Moving average of how long a transaction takes: a new one counts an eighth.  0: not known."""
-        self.offers = KnownOffers()
+        self.offered_extensions = OfferedExtensions()
         self._upstream, self._line = upstream, backlog.queue.line(upstream)
         self._queue, self._spool_thread, self._settling = backlog
         self._throttle, self._pool, self._pausing = throttle, pool, pausing
@@ -100,12 +100,12 @@ class Transactions:
                     self._unreadable(queued, error)
                     continue
                 attempt = Attempt(queued, message, connections[-1], rewritten=rewritten)
-                attempt.passes_dsn &= not self.offers.is_dsn_refused
-                if (unfit := attempt.connection.unfit(attempt.shape)) is None:
+                attempt.passes_dsn &= not self.offered_extensions.is_dsn_refused
+                if (unfit := attempt.connection.why_unfit(attempt.shape)) is None:
                     attempts.append(attempt)
                     connections.pop()
                 else:
-                    answer = self.offers.judged(unfit, attempt.shape)
+                    answer = self.offered_extensions.judge(unfit, attempt.shape)
                     self.refuse(attempt, answer, is_for_ever=answer.verdict is Verdict.BOUNCE)
         return attempts
 
@@ -140,7 +140,7 @@ class Transactions:
         What the upstream can never take goes to the next one of its route instead, if there is one.
         """
         now_ns = attempt.ended_ns = self._clock.boottime_ns()
-        if not (is_for_ever and self._queue.pass_on(attempt.queued, WaitReason(unfit.text), now_ns)):
+        if not (is_for_ever and self._queue.exclude_upstream(attempt.queued, WaitReason(unfit.text), now_ns)):
             self._begin(attempt.queued, self._settle(attempt, Outcome((unfit,) * len(attempt.indices))))
 
     async def stop(self, grace_seconds: float) -> None:
@@ -213,7 +213,7 @@ class Transactions:
             connection.relayed += 1
         elif (untried := of_full_session(outcome)) is not None:
             # If even the first message of a session is refused so, the session was not full.
-            self._pool.expect_most(connection.transactions - 1 if connection.relayed else None)
+            self._pool.limit_session_messages(connection.transactions - 1 if connection.relayed else None)
             return untried if connection.relayed else outcome
         return outcome
 
@@ -270,8 +270,8 @@ class Transactions:
 
     async def _settle(self, attempt: Attempt, outcome: Outcome) -> None:
         """Decide what an outcome means for the message, its sender and the account; settle it durably."""
-        standing = self._standing(attempt)
-        decision = decide(outcome, standing, self._settling.terms, self._pausing.shield)
+        context = self._context(attempt)
+        decision = decide(outcome, context, self._settling.terms, self._pausing.shield)
         began_ns = 0
         if attempt.reservation is not None:
             began_ns = attempt.reservation.reserved_at_ns
@@ -285,16 +285,16 @@ class Transactions:
                 # If this upstream has the message, another one would relay it twice.
                 self._queue.stay_unknown(attempt.queued, attempt.reservation.deadline_ns)
         if outcome.is_dsn_refused:
-            self.offers.is_dsn_refused = True
+            self.offered_extensions.is_dsn_refused = True
         self._pausing.observe(decision.outcome, began_ns)
         self._rest_sender(attempt, decision)
         await self._settling.settle(self._upstream, attempt, decision)
 
-    def _standing(self, attempt: Attempt) -> Standing:
+    def _context(self, attempt: Attempt) -> AttemptContext:
         queued, pausing, sender = attempt.queued, self._pausing, attempt.queued.sender
         ended_ns, senders = attempt.ended_ns, self._line.sender_pauses
-        paused_ns, resting_ns = self._line.rests_of(queued, ended_ns)
-        return Standing(
+        paused_ns, either_paused_ns = self._line.rests_of(queued, ended_ns)
+        return AttemptContext(
             queue_id=queued.queue_id,
             recipients=attempt.message.envelope.recipients,
             left=attempt.left,
@@ -306,7 +306,7 @@ class Transactions:
             span_ns=(attempt.reservation.reserved_at_ns if attempt.reservation else ended_ns, ended_ns),
             late_ns=ended_ns - queued.arrived_at_ns,
             paused_ns=paused_ns,
-            resting_ns=resting_ns,
+            either_paused_ns=either_paused_ns,
             is_well=pausing.is_well,
             is_sender_alone=senders.is_alone(sender, pausing.relayed_from_ns),
             is_probe=queued.choice.because is Because.PROBE,

@@ -16,7 +16,7 @@ from relay.sender.logins import Logins
 from relay.sender.settling import Backlog
 from relay.telemetry.metrics import Telemetry
 from relay.throttle.throttle import View
-from relay.verdicts.account import ENDLESS, AccountState, Happening, PauseAsked
+from relay.verdicts.account import ENDLESS, AccountState, EventKind, PauseAsked
 from relay.verdicts.shield import Shield
 
 GRACE_SECONDS = 60.0
@@ -97,7 +97,7 @@ class Upstreams:
 
     async def apply(self, policy: Policy) -> None:
         before, self._policy = self._policy, policy
-        self._telemetry.metrics.know_upstreams(policy.upstreams, policy.stand_ins)
+        self._telemetry.metrics.know_upstreams(policy.upstreams, policy.instead_of_pairs)
         replaced: dict[str, AccountState] = {}
         for name in list(self.in_use):
             # Another account has another history, which must count the transactions of that account.
@@ -151,7 +151,7 @@ class Upstreams:
 
         One transaction goes first.  Returns False if nothing was paused, or there is no such upstream.
         """
-        return name in self.in_use and self.in_use[name].use_again(Happening.RESUME)
+        return name in self.in_use and self.in_use[name].use_again(EventKind.RESUME)
 
     def pause(self, name: str, asked: PauseAsked) -> bool:
         """Begin no more transactions of an upstream, by an operator's command; those in flight go on.
@@ -162,7 +162,7 @@ class Upstreams:
             return False
         clock = self._telemetry.clock
         pause = asked.begun(clock.boottime_ns(), clock.wall_ns())
-        paused.pausing.apply(Happening.KEEP, pause=pause)
+        paused.pausing.apply(EventKind.KEEP, pause=pause)
         paused.wake()
         return True
 
@@ -176,7 +176,7 @@ class Upstreams:
         for name, each in list(self.in_use.items()):
             logins, state = self._logins[name], each.pausing.state
             if state.is_refused and await logins.has_new_password() and each.pausing.state.is_refused:
-                each.use_again(Happening.EDIT)
+                each.use_again(EventKind.EDIT)
 
     async def guard(self, chore: Callable[[], Awaitable[None]]) -> None:
         """Run a coroutine function; an error in it ends the sender."""
@@ -203,13 +203,15 @@ class Upstreams:
         )
         await added.start(replaced)
         # An account without a record announces no change, and the replaced one may have been down.
-        self._backlog.queue.note(name, added.pausing.availability)
+        self._backlog.queue.set_availability(name, added.pausing.availability)
         self.in_use[name] = added
 
     def _retire(self, retired: Account) -> None:
-        pausing, path = retired.pausing, retired.pausing.kept.path
+        pausing, path = retired.pausing, retired.pausing.state_file.path
         # A retired account saves its state for its return, unless an account in use has the same file.
-        pausing.may_keep = lambda: all(each.pausing.kept.path != path for each in self.in_use.values())
+        pausing.owns_state_file = lambda: all(
+            each.pausing.state_file.path != path for each in self.in_use.values()
+        )
         pausing.on_change = lambda _: None
 
         stop = partial(retired.stop, GRACE_SECONDS, gives_up=False)

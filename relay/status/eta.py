@@ -23,12 +23,12 @@ from relay.clock import Clock
 from relay.mail.envelope import QueueId
 from relay.queue.queued import RECIPIENTS_SHOWN, Queued, State
 from relay.queue.queues import Queues
-from relay.queue.routes import words_of
+from relay.queue.routes import reason_of
 from relay.spool.interface import SetAside
 from relay.status.filters import Listed
 from relay.status.snapshot import MessageView, QueueState
 from relay.throttle.limit import limit_words
-from relay.throttle.limit_state import Limited, Opening
+from relay.throttle.limit_state import Occupancy, Opening
 
 CONNECTIONS = "connections"
 NEXT = ""
@@ -52,7 +52,7 @@ class Load(NamedTuple):
 _UNITS = {"messages": 0, "recipients": 1, "bytes": 2}
 
 
-class Expected(NamedTuple):
+class Forecast(NamedTuple):
     eta_ns: int | None
     """Boottime: when the message will have been relayed; None if that is unknown."""
     held_by: str
@@ -61,10 +61,10 @@ class Expected(NamedTuple):
 
 class _Window:
     def __init__(
-        self, words: str, count: int, again_ns: int, now_ns: int, taken: Iterable[Opening] = ()
+        self, words: str, count: int, again_ns: int, now_ns: int, openings: Iterable[Opening] = ()
     ) -> None:
         """`again_ns` is the time from the use of a slot until it is free again."""
-        openings = sorted(each for each in taken if each[0] > now_ns)
+        openings = sorted(each for each in openings if each[0] > now_ns)
         self.words, self._count, self._again_ns = words, max(1, count), again_ns
         self._instants = [now_ns, *(at_ns for at_ns, _ in openings)]
         self._opened = [0, *accumulate(weight for _, weight in openings)]
@@ -72,7 +72,7 @@ class _Window:
     def slot(self, number: int) -> int:
         """Return when the slot of this number from now, counted from 1, opens, if each is used at once."""
         turns, slot = divmod(max(1, number) - 1, self._count)
-        # How much of the weight that is taken now must have opened.
+        # How much of the weight that is used now must have opened.
         needed = self._opened[-1] + slot + 1 - self._count
         return self._instants[bisect_left(self._opened, needed)] + turns * self._again_ns
 
@@ -83,13 +83,13 @@ class _Window:
         return begun[-self._count] + self._again_ns
 
 
-class Pace:
+class AccountForecast:
     """The forecast for the mail of one account from now on."""
 
     def __init__(
         self,
         now_ns: int,
-        limits: Sequence[Limited] = (),
+        limits: Sequence[Occupancy] = (),
         *,
         connections: int = 1,
         transaction_ns: int = 0,
@@ -118,10 +118,10 @@ class Pace:
             else:
                 self._others.append((_UNITS[limit.unit], limit.only, window))
 
-    def at(self, load: Load, lane: str = "", of_lane: Load | None = None) -> Expected:
+    def at(self, load: Load, lane: str = "", of_lane: Load | None = None) -> Forecast:
         """Return the forecast for the last message of a load; `of_lane` is its lane's part of the load."""
         if self._is_endless:
-            return Expected(None, self._rests)
+            return Forecast(None, self._rests)
         begins = [self._begin(max(1, load.messages))]
         for unit, only, window in self._others:
             if only in (None, lane):
@@ -129,7 +129,7 @@ class Pace:
                 begins.append((window.slot(number), window.words))
         at_ns, words = max(begins)
         held_by = words if at_ns > self._from_ns else NEXT
-        return Expected(at_ns + self._transaction_ns, self._rests or held_by)
+        return Forecast(at_ns + self._transaction_ns, self._rests or held_by)
 
     def _begin(self, number: int) -> tuple[int, str]:
         """Return when the message of this number begins, and what it waits for."""
@@ -150,13 +150,13 @@ class Pace:
         )
 
 
-def opens_ns(limit: Limited, now_ns: int) -> int:
+def opens_ns(limit: Occupancy, now_ns: int) -> int:
     """Return when a limit has room for one more."""
     return _window_of(limit, limit.label, now_ns, 0).slot(1)
 
 
-def _window_of(limit: Limited, words: str, now_ns: int, transaction_ns: int) -> _Window:
-    return _Window(words, limit.count, limit.span_ns + transaction_ns, now_ns, limit.taken)
+def _window_of(limit: Occupancy, words: str, now_ns: int, transaction_ns: int) -> _Window:
+    return _Window(words, limit.count, limit.span_ns + transaction_ns, now_ns, limit.openings)
 
 
 class Listing:
@@ -165,13 +165,13 @@ class Listing:
     def __init__(
         self,
         queue: Queues,
-        paces: Mapping[str, Pace],
+        forecasts: Mapping[str, AccountForecast],
         paused: Mapping[str, str],
         clock: Clock,
         host: str = "",
     ) -> None:
         """`paused` says why an upstream's line sends nothing; `host` is this host, if the queue is shared."""
-        self._queue, self._paces, self._paused, self._host = queue, paces, paused, host
+        self._queue, self._forecasts, self._paused, self._host = queue, forecasts, paused, host
         self._now_ns = clock.boottime_ns()
         self._to_wall_ns = clock.wall_ns() - self._now_ns
         self._ahead: dict[tuple[str, str | None], Load] = {}
@@ -220,27 +220,27 @@ class Listing:
             self._ahead[key] = before.plus(1, part.recipients_left, part.size_bytes)
         return self._ahead[part.upstream, None], lane, self._ahead[part.upstream, lane]
 
-    def _expected(self, part: Queued) -> Expected:
-        pace = self._paces.get(part.upstream)
-        if part.state in _NOT_IN_LINE or pace is None:
-            return Expected(None, _NOT_IN_LINE.get(part.state, NOT_IN_POLICY))
+    def _forecast(self, part: Queued) -> Forecast:
+        account = self._forecasts.get(part.upstream)
+        if part.state in _NOT_IN_LINE or account is None:
+            return Forecast(None, _NOT_IN_LINE.get(part.state, NOT_IN_POLICY))
         match part.state:
             case State.WAITING:
-                expected = pace.at(*self._pass(part))
+                forecast = account.at(*self._pass(part))
                 if part.is_sitting_out:
-                    return Expected(None, RESTS)
+                    return Forecast(None, RESTS)
                 # If only a limit of its own key holds the message, its reason says so.
-                return expected._replace(held_by=expected.held_by or part.reason)
+                return forecast._replace(held_by=forecast.held_by or part.reason)
             case State.DEFERRED:
-                soonest = pace.at(Load(1, part.recipients_left, part.size_bytes))
+                soonest = account.at(Load(1, part.recipients_left, part.size_bytes))
                 if soonest.eta_ns is None or soonest.eta_ns > part.due_at_ns:
                     return soonest
-                return Expected(part.due_at_ns, BACK_OFF)
-        return Expected(self._now_ns, "")
+                return Forecast(part.due_at_ns, BACK_OFF)
+        return Forecast(self._now_ns, "")
 
     def part(self, queued: Queued) -> MessageView:
         """Return the view of a message's part in one line."""
-        expected, shown, origin = self._expected(queued), queued.shown, queued.origin
+        forecast, shown, origin = self._forecast(queued), queued.shown, queued.origin
         return MessageView(
             queued.queue_id,
             QueueState(queued.state.value),
@@ -251,11 +251,11 @@ class Listing:
             shown.recipients[: queued.recipients_left],
             (self._paused.get(queued.upstream) if queued.state is State.WAITING else "") or queued.reason,
             queued.due_at_ns + self._to_wall_ns if queued.state is State.DEFERRED else None,
-            None if expected.eta_ns is None else expected.eta_ns + self._to_wall_ns,
+            None if forecast.eta_ns is None else forecast.eta_ns + self._to_wall_ns,
             queued.upstream,
-            expected.held_by,
+            forecast.held_by,
             self._queue.line_of(queued).lane_of(queued),
-            words_of(queued.choice),
+            reason_of(queued.choice),
             client=origin.client,
             user=origin.user or None,
             message_id=shown.names.message_id,

@@ -23,7 +23,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from relay.listener.accepting import Door
+from relay.listener.accepting import Acceptor
 from relay.mail.formats import described
 from relay.policy.units import HostPort
 from relay.status import MOST_CONNECTIONS
@@ -34,8 +34,8 @@ from relay.telemetry.events import Events
 BACKLOG = 128
 STOP_SECONDS = 1.0
 """How long a response may still take when the server stops."""
-ONE_OF = 5
-"""Responses take at most one part in ONE_OF of the time: after each, mail has four times as much time."""
+MAIL_TIME_FACTOR = 4
+"""After each response, mail has this many times the time that the response took."""
 
 AT_ONCE = ("/healthz", "/readyz")
 """Paths whose responses cost nothing and wait for no other response."""
@@ -64,7 +64,7 @@ class ConnectionLimit:
         """`where` names the server in events."""
         self._events, self._where, self._most = events, where, most
         self._runner: web.AppRunner | None = None
-        self._door: Door | None = None
+        self._acceptor: Acceptor | None = None
         self._open: list[asyncio.Transport] = []
         """The oldest first."""
 
@@ -101,15 +101,15 @@ class ConnectionLimit:
                 self._open.pop(0).abort()
             self._open.append(transport)
 
-        self._door = Door(
+        self._acceptor = Acceptor(
             bound, begin, lambda error: self._events.shortage(where=self._where, error=described(error))
         )
         return bound
 
     async def close(self) -> bool:
         """Wait up to STOP_SECONDS for running responses; return whether the server was open."""
-        if self._door is not None:
-            await self._door.close()
+        if self._acceptor is not None:
+            await self._acceptor.close()
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
@@ -203,7 +203,7 @@ class StatusServer:
                 return await handler(request)
             finally:
                 # Also after a hang-up: the request took that time from mail.
-                await asyncio.sleep((ONE_OF - 1) * (loop.time() - began_at))
+                await asyncio.sleep(MAIL_TIME_FACTOR * (loop.time() - began_at))
 
     def _sample(self) -> None:
         loop = asyncio.get_running_loop()

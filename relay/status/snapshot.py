@@ -17,7 +17,7 @@ from typing import Any, Literal
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.mail.formats import rfc3339_or_none, span
-from relay.queue.routes import Because, Choice, words_of
+from relay.queue.routes import Because, Choice, reason_of
 from relay.telemetry.metric_table import Totals
 from relay.verdicts.account import Health
 
@@ -191,7 +191,7 @@ class RouteStatus:
     def because_words(self) -> str:
         words = []
         if self.because is not Because.PREFERRED:
-            words.append(words_of(Choice(self.upstream, self.because, self.instead_of)))
+            words.append(reason_of(Choice(self.upstream, self.because, self.instead_of)))
         words += [f"spill to {name}" for name in self.spills_to]
         return "; ".join(words)
 

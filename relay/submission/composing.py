@@ -2,8 +2,8 @@
 
 Guarantees, as RFC 6409, 8 permits: lines end in CRLF; From, Date and Message-ID are added if they are
 missing; Bcc is always removed; a `From ` line of an mbox on top becomes a field; a text without a header
-gets one.  All else stays, octet for octet.  `delivered` does the same for a file of a maildir, whose envelope
-is in the lines on top of it; it adds nothing to a message that came from a mail server.
+gets one.  All else stays, octet for octet.  `from_maildir` does the same for a file of a maildir, whose
+envelope is in the lines on top of it; it adds nothing to a message that came from a mail server.
 No address is repaired or left out: a text that is no address raises NotAnAddress, so that no recipient is
 lost silently.  A name without a domain gets the domain of this host, if one is given.
 """
@@ -16,7 +16,7 @@ from itertools import chain
 
 from relay.mail.address import is_valid_address, mailboxes
 from relay.mail.dsn import Notify, Ret
-from relay.mail.header import MAILBOX_LINE, field_name, header_fields, opened, parted
+from relay.mail.header import MAILBOX_LINE, below_our_field, field_name, header_fields, split_header
 
 _SHOWN = 200  # characters of a text that an error shows
 _UNREADABLE = "\ufffd"  # the character that replaced an octet outside UTF-8
@@ -88,14 +88,14 @@ class EnvelopeSource:
     takes_header: bool = False
 
 
-def delivered(text: bytes, author: Author, choice: EnvelopeSource) -> Submission:
+def from_maildir(text: bytes, author: Author, choice: EnvelopeSource) -> Submission:
     """Return a file of a maildir as a submission.
 
     The Return-Path and the first Delivered-To on top are the envelope, and are removed.  The same fields
     further down stay: another program wrote them.  Raises NotAnAddress, also if an address of the envelope is
     neither in these fields nor given by the caller.
     """
-    fields, rest = parted(opened(_crlf(text)))
+    fields, rest = split_header(below_our_field(_crlf(text)))
     on_top, fields = _on_top(fields)
     if author.sender is None:
         if _RETURN_PATH not in on_top:
@@ -107,7 +107,7 @@ def delivered(text: bytes, author: Author, choice: EnvelopeSource) -> Submission
     # With `-t` the file is a program's own draft; else it came from a mail server, and is whole.
     is_draft = choice.takes_header
     text = b"".join([*fields, rest])
-    return submitted(text, author, recipients, takes_header=is_draft, completes=is_draft)
+    return from_program(text, author, recipients, takes_header=is_draft, completes=is_draft)
 
 
 def _on_top(fields: Sequence[bytes]) -> tuple[dict[bytes, str], list[bytes]]:
@@ -136,14 +136,14 @@ def _delivered_to(text: str | None, prefix: str) -> str:
     raise NotAnAddress(f"Delivered-To: {text}: is not one address that begins with {prefix!r}")
 
 
-def submitted(
+def from_program(
     text: bytes, author: Author, argv: Sequence[str], *, takes_header: bool, completes: bool = True
 ) -> Submission:
     """Raise NotAnAddress and ValueError.  The result may have no recipient: the caller refuses that.
 
     Without `completes` nothing is added.
     """
-    fields, rest = parted(opened(_crlf(text)))
+    fields, rest = split_header(below_our_field(_crlf(text)))
     named = list(header_fields(b"".join(fields)))
     recipients = [addresses_in(each, author.hostname) for each in argv]
     if takes_header:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.os_errors import is_our_own_lack
-from relay.submission.composing import Author, EnvelopeSource, NotAnAddress, delivered
+from relay.submission.composing import Author, EnvelopeSource, NotAnAddress, from_maildir
 from relay.submission.handover import Handover, Refusal, SessionLost
 
 FOLDERS = ("new", "cur")
@@ -134,7 +134,7 @@ class MaildirDrain:
         self._tell(f"{path}: left, {why}")
 
     def _give(self, path: str, handover: Handover) -> None:
-        submission = delivered(self._read(f"{self._maildir}/{path}"), self._author(), self._choice)
+        submission = from_maildir(self._read(f"{self._maildir}/{path}"), self._author(), self._choice)
         if not submission.recipients:
             raise NotAnAddress("its header names no recipient")
         handover.give(submission)

@@ -17,8 +17,8 @@ from relay.clock import SystemClock
 from relay.daemon.spool_intake import SpoolIntake
 from relay.listener.access import Client, ClientPlace
 from relay.listener.listener_files import ListenerFiles
+from relay.listener.listener_state import ListenerState
 from relay.listener.session import ClientSession
-from relay.listener.shared import Reception
 from relay.policy.model import Listen, Policy
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import open_intake, prepare_spool
@@ -48,11 +48,11 @@ def own_session(policy: Policy, listen: Listen, hostname: str, tell: Tell) -> It
     theirs.setblocking(False)  # noqa: FBT003 - the socket's own signature
 
     async def serve() -> None:
-        room = Reception(
+        listener = ListenerState(
             listen, hostname, intake, _OwnObserver(tell), files=ListenerFiles({}, None), clock=clock
         )
         place = ClientPlace(Client.of_peer("127.0.0.1"), may_relay=True)
-        session = ClientSession(room, place)
+        session = ClientSession(listener, place)
         await asyncio.get_running_loop().connect_accepted_socket(lambda: session, theirs)
         await session.task
 

@@ -77,14 +77,14 @@ class Metrics(Collector):
             self.count("relay_log_lost_lines_total", by=self._events.take_lines_lost())
         return iter(())
 
-    def know_upstreams(self, upstreams: Iterable[str], stand_ins: Iterable[tuple[str, str]] = ()) -> None:
+    def know_upstreams(self, upstreams: Iterable[str], pairs: Iterable[tuple[str, str]] = ()) -> None:
         """Create every series at 0; call this whenever a policy comes into force.
 
-        `stand_ins` has pairs of an upstream that may be used and the upstream that it is used instead of.
+        `pairs` has each upstream that may be used instead of another, with that other one (`instead_of`).
         """
         self._know({"upstream": list(upstreams)})
         name = "relay_route_diverted_messages_total"
-        for pair, because in product(stand_ins, METRICS[name].labels["because"]):
+        for pair, because in product(pairs, METRICS[name].labels["because"]):
             self._child((name, *pair, because))
 
     def know_listeners(self, listeners: Iterable[str]) -> None:
@@ -138,12 +138,12 @@ class Metrics(Collector):
         self.count("relay_history_operations_total", upstream)
         self.count("relay_history_errors_total", upstream)
 
-    def relayed_after(self, delays: Delays) -> None:
+    def observe_delays(self, delays: Delays) -> None:
         parts = METRICS["relay_delay_seconds"].labels["part"]
         for part, delay_ns in zip(parts, delays, strict=True):
             self.observe("relay_delay_seconds", part, span_ns=delay_ns)
 
-    def became(self, fates: Iterable[str]) -> None:
+    def count_fates(self, fates: Iterable[str]) -> None:
         """Count recipients; a fate is a field of `Totals`."""
         for fate in fates:
             self.count(_FATES, fate)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from relay.mail.formats import Value
-from relay.mail.sought import Sought, words_of
+from relay.mail.search import Search, searchable_text
 from relay.mail.text import clean
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.root.headroom import leave_headroom
@@ -35,7 +35,7 @@ GATHER_SECONDS = 0.2
 """Between two writes; outcomes of this time are written together."""
 TIDY_SECONDS = 600.0
 """Between two deletions of old outcomes, while no message ends."""
-MOST_HEARD = 20_000
+MOST_PENDING = 20_000
 """How many outcomes may wait in memory, so that a disk that does not answer cannot fill it."""
 LONGEST_TEXT = 1000
 """How many characters of a reply or an address are kept."""
@@ -118,12 +118,12 @@ class OutcomeStore:
         """Watch outcomes from now on.  If `bounds` is None, keep none, and remove the database."""
         self._folder, self._bounds, self._disk = outcomes_folder(spool), bounds, disk
         self._events, self._clock = telemetry.events, telemetry.clock
-        self._heard: list[PastOutcome] = []
+        self._pending: list[PastOutcome] = []
         self._wake, self._is_closing = asyncio.Event(), False
         self._running: asyncio.Task[None] | None = None
         self._is_unrecorded = False
         self._database: sqlite3.Connection | None = None
-        self._events.watch(self._hear, _EVENTS)
+        self._events.watch(self._on_event, _EVENTS)
 
     def start(self) -> None:
         self._wake.set()
@@ -139,19 +139,19 @@ class OutcomeStore:
             self._wake.set()
             await self._running
 
-    def _hear(self, name: str, fields: Mapping[str, Value], subject: Subject | None) -> None:
+    def _on_event(self, name: str, fields: Mapping[str, Value], subject: Subject | None) -> None:
         # This runs on the loop for each recipient: few calls.
         if subject is None or self._bounds is None or fields.get("status") not in _EVENTS[name]:
             return
         self._wake.set()
-        if len(self._heard) >= MOST_HEARD:
+        if len(self._pending) >= MOST_PENDING:
             return
         texts = [str(fields.get(each) or "")[:LONGEST_TEXT] for each in _TEXTS]
         texts[3] = texts[3] or "deleted"
         # Not the message itself, which may hold content in memory.
         envelope, shape = subject.message.envelope, subject.message.shape
         about = *subject.names, envelope.client, subject.lane, shape.size_bytes
-        self._heard.append(PastOutcome._make((self._clock.wall_ns(), *texts, *about)))
+        self._pending.append(PastOutcome._make((self._clock.wall_ns(), *texts, *about)))
 
     async def _run(self) -> None:
         while not self._is_closing:
@@ -165,26 +165,26 @@ class OutcomeStore:
             await asyncio.to_thread(self._disconnect)
 
     async def _write(self) -> None:
-        heard, self._heard = self._heard, []
-        error = "the disk is too slow" if len(heard) >= MOST_HEARD else ""
+        outcomes, self._pending = self._pending, []
+        error = "the disk is too slow" if len(outcomes) >= MOST_PENDING else ""
         try:
-            await asyncio.to_thread(self._keep, heard, self._bounds)
+            await asyncio.to_thread(self._keep, outcomes, self._bounds)
         except Exception as failed:  # noqa: BLE001 - whatever it is, mail and the next outcome go on
-            error = f"{clean(str(failed))}; outcomes dropped: {len(heard)}"
+            error = f"{clean(str(failed))}; outcomes dropped: {len(outcomes)}"
         if error and not self._is_unrecorded:
             self._events.tell("recent_unrecorded", error=error)
-        self._is_unrecorded = bool(error) or (self._is_unrecorded and not heard)
+        self._is_unrecorded = bool(error) or (self._is_unrecorded and not outcomes)
 
-    def _keep(self, heard: Sequence[PastOutcome], bounds: "RecentSettings | None") -> None:
+    def _keep(self, outcomes: Sequence[PastOutcome], bounds: "RecentSettings | None") -> None:
         if bounds is None:
             self._remove()
             return
-        now_ns, rows = self._clock.wall_ns(), [tuple(map(_storable, outcome)) for outcome in heard]
+        now_ns, rows = self._clock.wall_ns(), [tuple(map(_storable, outcome)) for outcome in outcomes]
         try:
             database = self._database or self._open()
-            if heard:
-                leave_headroom(self._disk.free(self._folder), len(heard) * _ROW_BYTES)
-            for start in range(0, max(1, len(heard)), _AT_ONCE):
+            if outcomes:
+                leave_headroom(self._disk.free(self._folder), len(outcomes) * _ROW_BYTES)
+            for start in range(0, max(1, len(outcomes)), _AT_ONCE):
                 with database:
                     database.executemany(_INSERT, rows[start : start + _AT_ONCE])
                     # A clock that was ahead wrote rows of the future, which would stay too long.
@@ -242,10 +242,11 @@ def oldest_ns(past: sqlite3.Connection) -> int | None:
     return at_ns
 
 
-def found(past: sqlite3.Connection, wanted: Sought, since_ns: int) -> Iterator[PastOutcome]:
-    past.create_function(
-        "is_wanted", 6, lambda *words: wanted.is_in(words_of(words[:4], words[4:])), deterministic=True
-    )
+def found(past: sqlite3.Connection, wanted: Search, since_ns: int) -> Iterator[PastOutcome]:
+    def is_wanted(*words: str) -> bool:
+        return wanted.matches(searchable_text(words[:4], words[4:]))
+
+    past.create_function("is_wanted", 6, is_wanted, deterministic=True)
     query = (
         f"SELECT rowid, {_COLUMNS} FROM outcome WHERE rowid < ? AND at_ns >= ? AND"  # noqa: S608 - our names
         " is_wanted(queue_id, message_id, subject, client_queue_id, reverse_path, recipient)"

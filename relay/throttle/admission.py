@@ -141,7 +141,7 @@ class Reservation(NamedTuple):
 Admission = Reservation | Wait | TooLarge
 
 
-def judged(states: Sequence[LimitState], request: Request, now_ns: int) -> Sequence[int] | Wait | TooLarge:
+def admit(states: Sequence[LimitState], request: Request, now_ns: int) -> Sequence[int] | Wait | TooLarge:
     """Return the indices of as many recipients as have room, at least one, or why none may go."""
     asked = [state for state in states if state.unit != "connections" and state.only in (None, request.lane)]
     if chosen := _chosen(asked, request, now_ns):

@@ -12,17 +12,17 @@ filled from the slots that compaction keeps, so the same bound holds for them.
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Sequence
 
-from relay.throttle.admission import Admission, Request, Reservation, TooLarge, Wait, judged, shares_of
+from relay.throttle.admission import Admission, Request, Reservation, TooLarge, Wait, admit, shares_of
 from relay.throttle.compaction import BOUNDS, Bounds, compacted, end_of
 from relay.throttle.history import Ended, Event, Issued, Share, Slot
 from relay.throttle.limit import Limit
-from relay.throttle.limit_state import Limited, LimitState
+from relay.throttle.limit_state import LimitState, Occupancy
 
 
 class Book:
     def __init__(self, bounds: Bounds = BOUNDS) -> None:
         self._bounds = bounds
-        self.judged: Sequence[Limit] = ()
+        self.policy_limits: Sequence[Limit] = ()
         self._guard_ns: int | None = None
         self.limits: list[LimitState] = []
         self.now_ns = 0
@@ -36,7 +36,7 @@ class Book:
         """Decided, and not durable yet."""
 
     def judge_by(self, limits: Sequence[Limit], guard_ns: int | None) -> None:
-        self.judged, self._guard_ns = tuple(limits), guard_ns
+        self.policy_limits, self._guard_ns = tuple(limits), guard_ns
         self.limits = self._filled(limits, guard_ns)
 
     def advance(self, now_ns: int) -> None:
@@ -52,7 +52,7 @@ class Book:
         # Fill the windows once, at the end: most slots have ended by then.
         self.limits = []
         self.apply(events)
-        self.limits = self._filled(self.judged, self._guard_ns)
+        self.limits = self._filled(self.policy_limits, self._guard_ns)
         self.advance(now_ns)
 
     def apply(self, events: Iterable[Event]) -> None:
@@ -96,7 +96,7 @@ class Book:
         """Drop the slots that are only decided."""
         self.granted = []
         for state in self.limits:
-            state.taken.clear()
+            state.granted.clear()
 
     def events(self) -> list[Event]:
         """Compact the past, and return it as the events of a new history."""
@@ -106,9 +106,9 @@ class Book:
     def slots(self) -> list[Slot]:
         return [*self.ended, *self.in_flight.values()]
 
-    def limited(
+    def occupancy(
         self, transaction_ns: int, limits: Sequence[Limit] | None = None, guard_ns: int | None = None
-    ) -> tuple[Limited, ...]:
+    ) -> tuple[Occupancy, ...]:
         """Return what occupies each limit, as if each transaction in flight took `transaction_ns`.
 
         With `limits`, return it for those instead of the book's own.
@@ -118,15 +118,15 @@ class Book:
             (slot, max(self.now_ns, slot.started_at_ns + (0 if slot.connections else transaction_ns)))
             for slot in self.in_flight.values()
         ]
-        return tuple(state.limited(ends, self.now_ns) for state in states)
+        return tuple(state.occupancy(ends, self.now_ns) for state in states)
 
-    def leaves_in_ns(self, span_ns: int) -> int | None:
+    def oldest_leaves_in_ns(self, span_ns: int) -> int | None:
         """Return the time in ns until the oldest end within the last `span_ns` is that old, or None."""
         index = bisect_right(self.ended, self.now_ns - span_ns, key=end_of)
         return None if index == len(self.ended) else self.ended[index].until_ns + span_ns - self.now_ns
 
     def _decide(self, request: Request, transaction_ns: int) -> Admission:
-        chosen = judged(self.limits, request, self.now_ns)
+        chosen = admit(self.limits, request, self.now_ns)
         if isinstance(chosen, Wait | TooLarge):
             return chosen
         weights, shares = (1, len(chosen), 0, request.size_bytes), shares_of(self.limits, request, chosen)
@@ -137,7 +137,7 @@ class Book:
         slot = Slot(slot_id, self.now_ns, self.now_ns + span_ns, *weights, shares)
         self.granted.append(slot)
         for state in self.limits:
-            state.take(slot)
+            state.grant(slot)
         return slot
 
     def _filled(self, limits: Sequence[Limit], guard_ns: int | None) -> list[LimitState]:
@@ -166,6 +166,6 @@ class Book:
         self._size = sum(1 + len(slot.shares) for slot in self.ended)
         # A key with one slot takes a window and an opening, so up to twice the size is normal.
         if any(state.size > 2 * self._size for state in self.limits):
-            self.limits = self._filled(self.judged, self._guard_ns)
+            self.limits = self._filled(self.policy_limits, self._guard_ns)
         # Compacting more slots takes longer, so more decisions share its cost.
         self._compact_above = max(self._bounds.least, 2 * self._size)

@@ -79,7 +79,7 @@ def header(boot_id: str) -> bytes:
 
 
 def group(at: At, events: Iterable[Event]) -> bytes:
-    return _line([at, *map(words_of, events)])
+    return _line([at, *map(fields_of, events)])
 
 
 def mark_line(mark_ns: int) -> bytes:
@@ -133,7 +133,7 @@ def read_mark(content: bytes) -> int | None:
     return None
 
 
-def words_of(event: Event) -> list[Any]:
+def fields_of(event: Event) -> list[Any]:
     match event:
         case Ended():
             return ["ended", *event]

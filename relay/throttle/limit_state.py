@@ -15,7 +15,7 @@ A limit with `for_each` has a window for each sender, domain, client, user or la
 None counts for every key: it holds the slots that were recorded without this kind of key.  A key's room is N
 less its own window and less the window of None.  A ceiling is a limit of kind `lane` with `only` one key.
 
-`taken` holds the weight that is granted and not durable yet.  It counts beside the windows.
+`granted` holds the weight that is granted and not durable yet.  It counts beside the windows.
 
 Every `now_ns` is the true time or earlier.  A decision reads one number, never all N slots.  A query drops
 the free slots of the windows that it reads.  Windows of other keys go when the book compacts its past and
@@ -54,8 +54,8 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Limited:
-    """A limit and what occupies it, as the start of an estimate."""
+class Occupancy:
+    """A limit and the slots that occupy it, as the start of an estimate."""
 
     label: str
     unit: Unit
@@ -65,8 +65,8 @@ class Limited:
     for_each: ForEach | None
     only: str | None
     """The only key that it judges: the lane of a ceiling."""
-    taken: tuple[Opening, ...]
-    """What counts for the key `only`, and what counts for every key."""
+    openings: tuple[Opening, ...]
+    """When the slots become free that count for the key `only`, or for every key; in no order."""
 
 
 class Window:
@@ -105,13 +105,13 @@ class LimitState:
         guard_ns = min(limit.per_ns // 100, LONGEST_DEFAULT_GUARD_NS) if guard_ns is None else guard_ns
         self.span_ns = limit.per_ns + guard_ns
         self._windows = defaultdict[str | None, Window](Window)
-        self.taken = Counter[str | None]()
+        self.granted = Counter[str | None]()
         """The weight that is granted and not durable yet, by key."""
 
-    def take(self, slot: Slot) -> None:
-        """Count a granted slot, until `taken` is cleared."""
+    def grant(self, slot: Slot) -> None:
+        """Count a granted slot, until `granted` is cleared."""
         for key, weight in self._weights(slot):
-            self.taken[key] += weight
+            self.granted[key] += weight
 
     def charge(self, slot: Slot, now_ns: int) -> None:
         """Count a durable slot, in flight or ended."""
@@ -132,7 +132,7 @@ class LimitState:
         """Return the weight that counts against N for a key; for None, what counts for every key."""
         used = 0
         for each in {None, key}:
-            used += self.taken[each]
+            used += self.granted[each]
             if (window := self._windows.get(each)) is not None:
                 window.free(now_ns)
                 used += window.used
@@ -172,15 +172,16 @@ class LimitState:
         used, opens_at_ns = self.used(key, now_ns), self.opens_at(key, now_ns)
         return Usage(self.label, self.unit, used, self.count, self.span_ns, opens_at_ns, self.for_each, key)
 
-    def limited(self, in_flight: Iterable[tuple[Slot, int]], now_ns: int) -> Limited:
+    def occupancy(self, in_flight: Iterable[tuple[Slot, int]], now_ns: int) -> Occupancy:
         """Return what occupies the limit, as if slots in flight ended at the instants given with them."""
         self.used(self.only, now_ns)
         keys = {None, self.only}
-        taken = [opening for openings in self._openings(keys) for opening in openings]
+        openings = [opening for window in self._openings(keys) for opening in window]
         for slot, ends_ns in in_flight:
-            taken += [(ends_ns + self.span_ns, weight) for key, weight in self._weights(slot) if key in keys]
-        its = self.label, self.unit, self.count, self.span_ns, self.for_each, self.only
-        return Limited(*its, tuple(taken))
+            weights = [weight for key, weight in self._weights(slot) if key in keys]
+            openings += [(ends_ns + self.span_ns, weight) for weight in weights]
+        limit = self.label, self.unit, self.count, self.span_ns, self.for_each, self.only
+        return Occupancy(*limit, tuple(openings))
 
     @property
     def size(self) -> int:

@@ -29,7 +29,7 @@ from relay.spool.database.connection import Connection, commit, in_words, one
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.replacing import replace_file
 from relay.throttle.history import NOTHING_SENT, Event, HistoryError
-from relay.throttle.history_format import DamagedHistory, events_in, words_of
+from relay.throttle.history_format import DamagedHistory, events_in, fields_of
 
 SKEW_NS = SECOND_NS // 2
 DRIFT = 5_000
@@ -211,7 +211,7 @@ class PostgresqlHistory:
 
     def _commit(self, events: Sequence[Event], replaced: int) -> None:
         position = self._position + 1
-        group: list[Any] = [words_of(event) for event in events]
+        group: list[Any] = [fields_of(event) for event in events]
         with self._failing_closed():
             connection = self._locked()
             text = json.dumps(group, separators=(",", ":"))

@@ -31,7 +31,7 @@ from relay.throttle.audit import Audit, audit
 from relay.throttle.book import Book
 from relay.throttle.history import Ended, Event, History, HistoryTransaction, Slot
 from relay.throttle.limit import Limit
-from relay.throttle.limit_state import Limited, Usage
+from relay.throttle.limit_state import Occupancy, Usage
 
 __all__ = ["TRANSACTION_NS", "Reservation", "Throttle", "View"]
 
@@ -67,22 +67,22 @@ class View:
         )
         return [replace(usage, opens_at_ns=self._boottime_of(usage.opens_at_ns)) for usage in usages]
 
-    def limited(
+    def occupancy(
         self, transaction_ns: int, limits: Sequence[Limit] | None = None, guard_ns: int | None = None
-    ) -> tuple[Limited, ...]:
+    ) -> tuple[Occupancy, ...]:
         """Return what occupies each limit, or would occupy each of `limits` after a `replan`."""
-        return self._look(lambda book: book.limited(transaction_ns, limits, guard_ns))
+        return self._look(lambda book: book.occupancy(transaction_ns, limits, guard_ns))
 
-    def leaves_in_ns(self, span_ns: int) -> int | None:
+    def oldest_leaves_in_ns(self, span_ns: int) -> int | None:
         """Return the time in ns until the oldest end within the last `span_ns` is that old, or None.
 
         An upstream that names such a window may be counting it.
         """
-        return self._look(lambda book: book.leaves_in_ns(span_ns))
+        return self._look(lambda book: book.oldest_leaves_in_ns(span_ns))
 
     def audit(self) -> Audit:
         """Count anew the most that each limit held."""
-        return audit(*self._look(lambda book: (book.slots(), book.judged)))
+        return audit(*self._look(lambda book: (book.slots(), book.policy_limits)))
 
     def _boottime_of(self, at_ns: int) -> int:
         return at_ns - self.ahead_ns

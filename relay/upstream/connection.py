@@ -22,14 +22,14 @@ from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import Shape
 from relay.mail.text import clean
 from relay.policy.model import Mechanism, Tls
-from relay.policy.secrets import KeyPair, SecretError, read_authorities, show, trusting
+from relay.policy.secrets import KeyPair, SecretError, client_context, load_certificate, read_authorities
 from relay.policy.shipped import standard_judge
 from relay.smtp.extensions import Extensions, extensions_of
 from relay.smtp.reply import Phase, Reply
 from relay.smtp.sasl import BearerToken, Credentials
 from relay.upstream.login import AnyMechanism, choose, log_in
 from relay.upstream.protocol import Broken, StrictProtocol, Timeouts
-from relay.upstream.transaction import Channel, Exchange, Transaction, unfit
+from relay.upstream.transaction import Channel, Exchange, Transaction, why_unfit
 from relay.verdicts.echo import ClientWords
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import Judge, Ruling, Verdict
@@ -90,19 +90,19 @@ class Connection:
         return self._channel.protocol.is_quiet
 
     @property
-    def why_never_used(self) -> UpstreamUnavailable | None:
+    def fault_before_use(self) -> UpstreamUnavailable | None:
         fault = self._channel.protocol.fault
         if self.transactions or fault is None:
             return None
         text = f"it was ready for mail, and then: {fault}"
         return UpstreamUnavailable(Answer(Verdict.PAUSE, Phase.CONNECT, fault.reply, text))
 
-    def unfit(self, shape: Shape) -> Answer | None:
+    def why_unfit(self, shape: Shape) -> Answer | None:
         """Return why this connection cannot carry a message, as a DEFER answer, or None.  Sends nothing."""
-        return unfit(self.extensions, shape)
+        return why_unfit(self.extensions, shape)
 
     def transact(self, transaction: Transaction) -> Coroutine[Any, Any, Outcome]:
-        """Run a transaction for which `unfit` returned None; never raise for what the upstream does.
+        """Run a transaction for which `why_unfit` returned None; never raise for what the upstream does.
 
         Raises what the content raises, and `UnsendableContent` if a line does not end in CRLF; then nothing
         was relayed.  Cancelling closes the connection at once.  A caller that cancels after the content was
@@ -302,14 +302,14 @@ def _context(ca_file: Path | None, authorities: str | None, pair: KeyPair | None
     if ca_file is None or authorities is None:
         context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH)
     else:
-        context = trusting(ca_file, authorities)
+        context = client_context(ca_file, authorities)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # By default Python 3.13 refuses authorities without key identifiers, and trusts any certificate of the
     # owner's file, not only roots.  What is trusted must not depend on the version of Python.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if pair is not None:
-        show(pair, context)
+        load_certificate(pair, context)
     return context
 
 

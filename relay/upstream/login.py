@@ -61,7 +61,7 @@ async def log_in(
         raise Garbled(str(error)) from None
     if reply.code == 235:
         return None
-    ruling, codes = replace(ruling_of(reply), said=""), _codes(reply)
+    ruling, codes = replace(ruling_of(reply), refusal_text=""), _codes(reply)
     text = f"{codes} (reply to AUTH; its text is not shown)"
     return Answer(ruling.verdict, Phase.AUTH, codes, text, ruling=ruling)
 

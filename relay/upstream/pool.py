@@ -25,7 +25,7 @@ class Poolable(Protocol):
         """Whether another transaction may begin on it."""
 
     @property
-    def why_never_used(self) -> Exception | None:
+    def fault_before_use(self) -> Exception | None:
         """Why the connection ended before its first transaction; None if it did not."""
 
     async def close(self) -> None:
@@ -67,7 +67,7 @@ class Pool(Generic[C]):
         """
         self._opener, self._caps, self._clock = opener, caps, clock
         self._on_change, self._on_failed = on_change, on_failed
-        self._expected = (1, 0)
+        self._session_limit = (1, 0)
         """How many messages a session takes, and until when that holds (boottime, ns)."""
         self._places: dict[C, _Opened] = {}
         self._opening: set[asyncio.Task[None]] = set()
@@ -110,10 +110,10 @@ class Pool(Generic[C]):
         del self._places[connection]
         connection.abort()
 
-    def expect_most(self, messages: int | None) -> None:
+    def limit_session_messages(self, messages: int | None) -> None:
         """Close connections after so many messages, as the upstream does, for `max_age_ns`; None: by caps."""
         until_ns = 0 if messages is None else self._clock.boottime_ns() + self._caps.max_age_ns
-        self._expected = (messages or 1, until_ns)
+        self._session_limit = (messages or 1, until_ns)
 
     def configure(self, caps: Caps, opener: Open[C] | None = None) -> None:
         """Change the caps at once, and the opener if one is given.
@@ -126,7 +126,7 @@ class Pool(Generic[C]):
         self._rests_until_ns = 0
         if opener is not None:
             self._opener = opener
-            self.expect_most(None)
+            self.limit_session_messages(None)
         self._look()
 
     def stop(self) -> None:
@@ -186,8 +186,8 @@ class Pool(Generic[C]):
 
     def _may_stay(self, connection: C, place: _Opened) -> bool:
         now_ns, caps = self._clock.boottime_ns(), self._caps
-        expected, until_ns = self._expected
-        most = caps.max_messages if now_ns >= until_ns else min(caps.max_messages, expected)
+        most_messages, until_ns = self._session_limit
+        most = caps.max_messages if now_ns >= until_ns else min(caps.max_messages, most_messages)
         return (
             not self._is_stopped
             and place.opener is self._opener
@@ -208,7 +208,7 @@ class Pool(Generic[C]):
             if not place.is_busy and not self._may_stay(connection, place):
                 del self._places[connection]
                 self._start(connection.close(), self._closing)
-                if (error := connection.why_never_used) is not None:
+                if (error := connection.fault_before_use) is not None:
                     has_failed = True
                     self._fail(error, place.opener)
         return has_failed

@@ -10,7 +10,7 @@ missing or an extra reply takes the refusal back, and a hang-up leaves it unprov
 A refusal that may be about DSN parameters (RFC 3461) refuses no recipient, and sets `Outcome.is_dsn_refused`.
 Crash before the final dot: nothing was relayed.  Crash between the dot and the end of `Exchange.run`: nobody
 knows.  Without a crash, `Outcome.is_ambiguous` reports that case.
-Assumes: the addresses are valid, and `unfit` returned None.
+Assumes: the addresses are valid, and `why_unfit` returned None.
 Does not: choose the recipients, count, or settle anything durably.
 """
 
@@ -58,7 +58,7 @@ class Transaction(NamedTuple):
     """The requests for these recipients; not sent if the connection does not offer DSN."""
 
 
-def unfit(extensions: Extensions, shape: Shape) -> Answer | None:
+def why_unfit(extensions: Extensions, shape: Shape) -> Answer | None:
     """Return why this connection cannot carry the message, as a DEFER answer, or None.  Sends nothing.
 
     Another connection to the same upstream may carry it: the hosts behind one name differ.
@@ -141,7 +141,7 @@ class Exchange:
         of_mail = None if reply.code == 250 else self._refusal(reply)
         if of_mail is not None:
             self._settle_rest(of_mail)
-        accepted = await self._name(of_mail)
+        accepted = await self._send_recipients(of_mail)
         if accepted and not self._ahead:
             self._send(Phase.DATA, [b"DATA"])
         if self._ahead:
@@ -159,7 +159,7 @@ class Exchange:
                 self._settle_rest(self._refusal(reply))
         await self._end_refused()
 
-    async def _name(self, of_mail: Answer | None) -> list[int]:
+    async def _send_recipients(self, of_mail: Answer | None) -> list[int]:
         """Settle the refused recipients; return the indices of the accepted.
 
         A refusal for the number of recipients, or about the message or us, also holds for the recipients

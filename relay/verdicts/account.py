@@ -39,7 +39,7 @@ PROBE_NS = 3600 * SECOND_NS
 """Time between two looks at an upstream that refused the account, or where a look may make it worse."""
 NO_REASON = "no reason given"
 _NO_RULING = Ruling(Verdict.PAUSE, Scope.UPSTREAM)
-Paused = tuple[int, int]
+PauseSpan = tuple[int, int]
 """Begin and end, half-open."""
 
 
@@ -61,7 +61,7 @@ ENDLESS = frozenset({Health.REFUSED, Health.STOPPED})
 """An operator has to act, or a look has to find the upstream well."""
 
 
-class Happening(enum.StrEnum):
+class EventKind(enum.StrEnum):
     PAUSE = "a refusal that pauses"
     REFUSE = "a refusal of the account"
     STOP = "the shield trips, or a refusal of the account that allows no probes"
@@ -79,25 +79,23 @@ class Happening(enum.StrEnum):
 
 _S = Health
 _CHANGES = {
-    Happening.PAUSE: {_S.USED: _S.PAUSED, _S.PROVING: _S.PAUSED},
-    Happening.REFUSE: {_S.USED: _S.REFUSED, _S.PROVING: _S.REFUSED, _S.PAUSED: _S.REFUSED},
-    Happening.STOP: dict.fromkeys(_S, _S.STOPPED),
+    EventKind.PAUSE: {_S.USED: _S.PAUSED, _S.PROVING: _S.PAUSED},
+    EventKind.REFUSE: {_S.USED: _S.REFUSED, _S.PROVING: _S.REFUSED, _S.PAUSED: _S.REFUSED},
+    EventKind.STOP: dict.fromkeys(_S, _S.STOPPED),
     # While an account rests, this is a transaction that was in flight when the rest began.
-    Happening.PROOF: {_S.PROVING: _S.USED},
-    Happening.OVER: dict.fromkeys(RESTING, _S.PROVING),
-    Happening.RESUME: dict.fromkeys(RESTING, _S.PROVING),
-    Happening.EDIT: dict.fromkeys(RESTING, _S.PROVING),
+    EventKind.PROOF: {_S.PROVING: _S.USED},
+    EventKind.OVER: dict.fromkeys(RESTING, _S.PROVING),
+    EventKind.RESUME: dict.fromkeys(RESTING, _S.PROVING),
+    EventKind.EDIT: dict.fromkeys(RESTING, _S.PROVING),
     # Nobody told us why the operator paused it, nor what was sent while the history failed.
-    Happening.LAPSE: {_S.USED: _S.PROVING},
-    Happening.SOUND: {_S.USED: _S.PROVING},
+    EventKind.LAPSE: {_S.USED: _S.PROVING},
+    EventKind.SOUND: {_S.USED: _S.PROVING},
     # The operator may have corrected the password.  The others go on: otherwise each restart would try at
     # once an upstream that extends its block for it, or the shield would let more mail bounce.
-    Happening.RESTART: {_S.REFUSED: _S.PROVING},
+    EventKind.RESTART: {_S.REFUSED: _S.PROVING},
 }
-TABLE: Mapping[tuple[Health, Happening], Health] = {
-    (health, happening): _CHANGES.get(happening, {}).get(health, health)
-    for health in Health
-    for happening in Happening
+TABLE: Mapping[tuple[Health, EventKind], Health] = {
+    (health, kind): _CHANGES.get(kind, {}).get(health, health) for health in Health for kind in EventKind
 }
 
 
@@ -148,7 +146,7 @@ class AccountState:
     fault: str = ""
     """Why our own history of it cannot be trusted; empty if it can."""
     fault_until_ns: int = 0
-    spans: tuple[Paused, ...] = ()
+    spans: tuple[PauseSpan, ...] = ()
 
     @property
     def is_resting(self) -> bool:
@@ -192,7 +190,7 @@ class AccountState:
 
 
 class Event(NamedTuple):
-    happening: Happening
+    kind: EventKind
     at_ns: int
     text: str = ""
     ruling: Ruling = _NO_RULING
@@ -202,32 +200,32 @@ class Event(NamedTuple):
     until_ns: int = 0
     """When a fault is checked again."""
     pause: OperatorPause | None = None
-    leaves_in_ns: Callable[[int], int | None] = lambda _span_ns: None
+    oldest_leaves_in_ns: Callable[[int], int | None] = lambda _span_ns: None
     """Takes a span in ns; returns in how many ns the oldest entry of our history within it leaves it."""
 
 
-def refused(answer: Answer, at_ns: int, leaves_in_ns: Callable[[int], int | None]) -> Event:
+def refusal_event(answer: Answer, at_ns: int, oldest_leaves_in_ns: Callable[[int], int | None]) -> Event:
     """Return the event for a refusal about us, by the upstream or by the shield."""
-    happening, ruling = Happening.PAUSE, answer.ruling or _NO_RULING
+    kind, ruling = EventKind.PAUSE, answer.ruling or _NO_RULING
     if answer.verdict is Verdict.STOP:
         is_last = answer.is_doubted or not ruling.may_probe
-        happening = Happening.STOP if is_last else Happening.REFUSE
+        kind = EventKind.STOP if is_last else EventKind.REFUSE
     is_mail = answer.phase not in BEFORE_MAIL
-    return Event(happening, at_ns, answer.text, ruling, is_mail, leaves_in_ns=leaves_in_ns)
+    return Event(kind, at_ns, answer.text, ruling, is_mail, oldest_leaves_in_ns=oldest_leaves_in_ns)
 
 
-def adopted(state: AccountState, shared: AccountState, now_ns: int) -> AccountState:
+def with_shared(state: AccountState, shared: AccountState, now_ns: int) -> AccountState:
     """Return the state after another host came to `shared`.  Faults and spans of no sending stay its own."""
     after = replace(shared, fault=state.fault, fault_until_ns=state.fault_until_ns, spans=state.spans)
     return _with_spans(state, after, now_ns)
 
 
 def step(state: AccountState, event: Event) -> AccountState:
-    if event.happening is Happening.PROOF and state.is_used and state.in_a_row == 0 and state.taken is None:
+    if event.kind is EventKind.PROOF and state.is_used and state.in_a_row == 0 and state.taken is None:
         return state  # the usual case
-    health, now_ns = TABLE[state.health, event.happening], event.at_ns
-    if event.happening is Happening.RESUME and state.operator is not None:
-        health = TABLE[health, Happening.LAPSE]
+    health, now_ns = TABLE[state.health, event.kind], event.at_ns
+    if event.kind is EventKind.RESUME and state.operator is not None:
+        health = TABLE[health, EventKind.LAPSE]
     after = replace(_changed(state, event), health=health)
     if state.health in RESTING and health is Health.PROVING:
         after = replace(after, until_ns=min(now_ns, state.until_ns))
@@ -251,39 +249,39 @@ def _with_spans(state: AccountState, after: AccountState, now_ns: int) -> Accoun
 
 def _changed(state: AccountState, event: Event) -> AccountState:
     """Return the state after an event, without the change of its health."""
-    match event.happening:
-        case Happening.PAUSE | Happening.REFUSE | Happening.STOP:
-            return _refused(state, event)
-        case Happening.PROOF:
+    match event.kind:
+        case EventKind.PAUSE | EventKind.REFUSE | EventKind.STOP:
+            return _after_refusal(state, event)
+        case EventKind.PROOF:
             taken = None if state.taken is None else state.taken + event.recipients
             because = state.because if state.health in RESTING else ""
             doubts = state.doubts if state.health in ENDLESS else ""
             return replace(state, because=because, doubts=doubts, in_a_row=0, taken=taken)
-        case Happening.RESUME | Happening.EDIT:
-            operator = None if event.happening is Happening.RESUME else state.operator
+        case EventKind.RESUME | EventKind.EDIT:
+            operator = None if event.kind is EventKind.RESUME else state.operator
             # Read a failed history at once.
             fault_until_ns = min(state.fault_until_ns, event.at_ns)
             return replace(state, doubts="", in_a_row=0, operator=operator, fault_until_ns=fault_until_ns)
-        case Happening.KEEP | Happening.LAPSE:
+        case EventKind.KEEP | EventKind.LAPSE:
             return replace(state, operator=event.pause)
-        case Happening.FAULT:
+        case EventKind.FAULT:
             return replace(state, fault=event.text or NO_REASON, fault_until_ns=event.until_ns)
-        case Happening.SOUND | Happening.RESTART:
+        case EventKind.SOUND | EventKind.RESTART:
             return replace(state, fault="", because=state.because or state.fault)
-        case Happening.OVER:
+        case EventKind.OVER:
             return state
 
 
-def _refused(state: AccountState, event: Event) -> AccountState:
-    ruling, now_ns, health = event.ruling, event.at_ns, TABLE[state.health, event.happening]
+def _after_refusal(state: AccountState, event: Event) -> AccountState:
+    ruling, now_ns, health = event.ruling, event.at_ns, TABLE[state.health, event.kind]
     is_again = event.is_mail and state.is_proving and state.in_a_row > 0
     state = replace(state, taken=0 if ruling.is_too_much or is_again else state.taken)
     is_new = health is not state.health
-    if not is_new and health is not TABLE[Health.USED, event.happening]:
+    if not is_new and health is not TABLE[Health.USED, event.kind]:
         return state  # it rests for a graver reason
     asks = not ruling.may_probe
-    if event.happening is Happening.PAUSE:
-        until_ns = now_ns + rest_ns(ruling, state.in_a_row if is_new else 0, event.leaves_in_ns)
+    if event.kind is EventKind.PAUSE:
+        until_ns = now_ns + rest_ns(ruling, state.in_a_row if is_new else 0, event.oldest_leaves_in_ns)
         asks = asks or ruling.wait_ns is not None or ruling.window_ns is not None
     elif asks:
         until_ns = FOREVER_NS  # only an operator ends a rest without looks
@@ -299,25 +297,25 @@ def _refused(state: AccountState, event: Event) -> AccountState:
 
 def lapsed(state: AccountState, now_ns: int) -> AccountState:
     """Return the state without what is over by then; only a sound history ends a fault."""
-    ends = [(state.until_ns, Happening.OVER)] if state.health in RESTING else []
-    ends += [] if state.operator is None else [(state.operator.until_ns, Happening.LAPSE)]
+    ends = [(state.until_ns, EventKind.OVER)] if state.health in RESTING else []
+    ends += [] if state.operator is None else [(state.operator.until_ns, EventKind.LAPSE)]
     # The last end closes the span.
-    for end_ns, happening in sorted(ends):
-        state = step(state, Event(happening, now_ns)) if now_ns >= end_ns else state
+    for end_ns, kind in sorted(ends):
+        state = step(state, Event(kind, now_ns)) if now_ns >= end_ns else state
     return state
 
 
-def largest(usual: int, taken: int | None) -> int:
+def max_recipients_now(usual: int, taken: int | None) -> int:
     """Return how many recipients a transaction may have; `taken` None: no limit but `usual`."""
     return usual if taken is None else min(usual, taken + 1)
 
 
-def rest_ns(ruling: Ruling | None, step: int, leaves_in_ns: Callable[[int], int | None]) -> int:
+def rest_ns(ruling: Ruling | None, step: int, oldest_leaves_in_ns: Callable[[int], int | None]) -> int:
     """Return how long to rest after a refusal that is about us.
 
     If the upstream or its rule asks for a wait: that wait.  If the reply names a window: until the oldest
-    entry of our own history leaves it (`leaves_in_ns`), but at most two days; or the whole window, if an
-    earlier look makes it worse.  Otherwise our own back-off, doubled `step` times.  After a pause that did
+    entry of our own history leaves it (`oldest_leaves_in_ns`), but at most two days; or the whole window, if
+    an earlier look makes it worse.  Otherwise our own back-off, doubled `step` times.  After a pause that did
     not help, at least that back-off.
     """
     back_off_ns, asked_ns = min(LONGEST_NS, FIRST_NS << min(step, 10)), 0
@@ -328,18 +326,18 @@ def rest_ns(ruling: Ruling | None, step: int, leaves_in_ns: Callable[[int], int 
     elif not ruling.may_probe:
         asked_ns = ruling.window_ns or PROBE_NS
     elif ruling.window_ns is not None:
-        asked_ns = min(LONGEST_RETRY_NS, leaves_in_ns(ruling.window_ns) or 0)
+        asked_ns = min(LONGEST_RETRY_NS, oldest_leaves_in_ns(ruling.window_ns) or 0)
     return asked_ns if asked_ns and step == 0 else max(asked_ns, back_off_ns)
 
 
-def within_ns(spans: Sequence[Paused], since_ns: int, until_ns: int) -> int:
+def within_ns(spans: Sequence[PauseSpan], since_ns: int, until_ns: int) -> int:
     """Return how much time between two instants these spans cover; any order, overlaps count once."""
-    return sum(max(0, min(end, until_ns) - max(begin, since_ns)) for begin, end in together(spans))
+    return sum(max(0, min(end, until_ns) - max(begin, since_ns)) for begin, end in merge_spans(spans))
 
 
-def together(spans: Iterable[Paused]) -> list[Paused]:
+def merge_spans(spans: Iterable[PauseSpan]) -> list[PauseSpan]:
     """Return the spans in order, with those that meet joined."""
-    joined: list[Paused] = []
+    joined: list[PauseSpan] = []
     for begin, end in sorted(spans):
         if joined and begin <= joined[-1][1]:
             joined[-1] = joined[-1][0], max(end, joined[-1][1])
@@ -377,7 +375,7 @@ class PauseRecord:
 
     def at_a_start(self, now_ns: int) -> AccountState:
         """Return the state in which a start at that instant begins, by a record of this boot."""
-        return lapsed(step(self.state, Event(Happening.RESTART, now_ns)), now_ns)
+        return lapsed(step(self.state, Event(EventKind.RESTART, now_ns)), now_ns)
 
     def fault(self) -> str:
         """Return what makes no sense in the record, or nothing."""

@@ -1,7 +1,7 @@
 """What one outcome means for its recipients, its message, its sender and its upstream.  Pure.
 
-`decide` is called once for each attempt, with what is known at its end (`Standing`).  `Shield` says which
-refusals are believed, and remembers them; a decision changes nothing else.
+`decide` is called once for each attempt, with what is known at its end (`AttemptContext`).  `Shield` says
+which refusals are believed, and remembers them; a decision changes nothing else.
 
 An upstream may answer `421`, speak of a limit, or deny relaying because of something in one message.  If each
 such refusal paused the upstream, that message would delay all mail and never grow old.  So after
@@ -69,7 +69,7 @@ class Terms:
     warn_after_ns: int | None
 
 
-class Standing(NamedTuple):
+class AttemptContext(NamedTuple):
     queue_id: QueueId
     recipients: Sequence[str]
     left: Sequence[int]
@@ -89,9 +89,9 @@ class Standing(NamedTuple):
     """The begin and end of the attempt, by one clock for all attempts."""
     late_ns: int = 0
     """Time since the message was accepted.  During `paused_ns` of it the upstream was paused, during
-    `resting_ns` the upstream or the sender: that is no age."""
+    `either_paused_ns` the upstream or the sender: that is no age."""
     paused_ns: int = 0
-    resting_ns: int = 0
+    either_paused_ns: int = 0
     is_well: bool = False
     """A transaction that began after the last refusal about us relayed something."""
     is_sender_alone: bool = False
@@ -124,31 +124,31 @@ class Decision(NamedTuple):
         return {index for index, (fate, _) in self.fates.items() if fate in FINAL}
 
 
-def decide(outcome: Outcome, standing: Standing, terms: Terms, shield: Shield) -> Decision:
+def decide(outcome: Outcome, context: AttemptContext, terms: Terms, shield: Shield) -> Decision:
     """Decide what one outcome means.  Of the arguments only the shield changes."""
-    asked = [(index, standing.recipients[index]) for index in standing.asked]
-    outcome = shield.judge(outcome, standing.sender, standing.queue_id, asked, standing.span_ns)
-    outcome, age_ns, refusals = _blamed(outcome, standing, terms)
+    asked = [(index, context.recipients[index]) for index in context.asked]
+    outcome = shield.judge(outcome, context.sender, context.queue_id, asked, context.span_ns)
+    outcome, age_ns, refusals = _blamed(outcome, context, terms)
     # LATER for every recipient is no progress: the message would be attempted again without end.
     is_only_later = {answer.verdict for answer in outcome.answers} == {Verdict.LATER}
     is_old = age_ns >= terms.lifetime_ns
     fates = {
         index: (_fate(answer, is_only_later=is_only_later, is_old=is_old), answer)
-        for index, answer in zip(standing.asked, outcome.answers, strict=True)
+        for index, answer in zip(context.asked, outcome.answers, strict=True)
     }
     is_attempted = any(fate is not Fate.WAITING for fate, _ in fates.values())
     pause = outcome.pause
     about_sender = pause if pause is not None and pause.scope is Scope.SENDER else None
     deferring = {index: answer for index, (fate, answer) in fates.items() if fate is Fate.DEFERRED}
-    still = [index for index in standing.left if index not in fates or fates[index][0] not in FINAL]
-    tried = frozenset([index for index in still if index in deferring or index in standing.tried])
+    still = [index for index in context.left if index not in fates or fates[index][0] not in FINAL]
+    tried = frozenset([index for index in still if index in deferring or index in context.tried])
     if not still:
         to_do = Next.FINISH
     elif is_attempted:
         to_do = Next.AGAIN if len(tried) < len(still) else Next.POSTPONE
     else:
-        is_often = max(refusals, standing.in_a_row + 1) >= REFUSALS_IN_PLACE
-        backs_off = is_often and pause is not None and about_sender is None and not standing.is_probe
+        is_often = max(refusals, context.in_a_row + 1) >= REFUSALS_IN_PLACE
+        backs_off = is_often and pause is not None and about_sender is None and not context.is_probe
         to_do = Next.POSTPONE if backs_off else Next.GIVE_BACK
     is_postponed = to_do is Next.POSTPONE and is_attempted
     # Postfix's rule: back off for as long as the message is old, within the limits.
@@ -171,22 +171,22 @@ def decide(outcome: Outcome, standing: Standing, terms: Terms, shield: Shield) -
     )
 
 
-def _blamed(outcome: Outcome, standing: Standing, terms: Terms) -> tuple[Outcome, int, int]:
+def _blamed(outcome: Outcome, context: AttemptContext, terms: Terms) -> tuple[Outcome, int, int]:
     """Return the outcome with the message's own refusals as DEFER, the age of the message, and `refusals`."""
-    pause, age_ns, refusals = outcome.pause, standing.late_ns - standing.resting_ns, standing.refusals
+    pause, age_ns, refusals = outcome.pause, context.late_ns - context.either_paused_ns, context.refusals
     if is_any_relayed(outcome):
         return outcome, age_ns, 0
     if pause is None:
         return outcome, age_ns, refusals
     # A stop by the shield is for the operator to judge, however often it occurs.
     is_asked = pause.verdict is Verdict.STOP and pause.is_doubted
-    is_evidence = pause.scope is Scope.UPSTREAM and standing.is_well and not is_asked
+    is_evidence = pause.scope is Scope.UPSTREAM and context.is_well and not is_asked
     if refusals < REFUSALS_IN_PLACE or is_evidence:
         refusals += 1
     is_its_own = is_evidence and refusals >= REFUSALS_IN_PLACE + EVIDENT
-    if pause.scope is Scope.SENDER and (standing.is_sender_alone or pause.is_doubted):
+    if pause.scope is Scope.SENDER and (context.is_sender_alone or pause.is_doubted):
         # The sender's rests count as age for this refusal, and for no other.
-        with_rests_ns = standing.late_ns - standing.paused_ns
+        with_rests_ns = context.late_ns - context.paused_ns
         if with_rests_ns >= terms.lifetime_ns:
             is_its_own, age_ns = True, with_rests_ns
     if is_its_own:

@@ -55,9 +55,9 @@ class Suspect:
     """When the recipient was first refused so."""
 
 
-class _Told(NamedTuple):
-    said: str
-    who: str
+class _Refusal(NamedTuple):
+    words: str
+    target: str
     """The recipient; or the message, if all its recipients are refused at once."""
     sender: str
     at_ns: int
@@ -67,7 +67,7 @@ class Shield:
     def __init__(self, in_a_row: int = 10, *, is_off: bool = False) -> None:
         """Begin without doubts; both arguments may be changed later."""
         self.in_a_row, self.is_off = in_a_row, is_off
-        self._told: deque[_Told] = deque(maxlen=WINDOW)
+        self._refusals: deque[_Refusal] = deque(maxlen=WINDOW)
         self._is_stopped, self._why = False, ""  # until something is relayed; and why it tripped last
         self._believed: deque[str] = deque(maxlen=WINDOW)  # words that the operator believes
         self._suspects: dict[_Key, Suspect] = {}
@@ -92,13 +92,13 @@ class Shield:
             self._relayed_from_ns, self._is_stopped = max(self._relayed_from_ns, span_ns[0]), False
         # A recipient that the same transaction relayed was relayed since.
         at_ns = span_ns[not is_relayed]
-        told = {}
+        refusals = {}
         for place, answer in enumerate(answers):
             if not self.is_off and _is_unknown(answer):
-                who = asked[place][1].lower() if answer.phase is Phase.RCPT else queue_id
-                told[place] = _Told(same_words(answer), who, sender, at_ns)
-        self._told.extend(dict.fromkeys(told.values()))
-        for place, each in told.items():
+                target = asked[place][1].lower() if answer.phase is Phase.RCPT else queue_id
+                refusals[place] = _Refusal(same_words(answer), target, sender, at_ns)
+        self._refusals.extend(dict.fromkeys(refusals.values()))
+        for place, each in refusals.items():
             answers[place] = self._doubted(answers[place], each, keys[place], span_ns[1])
         if tuple(answers) == outcome.answers:
             return outcome  # the usual case
@@ -114,7 +114,7 @@ class Shield:
     def clear(self) -> None:
         """Forget all doubts: the operator does not believe them, or has settled them."""
         self._is_stopped = False
-        self._told.clear()
+        self._refusals.clear()
         self._suspects.clear()
 
     def believe(self, suspects: Iterable[Suspect]) -> None:
@@ -126,24 +126,24 @@ class Shield:
         before = self._unproven.pop(key, None)
         if not answer.is_unproven:
             return answer
-        if (said := same_words(answer)) == before:
+        if (words := same_words(answer)) == before:
             return answer._replace(verdict=Verdict.BOUNCE, is_unproven=False)
-        _remember(self._unproven, key, said)
+        _remember(self._unproven, key, words)
         return answer
 
-    def _doubted(self, answer: Answer, told: _Told, key: _Key, now_ns: int) -> Answer:
-        alike = [each for each in self._told if each.said == told.said]
+    def _doubted(self, answer: Answer, refusal: _Refusal, key: _Key, now_ns: int) -> Answer:
+        alike = [each for each in self._refusals if each.words == refusal.words]
         row = [each for each in alike if each.at_ns > self._relayed_from_ns]
         suspect, ruling = self._suspects.get(key), None
         went_on = suspect is not None and self._relayed_from_ns >= suspect.since_ns
-        if (count := len({each.who for each in row})) >= self.in_a_row:
+        if (count := len({each.target for each in row})) >= self.in_a_row:
             what = "recipients" if answer.phase is Phase.RCPT else "messages"
             self._why = f"{count} {what} in a row were refused alike: {answer.text}"
             self._is_stopped = self._is_stopped or len({each.sender for each in row}) > 1
             ruling = None if went_on else _SENDER_WAITS
         ruling = _STOP if self._is_stopped else ruling
-        others = {each.who for each in alike} - {told.who}
-        if ruling is None and (told.said in self._believed or (went_on and len(others) < SEVERAL)):
+        others = {each.target for each in alike} - {refusal.target}
+        if ruling is None and (refusal.words in self._believed or (went_on and len(others) < SEVERAL)):
             self._suspects.pop(key, None)
             return answer
         if suspect is None and answer.reply is not None:
@@ -170,5 +170,5 @@ def _is_unknown(answer: Answer) -> bool:
 def same_words(answer: Answer) -> str:
     """Return the words of a refusal without case, addresses, numbers and ids, to compare refusals."""
     code = answer.reply.code if answer.reply is not None else 0
-    said = answer.ruling.said if answer.ruling is not None else ""
-    return f"{code} {_ID.sub('#', _ADDRESS.sub('<>', (said or answer.text).lower()))}"
+    words = answer.ruling.refusal_text if answer.ruling is not None else ""
+    return f"{code} {_ID.sub('#', _ADDRESS.sub('<>', (words or answer.text).lower()))}"

@@ -79,7 +79,7 @@ _CODE_IN_FRONT = re.compile(r"[245]\.[0-9]{1,3}\.[0-9]{1,3}\s+")
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ReplyFields:
     phase: Phase
     code: str
     enhanced: str
@@ -119,15 +119,15 @@ class Rule:
         if self.verdict is Verdict.LATER and self.phases != {Phase.RCPT}:
             raise ValueError("later is about one recipient: only in phase rcpt")
 
-    def matches(self, said: Said) -> bool:
+    def matches(self, fields: ReplyFields) -> bool:
         return (
-            said.phase in self.phases
-            and (self.code is None or self.code.match(said.code) is not None)
-            and (self.enhanced is None or self.enhanced.match(said.enhanced) is not None)
-            and (self.but_not_enhanced is None or self.but_not_enhanced.match(said.enhanced) is None)
-            and (self.text is None or self.text.are_in(said.text))
-            and (self.but_not is None or not self.but_not.are_in(said.text))
-            and (not self.names_sender or said.names_sender)
+            fields.phase in self.phases
+            and (self.code is None or self.code.match(fields.code) is not None)
+            and (self.enhanced is None or self.enhanced.match(fields.enhanced) is not None)
+            and (self.but_not_enhanced is None or self.but_not_enhanced.match(fields.enhanced) is None)
+            and (self.text is None or self.text.are_in(fields.text))
+            and (self.but_not is None or not self.but_not.are_in(fields.text))
+            and (not self.names_sender or fields.names_sender)
         )
 
 
@@ -147,7 +147,7 @@ class Ruling:
     """The reply says that too much mail was sent in some window; our own history knows how much."""
     named: int | None = None
     """The limit that the reply names, in messages or recipients."""
-    said: str = ""
+    refusal_text: str = ""
     """The words of the refusal, to compare it with others; empty if the reply is no refusal."""
     is_in_doubt: bool = False
     """The deciding words may be the client's or the upstream's.  So the ruling harms no other mail."""
@@ -198,23 +198,23 @@ class Judge:
         if reply.code < 400:
             return _RELAYED if phase is Phase.EOD and reply.code == 250 else unknown
         text, doubtful, names_sender = without_echo(_lines(reply), words)
-        ruling = self._ruling(_said(phase, reply, text, names_sender=names_sender), unknown)
+        ruling = self._ruling(_reply_fields(phase, reply, text, names_sender=names_sender), unknown)
         if doubtful == text or phase in BEFORE_MAIL:
             return ruling
-        other = self._ruling(_said(phase, reply, doubtful, names_sender=names_sender), unknown)
+        other = self._ruling(_reply_fields(phase, reply, doubtful, names_sender=names_sender), unknown)
         is_agreed = (ruling.verdict, ruling.scope) == (other.verdict, other.scope)
         if is_agreed or (ruling.verdict in ABOUT_US and other.verdict in ABOUT_US):
             return other
         scope = Scope.RECIPIENT if phase is Phase.RCPT else Scope.MESSAGE
-        return Ruling(Verdict.DEFER, scope, said=other.said, is_in_doubt=True)
+        return Ruling(Verdict.DEFER, scope, refusal_text=other.refusal_text, is_in_doubt=True)
 
-    def _ruling(self, said: Said, unknown: Ruling) -> Ruling:
-        text = said.text
-        rule = next((rule for rule in self.rules if rule.matches(said)), None)
+    def _ruling(self, fields: ReplyFields, unknown: Ruling) -> Ruling:
+        text = fields.text
+        rule = next((rule for rule in self.rules if rule.matches(fields)), None)
         if rule is None:
-            return replace(unknown, said=text)
+            return replace(unknown, refusal_text=text)
         if rule.verdict not in ABOUT_US:
-            return Ruling(rule.verdict, rule.scope, rule, said=text)
+            return Ruling(rule.verdict, rule.scope, rule, refusal_text=text)
         named, per_ns = named_in(text)
         window_ns = window_in(text) or per_ns
         wait_ns = retry_after_ns(text)
@@ -230,7 +230,7 @@ def _lines(reply: Reply) -> list[str]:
     return [first, *(f"{line} ".removeprefix(f"{code} ") for line in others)]
 
 
-def _said(phase: Phase, reply: Reply, text: str, *, names_sender: bool) -> Said:
+def _reply_fields(phase: Phase, reply: Reply, text: str, *, names_sender: bool) -> ReplyFields:
     enhanced = reply.enhanced or ""
     if reply.text.startswith(enhanced) and not text.startswith(enhanced):
         # An address began with the code: it is no code of the upstream.
@@ -239,4 +239,4 @@ def _said(phase: Phase, reply: Reply, text: str, *, names_sender: bool) -> Said:
         text = text[found.end() :]
     if not enhanced and (found := _CODE_INSIDE.search(text)) and found[1][0] == str(reply.code)[0]:
         enhanced = found[1]
-    return Said(phase, str(reply.code), enhanced, text, names_sender)
+    return ReplyFields(phase, str(reply.code), enhanced, text, names_sender)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from relay.listener.access import Client
 from relay.listener.listener_files import ListenerFiles
+from relay.listener.listener_state import ListenerState
 from relay.listener.session import ClientSession
-from relay.listener.shared import Reception
 from relay.policy.model import Listen
 from relay.smtp.commands import MAX_LINE_BYTES
 from tests.fakes.clock import FakeClock
@@ -83,17 +83,17 @@ def _said(choices: Choices) -> list[bytes]:
 
 async def _heard(pieces: list[bytes], pauses: list[int]) -> Heard:
     intake, observer = MemoryIntake(), MemoryObserver()
-    room = Reception(
+    listener = ListenerState(
         LISTEN, "relay.example", intake, observer, files=ListenerFiles({}, None), clock=FakeClock()
     )
-    place = room.place_for(Client.of_peer("127.0.0.1"))
-    assert room.admission.enter(place) is None
-    session = ClientSession(room, place)
+    place = listener.place_for(Client.of_peer("127.0.0.1"))
+    assert listener.admission.enter(place) is None
+    session = ClientSession(listener, place)
     transport = MemoryTransport(session)
     session.connection_made(transport)
     await deliver(transport, session, pieces, pauses)
     commands = sum(piece.count(b"\n") for piece in pieces)
-    await until(lambda: room.admission.total == 0, TURNS_A_PIECE + 4 * commands)
+    await until(lambda: listener.admission.total == 0, TURNS_A_PIECE + 4 * commands)
 
     assert observer.faults == []
     assert session.task.exception() is None

@@ -11,8 +11,8 @@ from relay.daemon.assembly import Assembly
 from relay.daemon.spool_intake import spool_intake
 from relay.listener.access import Client
 from relay.listener.listener_files import read_listener_files
+from relay.listener.listener_state import ListenerState
 from relay.listener.session import ClientSession
-from relay.listener.shared import Reception
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.sender.host import Host
@@ -122,7 +122,7 @@ class SimulatedRelay:
     async def _open(self) -> None:
         loop, policy, events, clock = self._loop, self.policy, self.events, self._host.clock
         metrics = Metrics(clock)
-        metrics.know_upstreams(policy.upstreams, policy.stand_ins)
+        metrics.know_upstreams(policy.upstreams, policy.instead_of_pairs)
         number = loop.new_reader()
 
         def opened() -> Spool:
@@ -141,13 +141,15 @@ class SimulatedRelay:
         self._parts = Assembly(
             spool, host, policy, "relay.test", telemetry, PolicyStatus("", 0), self._on_fault
         )
-        self.sender, self.watch = self._parts.sender, self._parts.watch
+        self.sender, self.status_view = self._parts.sender, self._parts.status_view
         self.operator = self._parts.operator
         metrics.know_listeners(str(listen.address) for listen in policy.listen)
         observer = ListenerObserver(events, metrics)
         listen = policy.listen[0]
         files = read_listener_files(listen)
-        self._reception = Reception(listen, "relay.test", self.intake, observer, files=files, clock=clock)
+        self._listener_state = ListenerState(
+            listen, "relay.test", self.intake, observer, files=files, clock=clock
+        )
 
     def _tell_of_damage(self, name: str, why: str) -> None:
         self.set_aside.append(f"{name}: {why}")
@@ -170,13 +172,13 @@ class SimulatedRelay:
             self._tasks.append(asyncio.create_task(chore))
 
     def _serve(self) -> None:
-        place = self._reception.place_for(Client.of_peer("127.0.0.1"))
-        self._loop.network.serve(self._port, lambda: ClientSession(self._reception, place))
+        place = self._listener_state.place_for(Client.of_peer("127.0.0.1"))
+        self._loop.network.serve(self._port, lambda: ClientSession(self._listener_state, place))
 
     async def edit(self, policy_text: str) -> None:
         policy, self.policy_text = parsed(policy_text), policy_text
         await self.sender.apply(policy)
-        self.watch.policy = self.policy = policy
+        self.status_view.policy = self.policy = policy
 
 
 def parsed(policy_text: str) -> Policy:

@@ -588,7 +588,7 @@ class Story:
             f"{view.queue_id} is {view.state}"
             for process in self._processes
             if process.is_up and process.relay is not None
-            for view in process.relay.watch.listing().messages()
+            for view in process.relay.status_view.listing().messages()
         ]
         return f"after {calm_ns / SECOND_NS:g} s {len(left)} are left, such as {left[:5]}"
 
@@ -629,7 +629,7 @@ class Story:
 
 
 def _queued(relay: SimulatedRelay | None, *, with_reports: bool = True) -> list[QueueId]:
-    views = relay.watch.listing().messages() if relay is not None and relay.is_up else ()
+    views = relay.status_view.listing().messages() if relay is not None and relay.is_up else ()
     return sorted({view.queue_id for view in views if view.reverse_path or with_reports})
 
 

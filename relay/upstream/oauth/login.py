@@ -27,7 +27,7 @@ from relay.upstream.oauth.token_server import (
     error_word,
     form_request,
     is_token,
-    said_by,
+    request_json,
     token_in,
     whole_seconds,
 )
@@ -83,7 +83,7 @@ async def begin(client: LoginClient, clock: Clock) -> DeviceCode:
     oauth2, began_ns = client.oauth2, clock.boottime_ns()
     if oauth2.device_url is None:
         raise LoginFailed("oauth2 has no device_url, which the provider would have to offer for this scope")
-    said = await said_by(client.ask, form_request(oauth2.device_url, oauth2, scope=oauth2.scope))
+    said = await request_json(client.ask, form_request(oauth2.device_url, oauth2, scope=oauth2.scope))
     if isinstance(said, Denied):
         raise _failed(said)
     # Google calls it verification_url, as a draft of RFC 8628 did.
@@ -161,7 +161,8 @@ async def finish_in_browser(client: LoginClient, login: BrowserLogin, address: s
 
 async def _token(client: LoginClient, grant: str, **parameters: str) -> TokenAnswer:
     asked = {"grant_type": grant, "client_secret": client.secret, **parameters}
-    return token_in(await said_by(client.ask, form_request(client.oauth2.token_url, client.oauth2, **asked)))
+    request = form_request(client.oauth2.token_url, client.oauth2, **asked)
+    return token_in(await request_json(client.ask, request))
 
 
 def _with_refresh_token(answer: TokenAnswer) -> Granted:

@@ -198,7 +198,7 @@ async def ask(request: TokenRequest) -> tuple[int, bytes, str]:
         raise TokenServerUnreachable(f"the request failed: {type(error).__name__}") from None
 
 
-async def said_by(ask: Ask, request: TokenRequest) -> dict[str, Any] | Denied:
+async def request_json(ask: Ask, request: TokenRequest) -> dict[str, Any] | Denied:
     """Send the request; return the object that the server answers, or Denied."""
     try:
         return read_answer(*await ask(request))

@@ -24,7 +24,7 @@ from relay.upstream.oauth.token_server import (
     Denied,
     TokenAnswer,
     Unaskable,
-    said_by,
+    request_json,
     token_in,
     token_request,
 )
@@ -39,7 +39,7 @@ class TokenOwner(Protocol):
     async def secrets(self) -> AccountSecrets:
         """Read them anew, so a change counts from the next request on.  `Tokens.token` passes errors on."""
 
-    async def keep(self, old: str, new: str) -> str:
+    async def record_refresh_token(self, old: str, new: str) -> str:
         """Make a new refresh token durable in place of the one sent; return the error, "" if none."""
 
     def token_granted(self, life_seconds: int, *, is_rotated: bool) -> None: ...
@@ -147,7 +147,7 @@ class Tokens:
 
     async def _keep(self, old: str, new: str) -> str:
         self._unkept = old, new
-        error = await self._owner.keep(old, new)
+        error = await self._owner.record_refresh_token(old, new)
         if error:
             self._owner.refresh_token_unrecorded(error)
         else:
@@ -160,4 +160,4 @@ class Tokens:
             request = token_request(self._oauth2, secrets, self._user, wall_seconds)
         except Unaskable as error:
             return Denied(str(error), is_final=True)
-        return token_in(await said_by(self._ask_server, request))
+        return token_in(await request_json(self._ask_server, request))

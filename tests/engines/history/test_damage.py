@@ -7,7 +7,7 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.throttle.history import HistoryError
-from relay.throttle.opening import book_in_file, history_findings
+from relay.throttle.history_access import book_in_file, history_findings
 from tests.engines.history.limits import ask, granted, messages, settle, throttle
 from tests.fakes.clock import FakeClock
 from tests.fakes.unsynced import Unsynced

@@ -16,7 +16,7 @@ from relay.spool.disk.durable import RealDisk
 from relay.throttle.history import HistoryError, Issued
 from relay.throttle.postgresql_history import HighWaterMark, PostgresqlHistory
 from relay.throttle.throttle import Throttle
-from relay.verdicts.account import AccountState, Event, Happening, Health, PauseAsked, step
+from relay.verdicts.account import AccountState, Event, EventKind, Health, PauseAsked, step
 from tests.engines.history.limits import TRANSACTION_NS, granted, messages
 from tests.fakes.clock import FakeClock
 from tests.fakes.cut_line import CutLine
@@ -205,10 +205,10 @@ class Host:
         self.row = AccountRow(account, self.clock, self.told.append)
         self.state = AccountState()
 
-    async def meet(self, happening: Happening, minutes: int = 0) -> str:
+    async def meet(self, kind: EventKind, minutes: int = 0) -> str:
         now_ns = self.clock.boottime_ns()
         pause = PauseAsked("ann", minutes * 60 * SECOND_NS).begun(now_ns, 0) if minutes else None
-        event = Event(happening, now_ns, "450 4.7.1 slow down", pause=pause)
+        event = Event(kind, now_ns, "450 4.7.1 slow down", pause=pause)
         self.state = step(self.state, event)
         self.row.keep(event)
         return await self.row.written()
@@ -226,7 +226,7 @@ def hosts(account: SharedAccount) -> tuple[Host, Host]:
 
 async def test_a_pause_ends_on_all_hosts_at_one_instant(hosts: tuple[Host, Host]) -> None:
     one, other = hosts
-    assert await one.meet(Happening.KEEP, minutes=60) == ""
+    assert await one.meet(EventKind.KEEP, minutes=60) == ""
     pause = other.learn().operator
     assert pause is not None
     # The clock of the database runs on meanwhile.
@@ -236,11 +236,11 @@ async def test_a_pause_ends_on_all_hosts_at_one_instant(hosts: tuple[Host, Host]
 @pytest.mark.parametrize("first", [0, 1])
 async def test_what_two_hosts_meet_at_a_time_comes_together(hosts: tuple[Host, Host], first: int) -> None:
     """One host is refused; the transaction in flight of the other succeeds. The account stays paused."""
-    met = [Happening.PAUSE, Happening.PROOF]
-    for host, happening in list(zip(hosts, met, strict=True))[:: 1 - 2 * first]:
-        await host.meet(happening)
+    met = [EventKind.PAUSE, EventKind.PROOF]
+    for host, kind in list(zip(hosts, met, strict=True))[:: 1 - 2 * first]:
+        await host.meet(kind)
     assert [host.learn().health for host in hosts] == [Health.PAUSED, Health.PAUSED]
-    assert await hosts[1].meet(Happening.RESUME) == ""
+    assert await hosts[1].meet(EventKind.RESUME) == ""
     assert [host.learn().health for host in hosts] == [Health.PROVING, Health.PROVING]
 
 
@@ -249,21 +249,21 @@ async def test_a_restart_on_one_host_makes_all_hosts_try_a_refused_account_again
 ) -> None:
     """The operator may have corrected the password before the start."""
     one, other = hosts
-    await one.meet(Happening.REFUSE)
+    await one.meet(EventKind.REFUSE)
     assert other.learn().health is Health.REFUSED
-    await other.meet(Happening.RESTART)
+    await other.meet(EventKind.RESTART)
     assert one.learn().health is Health.PROVING
 
 
 async def test_a_history_fault_affects_only_its_own_host(hosts: tuple[Host, Host]) -> None:
     one, other = hosts
-    await one.meet(Happening.FAULT)
-    await one.meet(Happening.KEEP, minutes=1)
+    await one.meet(EventKind.FAULT)
+    await one.meet(EventKind.KEEP, minutes=1)
     assert other.learn().fault == ""
     assert one.learn().operator is not None
     # The host with the fault proves itself once its history is sound; the other host need not.
-    await one.meet(Happening.SOUND)
-    await one.meet(Happening.KEEP, minutes=2)
+    await one.meet(EventKind.SOUND)
+    await one.meet(EventKind.KEEP, minutes=2)
     assert (one.state.health, other.learn().health) == (Health.PROVING, Health.USED)
 
 
@@ -273,12 +273,12 @@ async def test_events_during_a_database_outage_are_written_later(
     one, other = hosts
     server.stop()
     try:
-        assert "in the database: cannot connect" in await one.meet(Happening.PAUSE)
+        assert "in the database: cannot connect" in await one.meet(EventKind.PAUSE)
     finally:
         server.start()
     assert one.told
     # News from the other host do not undo it.
-    await other.meet(Happening.KEEP, minutes=60)
+    await other.meet(EventKind.KEEP, minutes=60)
     assert one.learn().health is Health.PAUSED
     assert one.state.operator is not None
     one.row.write()
@@ -294,7 +294,7 @@ async def test_a_commit_whose_reply_is_lost_counts_once(server: Server, account:
         other = Host(account, 0, 1002 * SECOND_NS)
         # The first COMMIT belongs to the check of the connection.
         line.cut(b"COMMIT", after=1)
-        assert "in the database: " in await one.meet(Happening.PAUSE)
+        assert "in the database: " in await one.meet(EventKind.PAUSE)
         assert other.learn().health is Health.PAUSED
         one.row.write()
         assert await one.row.written() == ""
@@ -308,7 +308,7 @@ async def test_a_reservation_learns_the_pause_of_another_host_under_its_lock(
 ) -> None:
     one, other = hosts
     history = PostgresqlHistory(account, mark(), other.clock, on_state=other.row.hear)
-    await one.meet(Happening.PAUSE)
+    await one.meet(EventKind.PAUSE)
     with history.transaction():
         shared = other.row.news()
     history.close()

@@ -89,7 +89,7 @@ class Up:
     async def _begin(self, folder: Path, text: str) -> None:
         policy = parse_policy(text.encode(), folder / "policy.yaml")
         self.relay = Relay(policy, clock=FakeClock())
-        self.relay.watch.condition, self.relay.watch.refusing_because = Condition.RUNNING, ""
+        self.relay.status_view.condition, self.relay.status_view.refusing_because = Condition.RUNNING, ""
         await self.relay.sender.start()
         self.relay.sender.upstreams.halt()
         self._server = ControlServer(policy.spool, self.relay.operator, self.relay.events)

@@ -13,7 +13,7 @@ import pytest
 from relay.clock import SystemClock
 from relay.policy.source import parse_policy
 from relay.spool.disk.durable import RealDisk
-from relay.throttle.opening import book_in_file
+from relay.throttle.history_access import book_in_file
 from relay.throttle.throttle import View
 from tests.fakes.certificates import Certificates, make_certificates
 from tests.fakes.smarthost import Smarthost

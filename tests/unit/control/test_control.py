@@ -83,10 +83,10 @@ def test_an_answer_without_its_end_is_not_the_whole(
 
 def test_a_fault_of_the_relay_is_told_to_both_sides(tmp_path: Path) -> None:
     with relay_up(tmp_path) as up:
-        up.relay.watch.policy = None  # type: ignore[assignment]  # a fault of ours
+        up.relay.status_view.policy = None  # type: ignore[assignment]  # a fault of ours
         with pytest.raises(Unreachable, match=r"^a fault of the relay"):
             up.client.policy()
-        up.relay.watch.policy = up.relay.policy
+        up.relay.status_view.policy = up.relay.policy
         assert "fault in control: AttributeError" in up.relay.log.getvalue()
 
 

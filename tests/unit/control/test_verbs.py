@@ -14,7 +14,7 @@ from relay.control.operations import (
     ONLY_REPORT_LEFT,
     TABLE,
     UNCHANGED,
-    Deed,
+    Action,
     Verb,
 )
 from relay.mail.envelope import QueueId
@@ -26,22 +26,22 @@ from tests.fakes.smarthost import Script, Smarthost, turns
 from tests.unit.sender.in_process_relay import Relay, policy_of
 
 COLUMNS = (State.WAITING, State.DEFERRED, State.HELD, State.REPORTING)
-CELLS: dict[Verb, tuple[Deed | str, ...]] = {
-    "hold": (Deed.HOLD, Deed.HOLD, Deed.NOTHING, ONLY_REPORT_LEFT),
-    "release": (Deed.NOTHING, Deed.NOTHING, Deed.RELEASE, ONLY_REPORT_LEFT),
-    "retry": (Deed.NOTHING, Deed.RETRY, HELD_ALREADY, ONLY_REPORT_LEFT),
-    "first": (Deed.FIRST, Deed.FIRST, HELD_ALREADY, ONLY_REPORT_LEFT),
-    "bounce": (Deed.BOUNCE, Deed.BOUNCE, Deed.BOUNCE, ONLY_REPORT_LEFT),
-    "delete": (Deed.DELETE, Deed.DELETE, Deed.DELETE, Deed.END_REPORT),
-    "resume": (Deed.RETRY, Deed.RETRY, Deed.NOTHING, Deed.NOTHING),
-    "believe": (Deed.BELIEVE, Deed.BELIEVE, Deed.BELIEVE, Deed.NOTHING),
+CELLS: dict[Verb, tuple[Action | str, ...]] = {
+    "hold": (Action.HOLD, Action.HOLD, Action.NOTHING, ONLY_REPORT_LEFT),
+    "release": (Action.NOTHING, Action.NOTHING, Action.RELEASE, ONLY_REPORT_LEFT),
+    "retry": (Action.NOTHING, Action.RETRY, HELD_ALREADY, ONLY_REPORT_LEFT),
+    "first": (Action.FIRST, Action.FIRST, HELD_ALREADY, ONLY_REPORT_LEFT),
+    "bounce": (Action.BOUNCE, Action.BOUNCE, Action.BOUNCE, ONLY_REPORT_LEFT),
+    "delete": (Action.DELETE, Action.DELETE, Action.DELETE, Action.END_REPORT),
+    "resume": (Action.RETRY, Action.RETRY, Action.NOTHING, Action.NOTHING),
+    "believe": (Action.BELIEVE, Action.BELIEVE, Action.BELIEVE, Action.NOTHING),
 }
 
 
 def test_every_verb_does_in_every_state_what_the_operator_was_promised() -> None:
-    of_messages = {verb: row.deeds for verb, row in TABLE.items() if row.deeds}
-    assert {verb: tuple(deeds[each] for each in COLUMNS) for verb, deeds in of_messages.items()} == CELLS
-    assert {deeds[State.ACTIVE] for deeds in of_messages.values()} == {BUSY}
+    of_messages = {verb: row.actions for verb, row in TABLE.items() if row.actions}
+    assert {verb: tuple(actions[each] for each in COLUMNS) for verb, actions in of_messages.items()} == CELLS
+    assert {actions[State.ACTIVE] for actions in of_messages.values()} == {BUSY}
 
 
 async def a_relay(folder: Path, count: int, disk: Disk | None = None) -> tuple[Relay, list[QueueId]]:

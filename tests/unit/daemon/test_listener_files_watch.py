@@ -26,7 +26,7 @@ class World:
         self.name("mjd", "zed")
         self.metrics = Metrics(relay.clock)
         self.used: list[tuple[int, set[str]]] = []
-        self.watch = ListenerFilesWatch(self._use, relay.watch, relay.events, self.metrics)
+        self.watch = ListenerFilesWatch(self._use, relay.status_view, relay.events, self.metrics)
 
     async def begin(self) -> None:
         without = Listen.model_validate({"address": "127.0.0.1:2525"}, strict=False)
@@ -47,7 +47,7 @@ class World:
 
     @property
     def refused_file(self) -> str:
-        return self.relay.watch.policy_status.refused_file
+        return self.relay.status_view.policy_status.refused_file
 
     def told(self, words: str) -> int:
         self.relay.events.flush()
@@ -77,16 +77,18 @@ async def test_the_end_of_a_certificate_is_seen_and_that_of_a_renewed_one(tmp_pa
         {"address": "127.0.0.1:2527", "certificate": str(made.cert), "key": str(made.key)}, strict=False
     )
     async with Relay(policy_of(tmp_path, 9)) as relay:
-        watch = ListenerFilesWatch(lambda *_: None, relay.watch, relay.events, Metrics(relay.clock))
+        watch = ListenerFilesWatch(lambda *_: None, relay.status_view, relay.events, Metrics(relay.clock))
         await watch.begin([listen])
         first = read_key_pair(made.cert, made.key).ends_at_ns
-        assert relay.watch.snapshot().certificates == (CertificateStatus("127.0.0.1:2527", first or 0),)
+        assert relay.status_view.snapshot().certificates == (CertificateStatus("127.0.0.1:2527", first or 0),)
 
         renewed = make_certificates(tmp_path, days=9)
         renewed.key.chmod(0o600)
         await watch.look(is_asked=True)
         second = read_key_pair(renewed.cert, renewed.key).ends_at_ns
-        assert relay.watch.snapshot().certificates == (CertificateStatus("127.0.0.1:2527", second or 0),)
+        assert relay.status_view.snapshot().certificates == (
+            CertificateStatus("127.0.0.1:2527", second or 0),
+        )
         assert (second or 0) - (first or 0) > 6 * 86_400 * SECOND_NS
 
 

@@ -31,7 +31,7 @@ async def _relay_until_full(relay: Relay, host: Smarthost, messages: int, most: 
         relay.accept(f"r{number}@x.example")
 
     def is_full() -> bool:
-        reasons = {message.reason for message in relay.watch.listing().messages()}
+        reasons = {message.reason for message in relay.status_view.listing().messages()}
         return NO_ROOM in reasons and not relay.account.in_flight
 
     await relay.until(lambda: is_full() or len(host.relayed) > most)

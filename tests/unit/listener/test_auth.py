@@ -13,7 +13,7 @@ from argon2 import PasswordHasher
 from relay.clock import SECOND_NS
 from relay.listener.listener_files import read_listener_files
 from relay.listener.quotas import Owner, Quotas
-from relay.listener.users import Guesses, Users
+from relay.listener.users import LoginLockouts, Users
 from relay.policy.model import Listen
 from relay.smtp.sasl import PasswordCheck
 from tests.fakes.certificates import Certificates
@@ -160,7 +160,7 @@ async def test_at_its_quota_a_client_gets_452_at_mail_until_it_has_less() -> Non
     async with listening({"max_queued_per_client": 2}) as room:
         client, quotas = await room.greeted(), room.listener.quotas
         for count, code in ((2, 452), (1, 250)):
-            quotas.told(quotas.worth_telling([(Owner.of(None, "unknown[127.0.0.1]"), count)]))
+            quotas.set_full_owners(quotas.owners_at_limit([(Owner.of(None, "unknown[127.0.0.1]"), count)]))
             assert codes(await client.ask(b"MAIL FROM:<>") + await client.ask(b"RSET")) == [code, 250]
 
 
@@ -176,10 +176,10 @@ def test_an_owner_is_told_of_once_it_has_the_quota_of_its_name_or_of_all_others(
     held = [(alice, 3), (alice, 4), (bob, 900), (carla, 1), (carla, 2), (client, 6), (client, 8)]
 
     quotas = _quotas(max_queued_per_client=7, users=users)
-    assert quotas.worth_telling(held) == {alice, carla, client} == {("alice", ""), ("carla", ""), client}
-    assert not _quotas(users={"bob": {"senders": "bob@here.example"}}).is_any
-    assert _quotas(users=users).is_any
-    assert _quotas(max_queued_per_client=7).is_any
+    assert quotas.owners_at_limit(held) == {alice, carla, client} == {("alice", ""), ("carla", ""), client}
+    assert not _quotas(users={"bob": {"senders": "bob@here.example"}}).has_limits
+    assert _quotas(users=users).has_limits
+    assert _quotas(max_queued_per_client=7).has_limits
 
 
 class SlowHasher(PasswordHasher):
@@ -220,37 +220,37 @@ async def _right() -> bool:
 
 async def test_wait_doubles_from_the_third_failure_up_to_15_minutes_and_ends_with_a_right_one() -> None:
     clock = FakeClock()
-    guesses = Guesses(clock)
+    lockouts = LoginLockouts(clock)
     waits_s = []
     for _ in range(14):
-        assert await guesses.judge("192.0.2.1", _wrong) is PasswordCheck.WRONG
+        assert await lockouts.check("192.0.2.1", _wrong) is PasswordCheck.WRONG
         wait_s = 0
-        while guesses.is_locked_out("192.0.2.1"):
+        while lockouts.is_locked_out("192.0.2.1"):
             clock.advance(SECOND_NS)
             wait_s += 1
         waits_s.append(wait_s)
 
     assert waits_s == [0, 0, 2, 4, 8, 16, 32, 64, 128, 256, 512, 900, 900, 900]
-    assert await guesses.judge("192.0.2.1", _wrong) is PasswordCheck.WRONG
-    assert await guesses.judge("192.0.2.1", _right) is PasswordCheck.LATER
-    assert await guesses.judge("192.0.2.2", _right) is PasswordCheck.RIGHT
+    assert await lockouts.check("192.0.2.1", _wrong) is PasswordCheck.WRONG
+    assert await lockouts.check("192.0.2.1", _right) is PasswordCheck.LATER
+    assert await lockouts.check("192.0.2.2", _right) is PasswordCheck.RIGHT
     # An hour without a wrong one forgives all.
     clock.advance(3600 * SECOND_NS)
-    assert await guesses.judge("192.0.2.1", _wrong) is PasswordCheck.WRONG
-    assert not guesses.is_locked_out("192.0.2.1")
+    assert await lockouts.check("192.0.2.1", _wrong) is PasswordCheck.WRONG
+    assert not lockouts.is_locked_out("192.0.2.1")
 
 
 async def test_only_so_many_origins_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Guesses, "MAX_ORIGINS", 2)
-    guesses = Guesses(FakeClock())
+    monkeypatch.setattr(LoginLockouts, "MAX_ORIGINS", 2)
+    lockouts = LoginLockouts(FakeClock())
     for origin in ("a", "b", "a", "b", "a", "b", "c"):
-        await guesses.judge(origin, _wrong)
+        await lockouts.check(origin, _wrong)
 
-    assert [guesses.is_locked_out(origin) for origin in "abc"] == [False, True, False]
+    assert [lockouts.is_locked_out(origin) for origin in "abc"] == [False, True, False]
 
 
 async def test_guesses_of_an_origin_are_judged_in_turn_and_of_another_at_once() -> None:
-    guesses = Guesses(FakeClock())
+    lockouts = LoginLockouts(FakeClock())
     verdicts = [asyncio.get_running_loop().create_future() for _ in range(5)]
     looked_at: list[int] = []
 
@@ -258,8 +258,8 @@ async def test_guesses_of_an_origin_are_judged_in_turn_and_of_another_at_once() 
         looked_at.append(number)
         return bool(await verdicts[number])
 
-    judged = [asyncio.create_task(guesses.judge("a", lambda n=n: verify(n))) for n in range(5)]  # type: ignore[misc]  # n is bound now
-    elsewhere = asyncio.create_task(guesses.judge("b", lambda: verify(4)))
+    judged = [asyncio.create_task(lockouts.check("a", lambda n=n: verify(n))) for n in range(5)]  # type: ignore[misc]  # n is bound now
+    elsewhere = asyncio.create_task(lockouts.check("b", lambda: verify(4)))
     await asyncio.sleep(0)
     assert looked_at == [0, 4]
     judged[0].cancel()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from relay.mail.sought import sought, words_of
+from relay.mail.search import parse_search, searchable_text
 from relay.mail.text import MAX_TEXT_CHARACTERS, clean
 
 
@@ -18,7 +18,7 @@ def test_clean_text_is_one_printable_line(text: str | bytes) -> None:
     assert clean(cleaned) == cleaned
 
 
-WORDS = words_of(
+WORDS = searchable_text(
     (None, "0123456789abcdef", "<1@Here.Example>", "Your Order 17 of May", "4XYZ"),
     ("ann@y.example", "Bob@x.Example.", "BÖB@bücher.example", "a@[192.0.2.1]", "c@[IPv6:::1]", '"d\\e f"@g'),
 )
@@ -35,11 +35,11 @@ WORDS = words_of(
     ],
 )  # fmt: skip
 def test_a_message_is_found_by_parts_in_any_case_and_spelling(text: str, *, is_found: bool) -> None:
-    assert sought(text).is_in(WORDS) is is_found
-    assert sought(sought(text).text) == sought(text), "passed on, it is the same"
+    assert parse_search(text).matches(WORDS) is is_found
+    assert parse_search(parse_search(text).text) == parse_search(text), "passed on, it is the same"
 
 
 @pytest.mark.parametrize("text", ["", " ", "< >", "<<>>", "a\udcff"])
 def test_nothing_is_not_looked_for(text: str) -> None:
     with pytest.raises(ValueError, match="expected an address, a Message-ID, a queue id"):
-        sought(text)
+        parse_search(text)

@@ -12,7 +12,7 @@ from relay.queue.lanes import DEFAULT_LANE, Arrangement, Lane
 from relay.queue.queued import NO_REASON, Past, Queued, RecipientsLeft, State, WaitReason, origin_of
 from relay.queue.queues import PROBE_SOUGHT_NS, Queues
 from relay.queue.routes import Availability, Because, Choice, Part, Route, choose, next_listed
-from relay.queue.upstream_queue import AT_ONCE_NS, Waits
+from relay.queue.upstream_queue import AT_ONCE_NS, ThrottledMessage
 from relay.verdicts.account import FOREVER_NS
 
 NAMES = ("a", "b", "c")
@@ -97,7 +97,7 @@ class AnyQueue(RuleBasedStateMachine):
             self.states[name] = Availability(
                 began_ns, is_proving=state == "proving", pauses=(*pauses, (began_ns, FOREVER_NS))
             )
-        self.queue.note(name, self.states[name])
+        self.queue.set_availability(name, self.states[name])
         self.look()
 
     @rule(
@@ -114,7 +114,7 @@ class AnyQueue(RuleBasedStateMachine):
         for name, state in self.states.items():
             may_take = most if state.down_since_ns is None else int(state.is_proving)
             if state.is_usable and not (state.is_proving and name in self.active.values()):
-                line, waits = self.queue.line(name), list[Waits]()
+                line, waits = self.queue.line(name), list[ThrottledMessage]()
                 for part, answer in zip(line.take(may_take, self.now_ns), answers, strict=False):
                     assert part not in self.active
                     assert part.reason == "", "it waits for nothing any more"
@@ -125,7 +125,9 @@ class AnyQueue(RuleBasedStateMachine):
                         self._ends(part, answer)
                     else:
                         keys = {"sender": part.sender, "lane": ("lane", line.lane_of(part))}
-                        waits.append(Waits(part, self.now_ns + 25, keys.get(answer), WaitReason("no room")))
+                        waits.append(
+                            ThrottledMessage(part, self.now_ns + 25, keys.get(answer), WaitReason("no room"))
+                        )
                 line.wait(waits)
 
     def _ends(self, part: Queued, fate: str) -> None:
@@ -303,8 +305,8 @@ class AnyQueue(RuleBasedStateMachine):
     @invariant()
     def what_waited_for_an_upstream_that_was_down_is_no_age(self) -> None:
         for part in self.queue:
-            paused_ns, rested_ns = self.queue.line_of(part).rests_of(part, self.now_ns)
-            assert paused_ns == self.paused_ns[part] <= rested_ns
+            paused_ns, either_paused_ns = self.queue.line_of(part).rests_of(part, self.now_ns)
+            assert paused_ns == self.paused_ns[part] <= either_paused_ns
 
     @invariant()
     def what_is_under_way_stays(self) -> None:
@@ -316,7 +318,7 @@ class AnyQueue(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Let all go; nothing is forgotten, and nothing waits for ever."""
         for name in NAMES:
-            self.queue.note(name, Availability())
+            self.queue.set_availability(name, Availability())
         for part in self.active:
             self.queue.line_of(part).give_back(part, NO_REASON)
         for queue_id in self.queue.ids():
@@ -351,14 +353,14 @@ def failed_over(*numbers: int, sender: str = "") -> Queues:
     """Return a queue whose mail goes by B, as A is down."""
     queue = Queues()
     queue.use(("a", "b"), (A_B,))
-    queue.note("a", DOWN)
+    queue.set_availability("a", DOWN)
     for number in numbers:
         queue.add(*message(number, Part(A_B), sender=sender), now_ns=20)
     return queue
 
 
 def prove(queue: Queues, now_ns: int) -> None:
-    queue.note("a", DOWN._replace(is_proving=True))
+    queue.set_availability("a", DOWN._replace(is_proving=True))
     settle(queue, now_ns)
 
 
@@ -367,7 +369,7 @@ def test_a_long_queue_moves_in_slices_and_in_order() -> None:
     queue.use(NAMES, ROUTES)
     for number in range(2500):
         queue.add(*message(number, Part(ROUTES[0])), now_ns=0)
-    queue.note("a", Availability(0))
+    queue.set_availability("a", Availability(0))
     settle(queue, 0)
     assert (len(queue.line("a")), queue.next_look_ns()) == (2500, 15)
     queue.move_on(15)
@@ -399,7 +401,7 @@ def test_a_probe_that_was_refused_goes_back_before_what_came_later_and_another_o
         assert probe.choice.because is Because.PROBE
         probed.append(int(probe.queue_id))
         queue.line("a").give_back(probe, NO_REASON)
-        queue.note("a", DOWN)
+        queue.set_availability("a", DOWN)
         settle(queue, 30)
         assert not len(queue.line("a"))
 
@@ -467,7 +469,7 @@ def test_refusals_and_the_reason_of_a_paused_sender_do_not_outlive_a_move() -> N
     line.give_back(part, WaitReason("553 not yours"))
     assert line.take(1, 0) == []
     assert part.is_sitting_out
-    queue.note("a", Availability(0, pauses=((0, 99),)))
+    queue.set_availability("a", Availability(0, pauses=((0, 99),)))
     settle(queue, 15)
     assert (part.upstream, part.reason) == ("b", "")
-    assert part.past == Past(frozenset([0]), paused_ns=15, rested_ns=15)
+    assert part.past == Past(frozenset([0]), paused_ns=15, either_paused_ns=15)

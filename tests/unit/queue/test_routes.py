@@ -28,8 +28,8 @@ A_B = Route(("a", "b"), failover_after_ns=15)
 def test_the_next_upstream_is_used_once_the_one_before_is_down_for_long(
     a: Availability | None, b: Availability | None, now_ns: int, choice: Choice
 ) -> None:
-    standings = {name: state for name, state in (("a", a), ("b", b)) if state is not None}
-    assert choose(A_B, standings, now_ns) == choice
+    availabilities = {name: state for name, state in (("a", a), ("b", b)) if state is not None}
+    assert choose(A_B, availabilities, now_ns) == choice
 
 
 def test_without_failover_mail_waits_for_the_preferred_one() -> None:

@@ -35,7 +35,7 @@ def test_pauses_are_no_age_but_where_the_shield_began_them_and_one_that_was_ende
     assert pauses.rests_of("s") == ((0, first_ns), (second_ns, third_ns))
     pauses.end("s", second_ns + 7)
     assert pauses.rests_of("s") == ((0, first_ns), (second_ns, second_ns + 7))
-    assert pauses.of("s", second_ns + 7) is None
+    assert pauses.current("s", second_ns + 7) is None
     assert pauses.senders() == {}
 
 
@@ -54,5 +54,5 @@ def test_of_more_senders_than_are_remembered_the_oldest_is_asked_about_again() -
     pauses = SenderPauses()
     for number in range(MOST_RESTING + 1):
         pauses.begin(str(number), 0, "no")
-    assert pauses.of("0", 1) is None
+    assert pauses.current("0", 1) is None
     assert len(pauses.senders()) == MOST_RESTING

@@ -17,7 +17,7 @@ from relay.queue.queued import (
 )
 from relay.queue.routes import Choice
 from relay.queue.sender_pauses import FIRST_REST_NS
-from relay.queue.upstream_queue import UpstreamQueue, Waits
+from relay.queue.upstream_queue import ThrottledMessage, UpstreamQueue
 
 LANES = Arrangement((Lane("fast", 60), Lane("list", 20, has_ceiling=True), Lane(DEFAULT_LANE, 20)))
 W, A, D, H, R = State.WAITING, State.ACTIVE, State.DEFERRED, State.HELD, State.REPORTING
@@ -45,8 +45,8 @@ def names(messages: list[Queued]) -> str:
     return "".join(each.queue_id for each in messages)
 
 
-def waits(message: Queued, until_ns: int, key: Hashable = None) -> Waits:
-    return Waits(message, until_ns, key, WaitReason("no room"))
+def waits(message: Queued, until_ns: int, key: Hashable = None) -> ThrottledMessage:
+    return ThrottledMessage(message, until_ns, key, WaitReason("no room"))
 
 
 Verb = Callable[[UpstreamQueue, Queued], object]

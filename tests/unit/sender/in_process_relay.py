@@ -29,7 +29,7 @@ from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.root.trigger import Trigger
 from relay.status.filters import EVERYTHING, Filters
 from relay.status.snapshot import MessageView, PolicyStatus
-from relay.status.watch import Watch
+from relay.status.status_view import StatusView
 from relay.telemetry.events import Events, LogStyle
 from relay.telemetry.metrics import Metrics, Telemetry
 from tests.fakes.clock import FakeClock
@@ -122,7 +122,7 @@ class Relay:
         self.told: list[str] = []
         self.events = Events(self.log, style, self.clock)
         self.metrics = metrics = Metrics(self.clock)
-        metrics.know_upstreams(policy.upstreams, policy.stand_ins)
+        metrics.know_upstreams(policy.upstreams, policy.instead_of_pairs)
         root = str(policy.spool)
         self.spool = MaildirSpool(root, self.disk, self.clock, lambda _name, why: self.told.append(why))
         self.intake = MaildirIntake(root, Unsynced(), self.clock)
@@ -136,9 +136,9 @@ class Relay:
             telemetry=Telemetry(self.events, metrics, self.clock),
             on_fault=self.faults.append,
         )
-        self.watch = Watch(self.sender, policy, "relay.test", self.clock, PolicyStatus("", 0))
+        self.status_view = StatusView(self.sender, policy, "relay.test", self.clock, PolicyStatus("", 0))
         self.late = LateMail(self.sender.queue, self.sender.settling, host)
-        self.operator = Operator(self.sender, self.watch, self.events)
+        self.operator = Operator(self.sender, self.status_view, self.events)
 
     @property
     def account(self) -> Account:

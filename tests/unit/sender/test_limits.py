@@ -11,7 +11,7 @@ MINUTE_NS = 60 * 10**9
 
 
 def _reasons(relay: Relay) -> set[str]:
-    return {message.reason for message in relay.watch.listing().messages()}
+    return {message.reason for message in relay.status_view.listing().messages()}
 
 
 async def test_an_edit_lets_the_parked_go_at_once_where_the_new_limit_has_room(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ async def test_a_lane_never_holds_more_of_a_limit_than_its_ceiling_and_all_else_
             for number in range(5):
                 relay.accept(f"list{number}@x.example", sender="list@here.example")
             await relay.until(lambda: len(host.relayed) == 3 and relay.account.in_flight == 0)
-            await relay.until(lambda: "lane list" in relay.watch.snapshot().upstreams[0].held_by)
+            await relay.until(lambda: "lane list" in relay.status_view.snapshot().upstreams[0].held_by)
             assert "ceiling of lane list" in _reasons(relay)
         # It is the history that says so: nothing more goes after a restart either.
         async with Relay(policy) as relay:

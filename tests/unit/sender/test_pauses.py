@@ -16,7 +16,7 @@ from relay.smtp.reply import Phase, Reply
 from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics, Telemetry
-from relay.verdicts.account import FOREVER_NS, Happening, OperatorPause, PauseAsked
+from relay.verdicts.account import FOREVER_NS, EventKind, OperatorPause, PauseAsked
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import Verdict
 from tests.fakes.clock import FakeClock
@@ -34,13 +34,13 @@ class World:
 
     def __init__(self, path: Path) -> None:
         self.clock, self.log = FakeClock(), io.StringIO()
-        self.kept = AccountFile(path, RealDisk())
+        self.state_file = AccountFile(path, RealDisk())
         self.events = Events(self.log, "json", self.clock)
         self.pausing = Pausing(
             "isp",
             Telemetry(self.events, Metrics(self.clock), self.clock),
-            self.kept,
-            leaves_in_ns=lambda _span_ns: None,
+            self.state_file,
+            oldest_leaves_in_ns=lambda _span_ns: None,
             on_refused=lambda _answer: None,
             on_change=lambda _availability: None,
         )
@@ -58,13 +58,13 @@ class World:
                 self.clock.advance(2 * HOUR_NS)
                 pausing.until_ns(self.clock.boottime_ns())
             case "word":
-                pausing.apply(Happening.KEEP, pause=OperatorPause(FOREVER_NS, "anna", 0))
+                pausing.apply(EventKind.KEEP, pause=OperatorPause(FOREVER_NS, "anna", 0))
             case "resume":
                 pausing.end()
             case "edit":
-                pausing.end(Happening.EDIT)
+                pausing.end(EventKind.EDIT)
             case "fault":
-                pausing.apply(Happening.FAULT, text="damaged", until_ns=now_ns + 60 * SECOND_NS)
+                pausing.apply(EventKind.FAULT, text="damaged", until_ns=now_ns + 60 * SECOND_NS)
             case "sound":
                 pausing.trust_history()
 
@@ -100,8 +100,8 @@ async def test_a_change_is_told_and_nothing_else(tmp_path: Path, words: str, tol
 
     assert each == told
     # What a start would go on with is what there is.
-    assert await world.kept.written() == ""
-    record = world.kept.load()
+    assert await world.state_file.written() == ""
+    record = world.state_file.load()
     assert (record is not None) == any(told)
     assert record is None or record.state == world.pausing.state
 

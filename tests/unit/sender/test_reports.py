@@ -71,8 +71,8 @@ async def test_reports_beyond_the_limit_are_shown_and_told_and_an_edit_of_it_cou
         for number in range(7):
             relay.accept(f"gone{number}@there.example")
         await relay.until(lambda: len(reports(host)) == 2 and len(waiting(relay)) == 5)
-        assert relay.watch.snapshot().counts(QueueState.REPORTING).messages == 5
-        listed = relay.watch.listing().messages()[0]
+        assert relay.status_view.snapshot().counts(QueueState.REPORTING).messages == 5
+        listed = relay.status_view.listing().messages()[0]
         assert "only its report is left" in listed.reason
         assert (listed.held_by, listed.eta_at_ns) == ("reports.per_hour", None)
         assert relay.logged().count("reports are at reports.per_hour") == 1

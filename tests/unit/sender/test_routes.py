@@ -179,7 +179,7 @@ def told(relay: Relay) -> list[str]:
 
 
 def gauges(relay: Relay) -> dict[tuple[str, ...], float]:
-    collector = SnapshotCollector(relay.metrics, relay.watch.snapshot, relay.events, relay.clock)
+    collector = SnapshotCollector(relay.metrics, relay.status_view.snapshot, relay.events, relay.clock)
     return {
         tuple(sample.labels.values()): sample.value
         for family in collector.collect()
@@ -207,7 +207,7 @@ async def test_where_mail_of_a_route_goes_is_told_once_and_counted_by_message(tm
         diverted = "warning: route 1, 2: mail goes through two instead of one: failover"
         assert told(relay) == [diverted]
         assert gauges(relay) == {failover: 1, spill: 0, all_down: 0}
-        shown = to_json(relay.watch.snapshot())["routes"][0]
+        shown = to_json(relay.status_view.snapshot())["routes"][0]
         assert (shown["because"], shown["upstream"], shown["numbers"]) == ("failover", "two", [1, 2])
         assert shown["takes"] == ["sender", "all other mail"]
 

@@ -164,7 +164,7 @@ async def test_while_the_queue_is_read_its_first_mail_goes_and_the_rest_is_not_s
                 "r0@there.example",
                 "r1@there.example",
             }
-            assert relay.watch.snapshot().recovering >= QUEUED - 2 * BATCH
+            assert relay.status_view.snapshot().recovering >= QUEUED - 2 * BATCH
             with pytest.raises(NotDone, match=UNREAD):
                 await relay.operator.show(ids[-1])
             assert await relay.operator.act("delete", ids[-1:]) == {ids[-1]: UNREAD}
@@ -173,7 +173,7 @@ async def test_while_the_queue_is_read_its_first_mail_goes_and_the_rest_is_not_s
             disk.let_go()
             await relay.until_empty()
             assert len(host.transactions) == QUEUED
-            assert relay.watch.snapshot().recovering == 0
+            assert relay.status_view.snapshot().recovering == 0
             with pytest.raises(NotDone, match=ABSENT):
                 await relay.operator.show(QueueId("0" * 16))
 

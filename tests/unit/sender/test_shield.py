@@ -12,7 +12,7 @@ from relay.control.operations import OK
 from relay.policy.lane import LimitSettings
 from relay.policy.model import Policy
 from relay.policy.units import HostPort
-from relay.practice.smarthost import PracticeAccount, PracticeSmarthost, Practised
+from relay.practice.smarthost import PracticeAccount, PracticeMessage, PracticeSmarthost
 from relay.smtp.sasl import Credentials
 from relay.verdicts.account import within_ns
 from tests.fakes.smarthost import Script, Smarthost, Turn
@@ -144,7 +144,7 @@ LIST = [f"r{number}@list{number % 7}.example" for number in range(500)]
 
 
 async def test_500_subscribers_get_it_in_five_hours_and_the_isp_sees_nothing_odd(tmp_path: Path) -> None:
-    clock, taken = virtual_clock(), list[Practised]()
+    clock, taken = virtual_clock(), list[PracticeMessage]()
     allows = LimitSettings.model_validate({"recipients": 100, "per": "1h"})
     account, address = PracticeAccount(allows, HOUR_NS), HostPort("127.0.0.1", 0)
     isp = PracticeSmarthost(address, Credentials("mjd", "correct"), account, clock, observer=taken.append)

@@ -28,7 +28,7 @@ async def test_what_is_at_hand_is_bounded_and_ends_with_the_first_settlement() -
     queue_ids = [accept(intake, content=long) for _ in range(80)]
     while page := await thread.claim(9, lambda message: message.queue_id):
         for message, _ in page:
-            thread.keep(message)
+            thread.cache(message)
 
     # What the disk does not give is what is at hand.
     disk.fail(Fault(1, errno.EIO, forever=True, kinds=frozenset({"open"}), path="/cur/"))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
-from relay.status.eta import MOST_BEGINS, Load, Pace
+from relay.status.eta import MOST_BEGINS, AccountForecast, Load
 from relay.throttle.admission import Request, Reservation, Wait
 from relay.throttle.limit import PlainLimit, Unit
 from relay.throttle.throttle import Throttle
@@ -83,22 +83,24 @@ def test_each_message_of_a_line_goes_when_it_is_expected(
     for seconds in pauses:
         line.relayed_at()
         line.rest(seconds * SECOND_NS)
-    pace = Pace(
+    forecast = AccountForecast(
         line.clock.boottime_ns(),
-        line.throttle.limited(transaction_ns),
+        line.throttle.occupancy(transaction_ns),
         connections=connections,
         transaction_ns=transaction_ns,
     )
 
-    expected = [pace.at(Load(number, number, number)).eta_ns for number in range(1, waiting + 1)]
+    expected = [forecast.at(Load(number, number, number)).eta_ns for number in range(1, waiting + 1)]
 
     assert [line.relayed_at() for _ in expected] == expected
 
 
 def test_of_a_long_line_the_end_follows_the_rates_of_the_limits() -> None:
-    pace = Pace(0, Line([limit("messages", 1, 1), limit("messages", 1000, 3600)], 1, 0).throttle.limited(0))
+    forecast = AccountForecast(
+        0, Line([limit("messages", 1, 1), limit("messages", 1000, 3600)], 1, 0).throttle.occupancy(0)
+    )
 
-    ends = [pace.at(Load(number)).eta_ns or 0 for number in range(1, 3001)]
+    ends = [forecast.at(Load(number)).eta_ns or 0 for number in range(1, 3001)]
 
     assert ends == sorted(ends)
     # With their guards: one each second up to the last of a thousand, and the next thousand an hour later.
@@ -113,9 +115,12 @@ def test_of_a_long_line_the_end_follows_the_rates_of_the_limits() -> None:
     [(2, ""), (3, "connections"), (5, "limit 4 messages per 10s"), (9, "limit 8 messages per 60s")],
 )
 def test_what_opens_last_holds_a_message_and_a_rest_holds_all(number: int, held_by: str) -> None:
-    limited = Line([limit("messages", 4, 10), limit("messages", 8, 60)], 2, SECOND_NS).throttle.limited(0)
-    pace = Pace(0, limited, connections=2, transaction_ns=SECOND_NS)
+    limits = Line([limit("messages", 4, 10), limit("messages", 8, 60)], 2, SECOND_NS).throttle.occupancy(0)
+    forecast = AccountForecast(0, limits, connections=2, transaction_ns=SECOND_NS)
 
-    assert pace.at(Load(number)).held_by == held_by
-    assert Pace(0, rests="pause: 421 no", until_ns=MINUTE_NS).at(Load(1)) == (MINUTE_NS, "pause: 421 no")
-    assert Pace(0, rests="stop: 535", until_ns=None).at(Load(1)) == (None, "stop: 535")
+    assert forecast.at(Load(number)).held_by == held_by
+    assert AccountForecast(0, rests="pause: 421 no", until_ns=MINUTE_NS).at(Load(1)) == (
+        MINUTE_NS,
+        "pause: 421 no",
+    )
+    assert AccountForecast(0, rests="stop: 535", until_ns=None).at(Load(1)) == (None, "stop: 535")

@@ -49,14 +49,14 @@ async def a_long_queue(folder: Path) -> AsyncIterator[Relay]:
 async def test_a_long_queue_drains_when_its_last_message_goes(tmp_path: Path) -> None:
     async with a_long_queue(tmp_path) as relay:
         window_ns = relay.policy.upstreams["isp"].limits[0].per_ns + SECOND_NS
-        drained_at_ns = relay.watch.snapshot().upstreams[0].drained_at_ns
+        drained_at_ns = relay.status_view.snapshot().upstreams[0].drained_at_ns
         assert drained_at_ns is not None
         assert drained_at_ns == relay.clock.wall_ns() + (MANY // LIMIT - 1) * window_ns
 
         etas = [each.eta_at_ns for each in await relay.listed()]
         assert etas == sorted(eta for eta in etas if eta is not None)
         assert etas[-1] == drained_at_ns
-        assert [each.eta_at_ns for each in relay.watch.coming()] == etas[:10]
+        assert [each.eta_at_ns for each in relay.status_view.coming()] == etas[:10]
 
 
 async def test_a_listing_gives_way_to_the_loop_and_what_comes_and_goes_meanwhile_spoils_none(
@@ -122,7 +122,7 @@ async def test_what_is_set_aside_is_listed_behind_the_queue(tmp_path: Path) -> N
             assert " corrupt " in line
             (result,) = (await relay.operator.act("delete", [corrupt.queue_id])).values()
             assert result == f"corrupt: {corrupt.reason}; {CORRUPT_ADVICE}"
-            assert relay.watch.snapshot().counts(QueueState.CORRUPT).messages == 1
+            assert relay.status_view.snapshot().counts(QueueState.CORRUPT).messages == 1
     assert [relayed.recipients for relayed in host.relayed] == [["b@there.example"]]
     assert queue_id != corrupt.queue_id
 
@@ -137,6 +137,6 @@ async def test_what_is_accepted_and_not_taken_is_incoming(tmp_path: Path) -> Non
             relay.accept()
         await relay.sender.look()
 
-        assert relay.watch.snapshot().counts(QueueState.INCOMING).messages == 3
+        assert relay.status_view.snapshot().counts(QueueState.INCOMING).messages == 3
         assert relay.sender.queued == 3
         assert relay.sender.totals == Totals(accepted=1, relayed=1)

@@ -16,8 +16,8 @@ from relay.submission.composing import (
     NotAnAddress,
     Submission,
     addresses_in,
-    delivered,
-    submitted,
+    from_maildir,
+    from_program,
 )
 
 HOST = "host.test"
@@ -89,7 +89,7 @@ def test_what_is_not_known_is_wrong_usage(words: list[str]) -> None:
 
 
 def compose(text: bytes, *argv: str, author: Author = AUTHOR, takes_header: bool = False) -> Submission:
-    return submitted(text, author, argv, takes_header=takes_header)
+    return from_program(text, author, argv, takes_header=takes_header)
 
 
 @pytest.mark.parametrize(
@@ -157,16 +157,16 @@ HEAD = b"Delivered-To: e@f.test\r\nSubject: x\r\nReturn-Path: <g@h.test>\r\n\r\n
 
 @pytest.mark.parametrize("head", [b"", b"no field\r\n\r\n", b"Subject: x\r\nno field\r\n", b"\r\n", HEAD])
 def test_what_came_from_a_mail_server_stays_as_it_is(head: bytes) -> None:
-    found = delivered(ON_TOP + head, AUTHOR, EnvelopeSource())
+    found = from_maildir(ON_TOP + head, AUTHOR, EnvelopeSource())
     assert (found.reverse_path, found.recipients, found.content) == ("a@b.test", ("c@d.test",), head)
 
 
 def test_a_null_sender_stays_null() -> None:
-    assert delivered(ON_TOP.replace(b"a@b.test", b""), AUTHOR, EnvelopeSource()).reverse_path == ""
-    assert delivered(ON_TOP, replace(AUTHOR, sender="<>"), EnvelopeSource()).reverse_path == ""
+    assert from_maildir(ON_TOP.replace(b"a@b.test", b""), AUTHOR, EnvelopeSource()).reverse_path == ""
+    assert from_maildir(ON_TOP, replace(AUTHOR, sender="<>"), EnvelopeSource()).reverse_path == ""
 
 
 @pytest.mark.parametrize("prefix", ["d", "c@d.test", "C"])
 def test_a_prefix_that_leaves_no_address_is_told(prefix: str) -> None:
     with pytest.raises(NotAnAddress):
-        delivered(ON_TOP, AUTHOR, EnvelopeSource(prefix))
+        from_maildir(ON_TOP, AUTHOR, EnvelopeSource(prefix))

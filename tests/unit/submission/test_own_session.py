@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from relay.policy.source import parse_policy
-from relay.submission.handover import Handover, Refusal, taker
+from relay.submission.handover import Handover, Refusal, open_session
 
 POLICY = b"""
 spool: ./spool
@@ -33,7 +33,7 @@ def test_a_session_that_cannot_run_answers_at_once_and_says_why(
     told: list[str] = []
 
     with (
-        taker(policy, "relay.test", told.append) as connected,
+        open_session(policy, "relay.test", told.append) as connected,
         pytest.raises(Refusal, match="the relay closed the connection") as refused,
     ):
         Handover(connected, "relay.test")

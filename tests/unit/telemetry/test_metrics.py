@@ -122,8 +122,8 @@ def test_each_call_counts_where_it_says(world: World) -> None:
     metrics.decided("isp", 1_000_000)
     metrics.history_failed("isp")
     metrics.connect_failed("isp", answer(Verdict.DEFER, Phase.CONNECT, None))
-    metrics.relayed_after(Delays(0, 5 * SECOND_NS, 0, SECOND_NS))
-    metrics.became(["relayed", "relayed", "expired"])
+    metrics.observe_delays(Delays(0, 5 * SECOND_NS, 0, SECOND_NS))
+    metrics.count_fates(["relayed", "relayed", "expired"])
 
     world.values(
         ("throttle_wait_seconds_bucket", isp | {"le": "60.0"}, 1),

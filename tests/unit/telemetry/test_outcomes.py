@@ -11,7 +11,7 @@ import pytest
 from relay.clock import SECOND_NS
 from relay.mail.envelope import Envelope, QueueId, Shape
 from relay.mail.header import Names
-from relay.mail.sought import sought
+from relay.mail.search import parse_search
 from relay.policy.model import RecentSettings
 from relay.smtp.reply import Phase
 from relay.spool.disk.durable import RealDisk
@@ -74,7 +74,7 @@ class Hearing:
 
     def found(self, text: str = "example", since_ns: int = 0) -> list[PastOutcome]:
         with past_outcomes(self.spool) as past:
-            return list(found(past, sought(text), since_ns))
+            return list(found(past, parse_search(text), since_ns))
 
     def recipients(self) -> list[str]:
         return [each.recipient for each in self.found()]

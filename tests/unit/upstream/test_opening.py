@@ -198,7 +198,7 @@ async def test_what_is_offered_under_tls_alone_counts(certificates: Certificates
         opened = account(host, tls=Tls.STARTTLS, ca_file=certificates.ca, user="u", password="p")
         async with connected(opened) as connection:
             assert host.sessions[0].user == "u"
-            assert connection.unfit(transaction(smtputf8=True).shape) is not None
+            assert connection.why_unfit(transaction(smtputf8=True).shape) is not None
 
 
 async def test_an_authority_without_key_identifiers_is_trusted_by_each_python(

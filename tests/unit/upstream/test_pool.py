@@ -28,7 +28,7 @@ class Line:
         return self.is_alive and not self.is_closing
 
     @property
-    def why_never_used(self) -> OSError | None:
+    def fault_before_use(self) -> OSError | None:
         return None if self.is_alive or self.transactions else OSError("no")
 
     @property
@@ -179,7 +179,7 @@ class Play(World):
                 self.discarded.append(self.held.pop(pick % len(self.held)))
                 self.pool.discard(self.discarded[-1])
             case "expect":
-                self.pool.expect_most(2)
+                self.pool.limit_session_messages(2)
                 self.expected_until_ns = self.clock.boottime_ns() + TIGHT.max_age_ns
             case "fewer" | "more" | "renew":
                 self._configure(operation)

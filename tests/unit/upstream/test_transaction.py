@@ -76,7 +76,7 @@ async def test_mail_has_the_parameters_that_are_offered_and_needed(
 )
 async def test_what_a_connection_cannot_carry_is_known_before(shape: Shape, status: str) -> None:
     async with Smarthost(extensions=("SIZE 1000",)) as host, connected(account(host)) as connection:
-        refusal = connection.unfit(shape)
+        refusal = connection.why_unfit(shape)
 
         assert refusal is not None
         assert (refusal.verdict, refusal.status, refusal.reply) == (DEFER, status, None)

@@ -19,13 +19,13 @@ from relay.verdicts.account import (
     TABLE,
     AccountState,
     Event,
-    Happening,
+    EventKind,
     Health,
     OperatorPause,
     PauseRecord,
     lapsed,
-    largest,
-    refused,
+    max_recipients_now,
+    refusal_event,
     rest_ns,
     step,
     within_ns,
@@ -34,7 +34,7 @@ from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Layer, Rule, Ruling, Scope, Verdict
 from relay.verdicts.wording import retry_after_ns, window_in
 
-REFUSALS = (Happening.PAUSE, Happening.REFUSE, Happening.STOP)
+REFUSALS = (EventKind.PAUSE, EventKind.REFUSE, EventKind.STOP)
 HOUR_NS = PROBE_NS
 PAUSE = OperatorPause(FOREVER_NS, "anna", 0)
 
@@ -50,36 +50,36 @@ TOO_MUCH = Ruling(Verdict.PAUSE, Scope.UPSTREAM, is_too_much=True)
 NO_RULING = Ruling(Verdict.PAUSE, Scope.UPSTREAM)
 
 
-def event(happening: Happening, at_ns: int = 0, ruling: Ruling = NO_RULING) -> Event:
-    pause = PAUSE if happening is Happening.KEEP else None
-    return Event(happening, at_ns, happening.name, ruling, recipients=1, until_ns=at_ns + 60, pause=pause)
+def event(kind: EventKind, at_ns: int = 0, ruling: Ruling = NO_RULING) -> Event:
+    pause = PAUSE if kind is EventKind.KEEP else None
+    return Event(kind, at_ns, kind.name, ruling, recipients=1, until_ns=at_ns + 60, pause=pause)
 
 
-# What each happening makes of used, proving, paused, refused, stopped.
+# What each kind of event makes of used, proving, paused, refused, stopped.
 CELLS = {
-    Happening.PAUSE: "paused paused paused refused stopped",
-    Happening.REFUSE: "refused refused refused refused stopped",
-    Happening.STOP: "stopped stopped stopped stopped stopped",
-    Happening.PROOF: "used used paused refused stopped",
-    Happening.OVER: "used proving proving proving proving",
-    Happening.RESUME: "used proving proving proving proving",
-    Happening.EDIT: "used proving proving proving proving",
-    Happening.KEEP: "used proving paused refused stopped",
-    Happening.LAPSE: "proving proving paused refused stopped",
-    Happening.FAULT: "used proving paused refused stopped",
-    Happening.SOUND: "proving proving paused refused stopped",
-    Happening.RESTART: "used proving paused proving stopped",
+    EventKind.PAUSE: "paused paused paused refused stopped",
+    EventKind.REFUSE: "refused refused refused refused stopped",
+    EventKind.STOP: "stopped stopped stopped stopped stopped",
+    EventKind.PROOF: "used used paused refused stopped",
+    EventKind.OVER: "used proving proving proving proving",
+    EventKind.RESUME: "used proving proving proving proving",
+    EventKind.EDIT: "used proving proving proving proving",
+    EventKind.KEEP: "used proving paused refused stopped",
+    EventKind.LAPSE: "proving proving paused refused stopped",
+    EventKind.FAULT: "used proving paused refused stopped",
+    EventKind.SOUND: "proving proving paused refused stopped",
+    EventKind.RESTART: "used proving paused proving stopped",
 }
 
 
-@pytest.mark.parametrize(("health", "happening"), [*product(Health, Happening)])
-def test_each_cell(health: Health, happening: Happening) -> None:
+@pytest.mark.parametrize(("health", "kind"), [*product(Health, EventKind)])
+def test_each_cell(health: Health, kind: EventKind) -> None:
     before = AccountState(health, "before", HOUR_NS, in_a_row=1, spans=((0, FOREVER_NS),))
-    after = step(before, event(happening, 100))
+    after = step(before, event(kind, 100))
 
-    expected = dict(zip(Health, CELLS[happening].split(), strict=True))[health]
-    assert after.health is TABLE[health, happening] is Health(expected)
-    rests = after.health in RESTING or happening in (Happening.KEEP, Happening.FAULT)
+    expected = dict(zip(Health, CELLS[kind].split(), strict=True))[health]
+    assert after.health is TABLE[health, kind] is Health(expected)
+    rests = after.health in RESTING or kind in (EventKind.KEEP, EventKind.FAULT)
     assert after.is_resting == rests
     if rests:
         assert after.why
@@ -87,14 +87,14 @@ def test_each_cell(health: Health, happening: Happening) -> None:
     elif before.is_resting:
         assert after.spans == ((0, 100),)
     if after.health is not health and after.health in RESTING:
-        assert (after.because, after.in_a_row) == (happening.name, 2)
+        assert (after.because, after.in_a_row) == (kind.name, 2)
 
 
-@given(st.lists(st.sampled_from(Happening), max_size=30))
-def test_whatever_happens_each_rest_is_timed(happenings: list[Happening]) -> None:
+@given(st.lists(st.sampled_from(EventKind), max_size=30))
+def test_whatever_happens_each_rest_is_timed(kinds: list[EventKind]) -> None:
     state = AccountState()
-    for number, happening in enumerate(happenings):
-        state = step(state, event(happening, 10 * number))
+    for number, kind in enumerate(kinds):
+        state = step(state, event(kind, 10 * number))
         assert bool(state.spans and state.spans[-1][1] == FOREVER_NS) == state.is_resting
         assert list(state.spans) == sorted(state.spans)
         assert PauseRecord("here", 10 * number, 0, state).fault() == ""
@@ -103,67 +103,67 @@ def test_whatever_happens_each_rest_is_timed(happenings: list[Happening]) -> Non
 @pytest.mark.parametrize(
     ("verdict", "may_probe", "is_doubted", "expected"),
     [
-        (Verdict.PAUSE, False, False, Happening.PAUSE),
-        (Verdict.STOP, True, False, Happening.REFUSE),
-        (Verdict.STOP, True, True, Happening.STOP),
-        (Verdict.STOP, False, False, Happening.STOP),
+        (Verdict.PAUSE, False, False, EventKind.PAUSE),
+        (Verdict.STOP, True, False, EventKind.REFUSE),
+        (Verdict.STOP, True, True, EventKind.STOP),
+        (Verdict.STOP, False, False, EventKind.STOP),
     ],
 )
 def test_a_refusal_is_told_by_its_verdict(
-    verdict: Verdict, *, may_probe: bool, is_doubted: bool, expected: Happening
+    verdict: Verdict, *, may_probe: bool, is_doubted: bool, expected: EventKind
 ) -> None:
     ruling = ruling_of("no", may_probe=may_probe)
     answer = Answer(verdict, Phase.MAIL, None, "no", ruling=ruling, is_doubted=is_doubted)
 
-    assert refused(answer, 5, lambda _span_ns: None).happening is expected
+    assert refusal_event(answer, 5, lambda _span_ns: None).kind is expected
 
 
 def test_where_no_probe_is_allowed_only_somebody_ends_it() -> None:
-    doubted = step(AccountState(), event(Happening.STOP))
-    barred = step(doubted, event(Happening.STOP, 1, ruling_of("no", may_probe=False)))
+    doubted = step(AccountState(), event(EventKind.STOP))
+    barred = step(doubted, event(EventKind.STOP, 1, ruling_of("no", may_probe=False)))
     assert (doubted.until_ns, barred.until_ns) == (PROBE_NS, FOREVER_NS)
     assert lapsed(barred, FOREVER_NS - 1) == barred
-    assert step(barred, event(Happening.EDIT)).health is Health.PROVING
+    assert step(barred, event(EventKind.EDIT)).health is Health.PROVING
 
 
 def test_a_pause_grows_only_by_what_a_later_refusal_asks_for() -> None:
-    paused = step(AccountState(), event(Happening.PAUSE))
+    paused = step(AccountState(), event(EventKind.PAUSE))
     assert paused.until_ns == FIRST_NS
-    assert step(paused, event(Happening.PAUSE, 9 * SECOND_NS)) == paused
-    longer = step(paused, event(Happening.PAUSE, SECOND_NS, ruling_of("try again in 5 minutes")))
+    assert step(paused, event(EventKind.PAUSE, 9 * SECOND_NS)) == paused
+    longer = step(paused, event(EventKind.PAUSE, SECOND_NS, ruling_of("try again in 5 minutes")))
     assert (longer.until_ns, longer.in_a_row) == (301 * SECOND_NS, 1)
 
 
 def test_refused_again_it_is_one_pause_and_a_success_or_an_edit_begins_anew() -> None:
     state, now_ns, lengths = AccountState(), 0, []
     for _ in range(8):
-        state = step(state, event(Happening.PAUSE, now_ns))
+        state = step(state, event(EventKind.PAUSE, now_ns))
         lengths.append((state.until_ns - now_ns) // SECOND_NS)
         now_ns = state.until_ns
         state = lapsed(state, now_ns)
         assert state.health is Health.PROVING
     assert lengths == [15, 30, 60, 120, 240, 480, 900, 900]
     assert state.spans == ((0, now_ns),)
-    assert step(state, event(Happening.PAUSE, now_ns)).until_ns - now_ns == LONGEST_NS
-    for anew in (Happening.PROOF, Happening.EDIT):
-        again = step(step(state, event(anew, now_ns)), event(Happening.PAUSE, now_ns + 1))
+    assert step(state, event(EventKind.PAUSE, now_ns)).until_ns - now_ns == LONGEST_NS
+    for anew in (EventKind.PROOF, EventKind.EDIT):
+        again = step(step(state, event(anew, now_ns)), event(EventKind.PAUSE, now_ns + 1))
         assert (again.until_ns - now_ns - 1, len(again.spans)) == (FIRST_NS, 2)
 
 
 def test_after_too_much_it_begins_with_one_recipient_and_doubles() -> None:
-    state, sizes = step(AccountState(), event(Happening.PAUSE, 0, TOO_MUCH)), []
+    state, sizes = step(AccountState(), event(EventKind.PAUSE, 0, TOO_MUCH)), []
     for _ in range(9):
-        sizes.append(largest(100, state.taken))
-        state = step(state, event(Happening.PROOF)._replace(recipients=sizes[-1]))
+        sizes.append(max_recipients_now(100, state.taken))
+        state = step(state, event(EventKind.PROOF)._replace(recipients=sizes[-1]))
     assert sizes == [1, 2, 4, 8, 16, 32, 64, 100, 100]
 
 
 def test_a_second_refusal_of_mail_makes_it_small_and_one_of_a_connection_does_not() -> None:
-    once = step(step(AccountState(), event(Happening.PAUSE)), event(Happening.OVER))
-    again = event(Happening.PAUSE, 1)
-    assert largest(7, once.taken) == 7
-    assert largest(7, step(once, again).taken) == 1
-    assert largest(7, step(once, again._replace(is_mail=False)).taken) == 7
+    once = step(step(AccountState(), event(EventKind.PAUSE)), event(EventKind.OVER))
+    again = event(EventKind.PAUSE, 1)
+    assert max_recipients_now(7, once.taken) == 7
+    assert max_recipients_now(7, step(once, again).taken) == 1
+    assert max_recipients_now(7, step(once, again._replace(is_mail=False)).taken) == 7
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.booleans()), max_size=40), st.integers(0, 2000))
@@ -175,11 +175,11 @@ def test_the_time_paused_is_that_of_the_instants_that_were_paused(
         if state.is_resting:
             paused[now : now + after] = [True] * after
         now += after
-        state = step(state, event(Happening.KEEP if begins else Happening.RESUME, now))
+        state = step(state, event(EventKind.KEEP if begins else EventKind.RESUME, now))
         assert state.is_resting == begins
     assert within_ns(state.spans, since, now) == sum(paused[since:now])
     # What goes on is one with the last.
-    again = step(replace(state, operator=None, in_a_row=1), event(Happening.KEEP, now))
+    again = step(replace(state, operator=None, in_a_row=1), event(EventKind.KEEP, now))
     assert len(again.spans) == max(1, len(state.spans))
 
 
@@ -261,9 +261,9 @@ def test_a_start_goes_on_with_what_is_not_over(
 
 def test_all_of_a_fault_of_our_history_is_a_pause_whoever_acts_before_its_end() -> None:
     state = AccountState()
-    for happening, at_ns in ((Happening.FAULT, 100), (Happening.FAULT, 360), (Happening.RESUME, 400)):
-        state = step(state, event(happening, at_ns))
-    assert step(state, event(Happening.SOUND, 401)).spans == ((100, 400),)
+    for kind, at_ns in ((EventKind.FAULT, 100), (EventKind.FAULT, 360), (EventKind.RESUME, 400)):
+        state = step(state, event(kind, at_ns))
+    assert step(state, event(EventKind.SOUND, 401)).spans == ((100, 400),)
 
 
 @pytest.mark.parametrize(("rests_until", "paused_until"), [(115, 3700), (3700, 115)])
@@ -271,7 +271,7 @@ def test_what_is_over_at_one_look_was_a_pause_until_the_last_of_it(
     rests_until: int, paused_until: int
 ) -> None:
     asked = OperatorPause(paused_until, "anna", 0)
-    state = replace(step(AccountState(), event(Happening.PAUSE, 100)), until_ns=rests_until)
-    state = step(state, Event(Happening.KEEP, 100, pause=asked))
+    state = replace(step(AccountState(), event(EventKind.PAUSE, 100)), until_ns=rests_until)
+    state = step(state, Event(EventKind.KEEP, 100, pause=asked))
     after = lapsed(state, 5000)
     assert (after.health, after.operator, after.spans) == (Health.PROVING, None, ((100, 3700),))

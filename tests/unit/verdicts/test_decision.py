@@ -11,10 +11,10 @@ from relay.smtp.reply import Phase, Reply
 from relay.verdicts.decision import (
     EVIDENT,
     REFUSALS_IN_PLACE,
+    AttemptContext,
     Decision,
     Fate,
     Next,
-    Standing,
     Terms,
     decide,
 )
@@ -26,7 +26,7 @@ HOUR_NS = 3600 * 10**9
 TERMS = Terms(HOUR_NS // 12, 4 * HOUR_NS, 120 * HOUR_NS, 4 * HOUR_NS)
 MESSAGE = QueueId("0123456789abcdef")
 RECIPIENTS = tuple(f"r{number}@there.example" for number in range(12))
-NEW = Standing(MESSAGE, RECIPIENTS, [0], [0])
+NEW = AttemptContext(MESSAGE, RECIPIENTS, [0], [0])
 CODES = {
     Verdict.RELAYED: 250,
     Verdict.DEFER: 451,
@@ -54,13 +54,13 @@ def an_outcome(*given_verdicts: Verdict, scope: Scope = Scope.UPSTREAM) -> Outco
     return Outcome(answers, pause=gravest(answers))
 
 
-def believed(outcome: Outcome, standing: Standing) -> Decision:
+def believed(outcome: Outcome, context: AttemptContext) -> Decision:
     """Return the decision where every refusal is believed."""
-    return decide(outcome, standing, TERMS, Shield(is_off=True))
+    return decide(outcome, context, TERMS, Shield(is_off=True))
 
 
 standings = st.builds(
-    Standing,
+    AttemptContext,
     st.just(MESSAGE),
     st.just(RECIPIENTS),
     st.just(range(8)),
@@ -70,7 +70,7 @@ standings = st.builds(
     in_a_row=st.integers(0, 4),
     late_ns=st.integers(0, 200 * HOUR_NS),
     paused_ns=st.integers(0, 50 * HOUR_NS),
-    resting_ns=st.integers(0, 100 * HOUR_NS),
+    either_paused_ns=st.integers(0, 100 * HOUR_NS),
     is_well=st.booleans(),
     is_sender_alone=st.booleans(),
 )
@@ -80,11 +80,11 @@ scopes = st.sampled_from([Scope.UPSTREAM, Scope.SENDER])
 
 @given(sixes, standings, scopes, st.booleans())
 def test_only_a_refusal_of_the_recipient_itself_can_fail_it_whatever_is_known(
-    given_verdicts: list[Verdict], standing: Standing, scope: Scope, is_off: bool
+    given_verdicts: list[Verdict], context: AttemptContext, scope: Scope, is_off: bool
 ) -> None:
     """One about us may expire it, where it is evidently the message's or its sender's, and it is old."""
     outcome = an_outcome(*given_verdicts, scope=scope)
-    decision = decide(outcome, standing, TERMS, Shield(is_off=is_off))
+    decision = decide(outcome, context, TERMS, Shield(is_off=is_off))
 
     for index, verdict in enumerate(given_verdicts):
         fate, _ = decision.fates[index]
@@ -92,8 +92,8 @@ def test_only_a_refusal_of_the_recipient_itself_can_fail_it_whatever_is_known(
         assert verdict is Verdict.BOUNCE or fate is not Fate.BOUNCED
         assert fate is not Fate.EXPIRED or decision.age_ns >= TERMS.lifetime_ns
         if verdict in ABOUT_US and fate is not Fate.WAITING:
-            is_evident = standing.refusals + 1 >= REFUSALS_IN_PLACE + EVIDENT
-            assert standing.is_sender_alone or (standing.is_well and is_evident)
+            is_evident = context.refusals + 1 >= REFUSALS_IN_PLACE + EVIDENT
+            assert context.is_sender_alone or (context.is_well and is_evident)
 
 
 @given(verdicts, spans_ns)
@@ -105,8 +105,8 @@ def test_a_message_goes_again_at_once_only_where_it_made_progress(
     left = list(range(len(given_verdicts)))
     for _ in range(len(given_verdicts) + 1):
         asked = [index for index in left if index not in tried] or left
-        standing = Standing(MESSAGE, RECIPIENTS, left, asked, tried, late_ns=age_ns)
-        decision = believed(an_outcome(*(given_verdicts[index] for index in asked)), standing)
+        context = AttemptContext(MESSAGE, RECIPIENTS, left, asked, tried, late_ns=age_ns)
+        decision = believed(an_outcome(*(given_verdicts[index] for index in asked)), context)
         assert (decision.next is Next.FINISH) == (decision.gone() == {*left})
         if decision.next is not Next.AGAIN:
             return
@@ -118,11 +118,13 @@ def test_a_message_goes_again_at_once_only_where_it_made_progress(
 
 # Age is counted without pauses.
 @pytest.mark.parametrize(
-    ("late_ns", "resting_ns", "age_ns"), [(HOUR_NS, 0, HOUR_NS), (5 * HOUR_NS, 4 * HOUR_NS, HOUR_NS)]
+    ("late_ns", "either_paused_ns", "age_ns"), [(HOUR_NS, 0, HOUR_NS), (5 * HOUR_NS, 4 * HOUR_NS, HOUR_NS)]
 )
-def test_a_deferral_waits_as_long_as_the_message_is_old(late_ns: int, resting_ns: int, age_ns: int) -> None:
-    standing = NEW._replace(late_ns=late_ns, paused_ns=resting_ns, resting_ns=resting_ns)
-    decision = believed(an_outcome(Verdict.DEFER), standing)
+def test_a_deferral_waits_as_long_as_the_message_is_old(
+    late_ns: int, either_paused_ns: int, age_ns: int
+) -> None:
+    context = NEW._replace(late_ns=late_ns, paused_ns=either_paused_ns, either_paused_ns=either_paused_ns)
+    decision = believed(an_outcome(Verdict.DEFER), context)
 
     assert (decision.age_ns, decision.back_off_ns) == (age_ns, age_ns)
     assert decision.tried == frozenset(), "the next round asks all again"
@@ -138,7 +140,7 @@ LOST = Outcome((Answer(Verdict.DEFER, Phase.EOD, None, "no reply to the final do
 # A kept connection that died before MAIL.
 UNASKED = Outcome((Answer(Verdict.LATER, Phase.MAIL, None, "the upstream closed the connection"),))
 OF_SENDER = an_outcome(Verdict.PAUSE, scope=Scope.SENDER)
-ALONE = OLD._replace(resting_ns=100 * HOUR_NS, is_sender_alone=True)
+ALONE = OLD._replace(either_paused_ns=100 * HOUR_NS, is_sender_alone=True)
 
 
 class Meaning(NamedTuple):
@@ -157,14 +159,14 @@ BACKS_OFF = Meaning(Fate.WAITING, Next.POSTPONE)
 
 
 @pytest.mark.parametrize(
-    ("outcome", "standing", "meaning"),
+    ("outcome", "context", "meaning"),
     [
         (an_outcome(Verdict.RELAYED), SINGLED_OUT, Meaning(Fate.RELAYED, Next.FINISH)),
         (an_outcome(Verdict.BOUNCE), NEW, Meaning(Fate.BOUNCED, Next.FINISH)),
         (an_outcome(Verdict.DEFER), NEW, DEFERRED),
         (an_outcome(Verdict.DEFER), OLD, EXPIRED),
         # Neither pauses nor rests are age.
-        (an_outcome(Verdict.DEFER), OLD._replace(resting_ns=2 * HOUR_NS), DEFERRED),
+        (an_outcome(Verdict.DEFER), OLD._replace(either_paused_ns=2 * HOUR_NS), DEFERRED),
         (an_outcome(Verdict.LATER), NEW, DEFERRED),
         (LOST, OLD, DEFERRED),
         (UNASKED, OLD, KEEPS_ITS_PLACE._replace(refusals=0)),
@@ -189,8 +191,8 @@ BACKS_OFF = Meaning(Fate.WAITING, Next.POSTPONE)
         (OF_SENDER, ALONE._replace(paused_ns=2 * HOUR_NS), SENDER_RESTS),
     ],
 )
-def test_one_recipient_one_answer(outcome: Outcome, standing: Standing, meaning: Meaning) -> None:
-    decision = believed(outcome, standing)
+def test_one_recipient_one_answer(outcome: Outcome, context: AttemptContext, meaning: Meaning) -> None:
+    decision = believed(outcome, context)
 
     assert meaning == (
         decision.fates[0][0],

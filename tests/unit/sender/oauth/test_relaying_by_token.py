@@ -48,7 +48,7 @@ async def relaying(
     host = Smarthost(mechanisms=["XOAUTH2", "OAUTHBEARER"], is_token=is_token or server.is_good)
     async with host, Relay(policy_of(folder, host.port, upstream)) as relay:
         yield relay
-        shown = relay.logged() + repr(relay.watch.snapshot())
+        shown = relay.logged() + repr(relay.status_view.snapshot())
         for secret_text in _secrets(server, folder):
             assert secret_text not in shown
 
@@ -153,7 +153,7 @@ async def test_a_token_server_that_echoes_shows_nothing(server: TokenServer, tmp
         relay.accept()
         await relay.until(lambda: relay.account.pausing.state.health is Health.REFUSED)
 
-        shown = relay.logged() + repr(relay.watch.snapshot())
+        shown = relay.logged() + repr(relay.status_view.snapshot())
         assert "the token server says invalid_client; client_id or client secret is wrong" in shown
         assert not [text for text in (*sent, assertion) if text in shown]
 
@@ -202,7 +202,7 @@ async def test_an_edit_waits_for_a_request_that_may_rotate(tmp_path: Path) -> No
     logins = Logins("isp", upstream("a"), "relay.test", disk=RealDisk(), telemetry=telemetry, ask=ask)
 
     async def token() -> str:
-        token = (await logins.account(standard_judge())).token
+        token = (await logins.current_server(standard_judge())).token
         assert token is not None
         return token.token
 

@@ -32,7 +32,7 @@ from relay.upstream.oauth.token_server import (
     TokenRequest,
     ask,
     read_answer,
-    said_by,
+    request_json,
     token_in,
     token_request,
 )
@@ -55,7 +55,7 @@ def oauth2(server: TokenServer, grant: str) -> OAuth2:
 
 async def asked(settings: OAuth2, secrets: AccountSecrets) -> TokenAnswer:
     seconds = SystemClock().wall_ns() // SECOND_NS
-    return token_in(await said_by(ask, token_request(settings, secrets, USER, seconds)))
+    return token_in(await request_json(ask, token_request(settings, secrets, USER, seconds)))
 
 
 async def test_each_grant_gets_a_token() -> None:
@@ -112,7 +112,7 @@ class Owner:
     async def secrets(self) -> AccountSecrets:
         return AccountSecrets(refresh_token=self.refresh_token)
 
-    async def keep(self, old: str, new: str) -> str:
+    async def record_refresh_token(self, old: str, new: str) -> str:
         raise AssertionError(f"{new} took the place of {old}")
 
     def token_granted(self, life_seconds: int, *, is_rotated: bool) -> None:

@@ -12,7 +12,7 @@ from relay.mail.address import comparable, folded
 
 
 @dataclass(frozen=True, slots=True)
-class Sought:
+class Search:
     words: tuple[tuple[str, str], ...]
     """Each word twice: `folded` as text, and `comparable` as an address."""
 
@@ -20,23 +20,23 @@ class Sought:
     def text(self) -> str:
         return " ".join(word for word, _ in self.words)
 
-    def is_in(self, words: str) -> bool:
-        """Return whether every word is in the text of a message (`words_of`)."""
-        return all(word in words or address in words for word, address in self.words)
+    def matches(self, text: str) -> bool:
+        """Return whether every word is in the `searchable_text` of a message."""
+        return all(word in text or address in text for word, address in self.words)
 
 
-def words_of(names: Iterable[str | None], addresses: Iterable[str]) -> str:
+def searchable_text(names: Iterable[str | None], addresses: Iterable[str]) -> str:
     """Return the text that a search matches: a message's ids and Subject (`names`), and its addresses."""
     addresses = list(addresses)
     return "\n".join([*map(folded, [*filter(None, names), *addresses]), *map(comparable, addresses)])
 
 
 @lru_cache(16)
-def sought(text: str) -> Sought:
+def parse_search(text: str) -> Search:
     """Raise ValueError if no word is left, or if the text has undecodable octets."""
     words = [word for each in text.split() if (word := each.strip("<>"))]
     if not words or any("\ud800" <= c <= "\udfff" for c in text):
         raise ValueError(
             "expected an address, a Message-ID, a queue id or words of a Subject, or a part of one"
         )
-    return Sought(tuple((folded(word), comparable(word)) for word in words))
+    return Search(tuple((folded(word), comparable(word)) for word in words))

@@ -13,7 +13,7 @@ from itertools import islice
 
 from relay import __version__
 from relay.clock import Clock
-from relay.policy.lane import lanes_of, numbers_of, with_ceilings
+from relay.policy.lane import lanes_of, route_numbers_of, with_ceilings
 from relay.policy.model import Policy, Upstream
 from relay.policy.source import differences
 from relay.queue.lanes import DEFAULT_LANE
@@ -23,7 +23,7 @@ from relay.sender.account import is_mended
 from relay.sender.sender import Sender
 from relay.sender.upstreams import UpstreamView
 from relay.spool.root.headroom import why_no_room
-from relay.status.eta import NOT_IN_POLICY, Listing, Load, Pace, opens_ns
+from relay.status.eta import NOT_IN_POLICY, AccountForecast, Listing, Load, opens_ns
 from relay.status.hosts import Hosts, databases_of
 from relay.status.plan import OverLimit, Plan, PlannedUpstream
 from relay.status.snapshot import (
@@ -43,7 +43,7 @@ from relay.status.snapshot import (
     UpstreamStatus,
 )
 from relay.throttle.limit import Limit, plain_words
-from relay.throttle.limit_state import Limited
+from relay.throttle.limit_state import Occupancy
 from relay.verdicts.account import ENDLESS, Health
 
 DOWN = "stop: the relay is down"
@@ -53,7 +53,7 @@ LOOKED_AT = 200
 """How many messages at the front of each line are searched for them."""
 
 
-class Watch:
+class StatusView:
     """The daemon sets the public attributes but `recorded`, which only an offline command sets."""
 
     def __init__(
@@ -88,14 +88,14 @@ class Watch:
         return self._why_refusing() if self.condition is Condition.RUNNING else self.condition.value
 
     def _why_refusing(self) -> str:
-        seen = self._sender.seen
-        return self.refusing_because or why_no_room((seen.free_bytes, seen.free_inodes)) or ""
+        spool = self._sender.spool_counts
+        return self.refusing_because or why_no_room((spool.free_bytes, spool.free_inodes)) or ""
 
     def snapshot(self) -> Snapshot:
-        seen = self._sender.seen
+        spool = self._sender.spool_counts
         counts = {QueueState(state.value): self._counted(state) for state in State}
-        counts[QueueState.INCOMING] = QueueCounts(messages=0 if self._sender.unread else seen.unclaimed)
-        counts[QueueState.CORRUPT] = QueueCounts(messages=seen.corrupt)
+        counts[QueueState.INCOMING] = QueueCounts(messages=0 if self._sender.unread else spool.unclaimed)
+        counts[QueueState.CORRUPT] = QueueCounts(messages=spool.corrupt)
         at_ns, now_ns = self.clock.wall_ns(), self.clock.boottime_ns()
         return Snapshot(
             at_ns,
@@ -108,7 +108,7 @@ class Watch:
             counts,
             self._sender.totals,
             self.policy_status,
-            DiskStatus(seen.free_bytes, seen.free_inodes),
+            DiskStatus(spool.free_bytes, spool.free_inodes),
             self._lanes(),
             self.certificates,
             self._routes(now_ns),
@@ -126,7 +126,7 @@ class Watch:
         }
         host = self._hostname if self._sender.spool_thread.is_shared else ""
         return Listing(
-            self._sender.queue, {name: self.pace(name) for name in names}, paused, self.clock, host
+            self._sender.queue, {name: self.forecast(name) for name in names}, paused, self.clock, host
         )
 
     def coming(self) -> list[MessageView]:
@@ -153,14 +153,14 @@ class Watch:
         for name in dict.fromkeys([*self.policy.upstreams, *self._sender.queue.names]):
             old, new = self.policy.upstreams.get(name), edited.upstreams.get(name)
             seen = self._sender.upstreams.view(name) or recorded.get(name)
-            before = self._pace_of(seen, old)
+            before = self._forecast_of(seen, old)
             is_same = old and new and self.policy.history_of(name) == edited.history_of(name)
             after_seen = seen if is_same else recorded_edited.get(name)
             limits = () if new is None else with_ceilings(new.limits, edited.lanes)
             is_well = bool(old and new and is_same and is_mended(name, old, new))
-            after = self._pace_of(after_seen, new, limits=limits, is_mended=is_well)
+            after = self._forecast_of(after_seen, new, limits=limits, is_mended=is_well)
             if new is not None and after_seen is not None and after_seen.limits is not None:
-                over += self._over(name, after_seen.limits.limited(0, limits, new.guard_ns))
+                over += self._over(name, after_seen.limits.occupancy(0, limits, new.guard_ns))
             if (load := self._load(name)).messages:
                 was, will = before.at(load), after.at(load)
                 ends = self._wall_or_none(was.eta_ns), self._wall_or_none(will.eta_ns)
@@ -171,32 +171,32 @@ class Watch:
         changed = tuple(differences(self.policy, edited))
         return Plan(self.clock.wall_ns(), is_running, changed, tuple(over), tuple(planned))
 
-    def _over(self, upstream: str, limits: Iterable[Limited]) -> Iterator[OverLimit]:
+    def _over(self, upstream: str, limits: Iterable[Occupancy]) -> Iterator[OverLimit]:
         now_ns = self.clock.boottime_ns()
         for each in limits:
-            used = sum(weight for _, weight in each.taken)
+            used = sum(weight for _, weight in each.openings)
             if used > each.count:
                 yield OverLimit(upstream, each.label, used, each.count, self._wall(opens_ns(each, now_ns)))
 
-    def pace(self, name: str) -> Pace:
-        return self._pace_of(self._sender.upstreams.view(name), self.policy.upstreams.get(name))
+    def forecast(self, name: str) -> AccountForecast:
+        return self._forecast_of(self._sender.upstreams.view(name), self.policy.upstreams.get(name))
 
-    def _pace_of(
+    def _forecast_of(
         self,
         seen: UpstreamView | None,
         upstream: Upstream | None,
         *,
         limits: Sequence[Limit] | None = None,
         is_mended: bool = False,
-    ) -> Pace:
+    ) -> AccountForecast:
         """Use the present limits, or `limits`.  `is_mended`: only an operator's pause still counts."""
         now_ns = self.clock.boottime_ns()
         if upstream is None or seen is None or seen.limits is None:
             why = NOT_IN_POLICY if upstream is None else DOWN if seen is None else "stop: no history"
-            return Pace(now_ns, rests=why, until_ns=None)
-        return Pace(
+            return AccountForecast(now_ns, rests=why, until_ns=None)
+        return AccountForecast(
             now_ns,
-            seen.limits.limited(seen.transaction_ns, limits, upstream.guard_ns),
+            seen.limits.occupancy(seen.transaction_ns, limits, upstream.guard_ns),
             connections=upstream.connections,
             transaction_ns=seen.transaction_ns,
             rests="" if is_mended and seen.state.operator is None else rest_words(seen),
@@ -206,18 +206,18 @@ class Watch:
     def _load(self, name: str) -> Load:
         """Return what waits in a line; a message in parts counts in each line that has a part."""
         counts = self._sender.queue.line(name).counts
-        sums = total(counts.of(State.WAITING).values())
-        return Load(counts.members(State.WAITING), sums.recipients, sums.size_bytes)
+        sums = total(counts.by_lane(State.WAITING).values())
+        return Load(counts.parts(State.WAITING), sums.recipients, sums.size_bytes)
 
-    def _drained_at_ns(self, pace: Pace, view: UpstreamView | None, load: Load) -> int | None:
+    def _drained_at_ns(self, forecast: AccountForecast, view: UpstreamView | None, load: Load) -> int | None:
         """Return wall clock; None if that is unknown."""
         if view is None or self._sender.is_reading:
             return None
         if not load.messages:
             return None if view.is_endless else self.clock.wall_ns()
-        return self._wall_or_none(pace.at(load).eta_ns)
+        return self._wall_or_none(forecast.at(load).eta_ns)
 
-    def _held_by(self, name: str, pace: Pace, view: UpstreamView | None, load: Load) -> str:
+    def _held_by(self, name: str, forecast: AccountForecast, view: UpstreamView | None, load: Load) -> str:
         """Return what holds all waiting messages, or else what holds the next one."""
         if view is not None and view.state.why:
             return rest_words(view)
@@ -225,7 +225,7 @@ class Watch:
             return ""
         if view is None:
             return DOWN if self.condition is Condition.DOWN else ""
-        if held_by := pace.at(Load(1, 1, 1)).held_by:
+        if held_by := forecast.at(Load(1, 1, 1)).held_by:
             return held_by
         # If only a limit of its own key holds the message, its reason says so.
         waiting = (each for each in self._sender.queue.line(name) if each.state is State.WAITING)
@@ -261,15 +261,15 @@ class Watch:
 
     def _routes(self, now_ns: int) -> tuple[RouteStatus, ...]:
         queue, settings = self._sender.queue, self.policy.routes
-        found, standing = [], queue.where()
+        found, present = [], queue.where()
         # Offline the choice is unknown: the queue was read without the states of the upstreams.
         is_known = self.condition is not Condition.DOWN
-        for route, numbers in numbers_of(settings).items():
+        for route, numbers in route_numbers_of(settings).items():
             choice = queue.choice_of(route, now_ns)
-            stands, since_ns = standing.get(route, {}), queue.diverted_since_ns(route)
+            counts, since_ns = present.get(route, {}), queue.diverted_since_ns(route)
             # Mail that stands with a later upstream of the route waited too long for the chosen one.
             behind = route.upstreams[route.upstreams.index(choice.upstream) + 1 :]
-            spills_to = tuple(name for name in behind if route.spill_after_ns and stands.get(name))
+            spills_to = tuple(name for name in behind if route.spill_after_ns and counts.get(name))
             found.append(
                 RouteStatus(
                     numbers,
@@ -281,13 +281,13 @@ class Watch:
                     self._wall_or_none(since_ns),
                     self._wall_or_none(choice.until_ns),
                     spills_to,
-                    stands,
+                    counts,
                 )
             )
         return tuple(found)
 
     def _upstream(self, name: str) -> UpstreamStatus:
-        upstream, load, pace = self.policy.upstreams[name], self._load(name), self.pace(name)
+        upstream, load, forecast = self.policy.upstreams[name], self._load(name), self.forecast(name)
         view = self._sender.upstreams.view(name)
         seen = view or self.recorded.get(name, UpstreamView())
         state, operator = seen.state, seen.state.operator
@@ -305,8 +305,8 @@ class Watch:
             load.messages,
             load.recipients,
             seen.in_flight,
-            self._drained_at_ns(pace, view, load),
-            self._held_by(name, pace, view, load),
+            self._drained_at_ns(forecast, view, load),
+            self._held_by(name, forecast, view, load),
             state.shown,
             "" if operator is None else operator.by,
             None if operator is None else operator.since_at_ns,

@@ -7,7 +7,7 @@ from relay.listener.listener_files import ListenerFiles
 from relay.listener.ports import IntakePort, Observer
 from relay.listener.quotas import Quotas
 from relay.listener.received import as_name
-from relay.listener.users import Guesses, Users
+from relay.listener.users import LoginLockouts, Users
 from relay.listener.wire import ClientConnection
 from relay.policy.model import Listen, Tls
 from relay.smtp.session_machine import ServerTerms
@@ -16,7 +16,7 @@ MECHANISMS = ("PLAIN", "LOGIN")
 """Without CRAM-MD5: it needs the passwords themselves, and the relay has only hashes."""
 
 
-class Reception:
+class ListenerState:
     def __init__(
         self,
         listen: Listen,
@@ -35,7 +35,7 @@ class Reception:
         self.command_s, self.session_s = times.command_ns / SECOND_NS, times.session_ns / SECOND_NS
         self.content_s, self.transfer_s = times.content_ns / SECOND_NS, times.transfer_ns / SECOND_NS
         self.users = Users(files.hashes)
-        self.guesses = Guesses(self.clock)
+        self.lockouts = LoginLockouts(self.clock)
         can_log_in = bool(files.hashes)
         self.admission = Admission(
             listen.max_connections, listen.max_connections_per_client, can_log_in=can_log_in
