@@ -65,7 +65,8 @@ CHANGES = (
     Change(
         "recipients are marked before the final dot is answered",
         "upstream/transaction.py",
-        "        # Crash here: the message may have been relayed; it stays queued and its slot stays charged.\n",
+        "        # Crash here: the message may have been relayed; it stays queued and its slot stays "
+        "charged.\n",
         '        self._settle_rest(Answer(Verdict.RELAYED, Phase.EOD, None, "it is on its way"))\n',
         SIMULATION,
     ),
