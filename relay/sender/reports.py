@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 HOUR_NS = 3600 * SECOND_NS
 PUBLISHING_NS = 60 * SECOND_NS
 """A slot whose process died is in use for so long, and leaves the window an hour later."""
-REASON = WaitReason("only its report is left, which waits for reports.per_hour")
+REASON = WaitReason("only its report is left; it waits for reports.per_hour")
 LOOK_NS = 60 * SECOND_NS
 """Between two looks for late mail; a look at 200,000 messages takes 0.2 s, in slices."""
 _LOST = "The reason is no longer known."
@@ -258,7 +258,7 @@ class LateMail:
         """Return the notes for its sender, and until when at least its recipients are tried (wall clock)."""
         wall_ns, replies = self._clock.wall_ns(), self._settling.replies.get(queued.queue_id, {})
         # RFC 3463, 3.5: X.4.5 is mail system congestion, as a full window or a pause is.
-        status, why = "4.4.5", "it waits for its turn: the next mail server takes no more from here now"
+        status, why = "4.4.5", "waiting: the next mail server accepts no more mail from here at the moment"
         if queued.state is State.DEFERRED:
             status = UNKNOWN_STATUS if queued.refusal is None else queued.refusal.status
             why = queued.reason or "refused for now"

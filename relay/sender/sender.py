@@ -62,7 +62,7 @@ class Sender:
             terms=_terms(policy),
             owed=self._owed,
             reporter=self._reporter,
-            on_report=lambda: self._arrivals.look(),  # noqa: PLW0108 - `_arrivals` is made later
+            on_report=lambda: self._arrivals.look(),  # noqa: PLW0108 - self._arrivals is made later
         )
         backlog = Backlog(self.queue, self.spool_thread, self.settling)
         self.upstreams = Upstreams(policy, hostname, backlog, host, telemetry, on_fault=self.fail)

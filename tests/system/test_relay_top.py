@@ -125,7 +125,7 @@ def test_keys_pause_use_hold_and_end_while_the_relay_comes_and_goes(relay: WarmR
             top.press(b"n", b"nothing was done")
             assert paused_by() == "anna"
             top.press(b"u", b"Use upstream isp again")
-            top.press(b"y", b"isp: used again, one message first")
+            top.press(b"y", b"isp: resumed; one message goes first")
             assert paused_by() is None
 
             relay.kill()

@@ -41,7 +41,7 @@ async def test_what_is_larger_than_a_limit_says_why_keeps_back_nothing_and_is_re
     tmp_path: Path,
 ) -> None:
     brief = "retry: {min: 10m, max: 10m, lifetime: 25m, warn_after: null}"
-    limit = f"has {len(LARGE)} octets, and the limit 4500 bytes"
+    limit = f"has {len(LARGE)} octets; limit 4500 bytes"
     async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, LIMIT, brief, 1)) as relay:
         large = relay.accept("large@x.example", content=LARGE)
         for number in range(3):

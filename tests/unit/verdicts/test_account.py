@@ -225,7 +225,7 @@ def test_a_record_reads_back_as_it_was() -> None:
 def test_a_damaged_record_is_a_value_error(old: bytes, new: bytes) -> None:
     content = render(RECORD)
     assert old in content
-    with pytest.raises(ValueError, match="not a record"):
+    with pytest.raises(ValueError, match="not a pause record"):
         parse(content.replace(old, new, 1))
 
 
