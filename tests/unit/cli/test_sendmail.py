@@ -175,7 +175,7 @@ def test_the_lines_on_top_are_the_envelope_and_all_else_stays(maildir: Maildir) 
 
     code, out, err = maildir.drain("--prefix", "list-")
     assert (code, out) == (os.EX_DATAERR, "2 taken, 1 left\n")
-    assert err.startswith("drain: new/3.x: left, it does not begin with a Return-Path")
+    assert err.startswith("drain: new/3.x: left, no Return-Path on top")
     first, second = queued(maildir.policy)
     assert (first.envelope.reverse_path, second.envelope.reverse_path) == ("", "a@b.test")
     assert first.envelope.recipients == second.envelope.recipients == ("c@d.test",)
@@ -245,7 +245,7 @@ def test_one_drain_at_a_time_takes_from_a_maildir(maildir: Maildir) -> None:
     with (maildir.path / "relay-drain.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         code, _, err = maildir.drain()
-    assert (code, "another drain is at work" in err, maildir.left) == (os.EX_TEMPFAIL, True, {"new/1.x"})
+    assert (code, "another drain is running" in err, maildir.left) == (os.EX_TEMPFAIL, True, {"new/1.x"})
 
 
 @pytest.mark.parametrize("name", [".", "new"])

@@ -41,5 +41,5 @@ def test_a_message_is_found_by_parts_in_any_case_and_spelling(text: str, *, is_f
 
 @pytest.mark.parametrize("text", ["", " ", "< >", "<<>>", "a\udcff"])
 def test_nothing_is_not_looked_for(text: str) -> None:
-    with pytest.raises(ValueError, match="expected an address, a Message-ID, a queue id"):
+    with pytest.raises(ValueError, match="give an address, a Message-ID, a queue id"):
         sought(text)
