@@ -230,8 +230,8 @@ class Operator:
         for index, (address, status) in enumerate(
             zip(message.envelope.recipients, message.statuses, strict=True)
         ):
-            # The note of a relayed recipient is from an earlier attempt.
-            note = None if status is Status.RELAYED else notes.get(index)
+            # The note of a relayed recipient is for its report, or from an earlier attempt.
+            note = None if status.is_relayed else notes.get(index)
             notify, orcpt = message.envelope.dsn.of(index)
             yield RecipientView(
                 address,

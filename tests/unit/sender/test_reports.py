@@ -10,7 +10,7 @@ from pathlib import Path
 
 from relay.clock import SECOND_NS
 from relay.control.operations import OK, ONLY_REPORT_LEFT, VERBS
-from relay.mail.dsn import DsnRequest, Notify, RecipientRequest
+from relay.mail.dsn import NO_REQUEST, DsnRequest, Notify, RecipientRequest
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.queue.queued import State
@@ -125,7 +125,9 @@ async def test_each_recipients_own_last_reply_is_shown(tmp_path: Path) -> None:
     async with Smarthost(Script(rcpt=answers)) as host:
         policy = capped(tmp_path, host.port, "60", PATIENT)
         async with Relay(policy) as relay:
-            queue_id = relay.accept(*(f"{name}@there.example" for name in ("slow", "full", "gone", "here")))
+            names = "slow", "full", "gone", "here", "asked"
+            asked = DsnRequest(None, "", (*(NO_REQUEST,) * 4, RecipientRequest(Notify.SUCCESS)))
+            queue_id = relay.accept(*(f"{name}@there.example" for name in names), dsn=asked)
             await relay.until(lambda: is_deferred(relay, queue_id))
             before = await shown(relay, queue_id)
         assert {name: (each.status, each.text) for name, each in before.items()} == {
@@ -133,6 +135,7 @@ async def test_each_recipients_own_last_reply_is_shown(tmp_path: Path) -> None:
             "full": ("to do", "452 4.2.2 Mailbox full"),
             "gone": ("bounced", "550 5.1.1 no such user"),
             "here": ("relayed", ""),
+            "asked": ("relayed", ""),
         }
         async with Relay(policy) as relay:
             after = await shown(relay, queue_id)
