@@ -226,9 +226,8 @@ class LateMail:
             period_ns = min(LOOK_NS, (self._settling.terms.warn_after_ns or 4 * LOOK_NS) // 4)
             await asyncio.sleep(max(self._look_seconds, seconds(period_ns)))
 
-    async def look(self) -> int:
-        """Warn of late messages, in slices between turns of the loop; return how many were warned."""
-        warned = 0
+    async def look(self) -> None:
+        """Warn of late messages, in slices between turns of the loop."""
         for number, queue_id in enumerate(self._queue.ids()):
             if number % SLICE == 0:
                 await asyncio.sleep(0)
@@ -242,11 +241,8 @@ class LateMail:
             if not late:
                 # The sender wanted a warning only for recipients that are done: do not look again.
                 self._queue.warned(queue_id)
-            elif await self._settling.warn(message, *self._told(queued, late)):
-                warned += 1
-            else:
-                break  # no slot for this one, nor for those behind it
-        return warned
+            elif not await self._settling.warn(message, *self._told(queued, late)):
+                break  # no slot for this message, nor for those behind it
 
     def _is_late(self, queued: Queued) -> bool:
         after_ns = self._settling.terms.warn_after_ns
