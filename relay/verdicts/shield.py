@@ -108,7 +108,7 @@ class Shield:
         return outcome._replace(answers=tuple(answers), pause=pause)
 
     def recall(self, because: str) -> None:
-        """Restore the stop from before a restart; `because` is empty if there was none."""
+        """Take over a stop from before a restart or of another host; `because` is empty if there is none."""
         self._is_stopped, self._why = because != "", because
 
     def clear(self) -> None:
