@@ -56,11 +56,11 @@ LIMITS: Columns = {
 }
 ROUTES: Columns = {
     "route": lambda each, _: each.numbers_words,
-    "by": lambda each, _: each.takes_words,
+    "takes": lambda each, _: each.takes_words,
     "prefers": lambda each, _: ", ".join(each.upstreams),
     "goes through": lambda each, _: each.upstream or "-",
     "why": lambda each, now: each.why(now) or "-",
-    "stands with": lambda each, _: ", ".join(map("{0[0]} {0[1]}".format, each.stands.items())) or "-",
+    "queued at": lambda each, _: ", ".join(map("{0[0]} {0[1]}".format, each.stands.items())) or "-",
 }
 LANES: Columns = {
     "lane": lambda each, _: each.name,

@@ -29,8 +29,8 @@ from relay.control.operations import NotDone, Session, Unreachable
 SOCKET_NAME = "control.sock"
 ANSWER_SECONDS = 120.0
 """How long the command line waits for the next byte."""
-_NOT_ALL = "the relay ended its answer in the middle: this is not all; "
-_OTHER_VERSION = "the relay is of another version and its answer cannot be read; restart it"
+_NOT_ALL = "the answer is incomplete: "
+_OTHER_VERSION = "the answer cannot be read: the relay runs another version; restart it"
 _Kind = TypeVar("_Kind")
 
 
@@ -76,7 +76,7 @@ class ControlClient(Session):
                     raise Unreachable(f"{_NOT_ALL if is_begun else ''}{said}")
                 case _:
                     raise Unreachable(_OTHER_VERSION)
-        raise Unreachable(f"{_NOT_ALL}see its log")
+        raise Unreachable(f"{_NOT_ALL}the relay broke off; see its log")
 
     def _lines(self, name: str, content: bytes) -> Iterator[bytes]:
         head = f"POST /call/{name} HTTP/1.0\r\nContent-Length: {len(content)}\r\n\r\n"
@@ -88,7 +88,7 @@ class ControlClient(Session):
                     pass
                 if not status.startswith("200 "):
                     said = f"{status} {answer.read().decode(errors='replace')}".strip()
-                    raise Unreachable(f"the relay says: {said or 'nothing'}")
+                    raise Unreachable(f"the relay answered: {said or 'nothing; try again'}")
                 yield from (line for line in answer if line.endswith(b"\n"))
         except OSError as error:
             raise Unreachable(f"the relay did not answer: {error}") from error

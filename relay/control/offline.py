@@ -107,7 +107,7 @@ class OfflineOperator(Operator):
 
     async def resume(self, upstream: str, *, believes: bool = False) -> str:
         if believes:
-            return "the relay is down; which refusals it doubts is known while it runs"
+            return "the relay is down; --bounce works only on a running relay"
         return await self.pause(upstream, None)
 
     async def _load_queue(self, queue_ids: Collection[QueueId] | None = None) -> None:
@@ -125,7 +125,7 @@ class OfflineOperator(Operator):
 def refuse_strangers(spool: Path) -> None:
     """Raise PermissionError in another user's spool: files of root there would stop the relay's start."""
     if spool.exists() and (owner := spool.stat().st_uid) != os.geteuid():
-        raise PermissionError(errno.EPERM, f"it belongs to user {owner}", str(spool))
+        raise PermissionError(errno.EPERM, f"it belongs to uid {owner}; run this as that user", str(spool))
 
 
 def _fail(error: BaseException) -> None:

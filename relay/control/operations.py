@@ -26,19 +26,19 @@ UNCHANGED = "unchanged"
 """The message or the upstream is already in the state that the verb asks for."""
 ABSENT = "absent"
 """There is no such message, or no such upstream."""
-UNREAD = "not known yet: the relay still reads its queue after the start; try again later"
+UNREAD = "the relay is still reading its queue after the start; try again later"
 """For an id that is not in the queue so far, while a start still reads the queue."""
 BUSY = "busy"
 """The message is in a transaction; try again later."""
 HELD_ALREADY = "held: release it first"
-CHANGED = "it is in another state by now; nothing changed"
+CHANGED = "its state has changed since it was listed; nothing was done"
 """For a message that was listed by its state."""
-CORRUPT_ADVICE = "send by hand what is worth it, then remove its file (docs/operating.md, Damaged files)"
+CORRUPT_ADVICE = "send by hand what matters, then remove its file (docs/operating.md, Damaged files)"
 """For a message that is listed as corrupt: no verb acts on it."""
-IS_DOWN = "the relay is down: what goes first is kept in memory, and can be said only while it runs"
+IS_DOWN = "the relay is down; `first` works only on a running relay"
 FAULT = "a fault of the relay; see its log"
-UNANSWERED = "not known: the relay gave no answer about it; see its log, and call this again"
-ONLY_REPORT_LEFT = "only its report is left, which waits for reports.per_hour: `delete` ends it without"
+UNANSWERED = "result unknown: the relay stopped answering; see its log, then repeat the command"
+ONLY_REPORT_LEFT = "only its report is left (reports.per_hour); `delete` ends it without the report"
 
 Results = Mapping[QueueId, str]
 """For each id: OK, UNCHANGED, ABSENT, BUSY, UNREAD, or the text of what went wrong."""
@@ -94,7 +94,7 @@ def _actions(
     }
 
 
-USED_AGAIN = "used again, one message first"
+RESUMED = "resumed; one message goes first"
 TABLE: Mapping[Verb, VerbRow] = {
     "hold": VerbRow(
         "held",
@@ -109,7 +109,7 @@ TABLE: Mapping[Verb, VerbRow] = {
         "was not held; nothing changed",
     ),
     "retry": VerbRow(
-        "its back-off is over",
+        "its back-off has ended",
         # A waiting message has no back-off, and would lose its turn.
         {**_actions(Action.RETRY, held=HELD_ALREADY), State.WAITING: Action.NOTHING},
         "Let deferred messages go now; limits still hold.",
@@ -130,14 +130,14 @@ TABLE: Mapping[Verb, VerbRow] = {
     ),
     "pause": VerbRow("paused", {}),
     "resume": VerbRow(
-        USED_AGAIN,
+        RESUMED,
         _actions(Action.RETRY, held=Action.NOTHING, reporting=Action.NOTHING),
         already="neither paused nor stopped; nothing changed",
     ),
     "believe": VerbRow(
-        USED_AGAIN,
+        RESUMED,
         _actions(Action.BELIEVE, reporting=Action.NOTHING),
-        already="neither paused nor stopped, and its shield doubts nothing; nothing changed",
+        already="neither paused nor stopped, and its shield doubts no refusal; nothing changed",
     ),
 }
 VERBS = tuple(verb for verb, row in TABLE.items() if row.summary)
@@ -179,7 +179,7 @@ class Session(ABC):
     def _one(self, kind: type[_Kind], name: str, **arguments: object) -> _Kind:
         for value in self.ask(kind, name, **arguments):
             return value
-        raise Unreachable("the relay answered nothing; see its log")
+        raise Unreachable("the relay gave an empty answer; see its log")
 
     def snapshot(self) -> Snapshot:
         return self._one(Snapshot, "snapshot")

@@ -141,14 +141,14 @@ class Operator:
     async def plan(self, text: str, path: Path) -> Plan:
         await self._load_queue()
         if self._sender.is_reading:
-            raise NotDone("the relay still reads its queue after the start; ask again later")
+            raise NotDone(UNREAD)
         try:
             policy, status_view = parse_policy(text.encode(), path), self._status_view
         except PolicyError as error:
             # The command line could read it, so this relay is of another version.
-            raise NotDone(f"this relay cannot read that policy: {error}") from error
+            raise NotDone(f"the relay cannot read that policy: {error}") from error
         if policy.routes != status_view.policy.routes:
-            raise NotDone("it changes the routes, and a plan does not know what mail then goes another way")
+            raise NotDone("the edit changes the routes; a plan cannot forecast rerouted mail")
         read = partial(recorded_upstreams, disk=RealDisk(), clock=status_view.clock)
         recorded = [await asyncio.to_thread(read, each) for each in (status_view.policy, policy)]
         return status_view.plan(policy, *recorded)
@@ -230,8 +230,8 @@ class Operator:
         for index, (address, status) in enumerate(
             zip(message.envelope.recipients, message.statuses, strict=True)
         ):
-            # The note of a relayed recipient is from an earlier attempt.
-            note = None if status is Status.RELAYED else notes.get(index)
+            # The note of a relayed recipient is for its report, or from an earlier attempt.
+            note = None if status.is_relayed else notes.get(index)
             notify, orcpt = message.envelope.dsn.of(index)
             yield RecipientView(
                 address,
@@ -256,7 +256,7 @@ class Operator:
             async for chunk in self._spool_thread.content(queue_id):
                 yield chunk
         except (Absent, Corrupt, Unavailable) as error:
-            raise NotDone(clean(str(error)) or "it cannot be read whole") from error
+            raise NotDone(clean(str(error)) or "its content cannot be read") from error
 
     async def act(
         self, verb: Verb, queue_ids: Sequence[AskedId], states: Sequence[QueueState] = ()
@@ -274,7 +274,7 @@ class Operator:
             return ABSENT
         # Crash here: the operator has no answer, and a restart may not know the pause.
         if why := await self._upstreams.recorded(upstream):
-            return f"paused, but not on disk, so a restart would end it: {why}"
+            return f"paused, but the pause was not saved and ends at a restart: {why}"
         return OK
 
     async def resume(self, upstream: str, *, believes: bool = False) -> str:
@@ -286,13 +286,13 @@ class Operator:
             refusals.setdefault(suspect.queue_id, {})[suspect.index] = suspect.answer
         results = await self._each("believe" if believes else "resume", list(refusals), refusals)
         if failed := set(results.values()) - {OK, UNCHANGED, ABSENT}:
-            return f"not all refused recipients could be settled: {', '.join(sorted(failed))}"
+            return f"some refused recipients could not be settled: {', '.join(sorted(failed))}"
         if believes:
             shield.believe(suspects)
         has_changed = self._upstreams.resume(upstream)
         # Crash here: the operator has no answer, and a restart may go on with the pause until asked again.
         if has_changed and (why := await self._upstreams.recorded(upstream)):
-            return f"used again, but not on disk, so a restart may rest again: {why}"
+            return f"resumed, but this was not saved; a restart may pause it again: {why}"
         return OK if has_changed or OK in results.values() else UNCHANGED
 
     async def _each(

@@ -63,11 +63,11 @@ class ControlServer:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if (call := self._calls.get(request.match_info["method"])) is None:
-            raise web.HTTPNotFound(text="no such call")
+            raise web.HTTPNotFound(text="no such call; after an upgrade restart the relay")
         try:
             answer = call.validate_json(await request.read())
         except ValueError:
-            raise web.HTTPBadRequest(text="this relay does not know what was asked for") from None
+            raise web.HTTPBadRequest(text="invalid arguments; after an upgrade restart the relay") from None
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         # A client that goes away ends its answer; that is no fault.
         with contextlib.suppress(ConnectionError):

@@ -134,7 +134,7 @@ def parse_orcpt(value: str, *, smtputf8: bool) -> str:
     if not separator or not _ADDRESS_TYPE.match(kind):
         raise MalformedParameters("ORCPT does not begin with an address type and a semicolon")
     if not (_UTF8_ADDRESS if kind.lower() == _UTF8_TYPE else _XTEXT_ADDRESS).match(address):
-        raise MalformedParameters("the address of ORCPT is not one by RFC 3461, 4.2 or RFC 6533, 3")
+        raise MalformedParameters("the address of ORCPT is not valid by RFC 3461, 4.2 or RFC 6533, 3")
     if not address.isascii() and not smtputf8:
         raise MalformedParameters("an ORCPT outside ASCII needs SMTPUTF8")
     return value

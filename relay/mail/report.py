@@ -52,7 +52,7 @@ _TITLES = {
     Reason.BOUNCED: "Refused by the next mail server:",
     Reason.EXPIRED: "Not passed on within the time allowed, so given up:",
     Reason.OPERATOR: "Removed from the queue by an operator of this relay:",
-    Reason.RELAYED: "Passed on to the next mail server, which will not say more:",
+    Reason.RELAYED: "Passed on to the next mail server, which does not confirm delivery:",
     Reason.DELAYED: "Still waiting:",
 }
 _OPENINGS = {
@@ -61,12 +61,12 @@ _OPENINGS = {
     "is late for the recipients below.  THIS IS A WARNING ONLY: there is no\n"
     "need to send it again.  It will be tried until\n{until}.",
     "failed": "Undelivered Mail Returned to Sender\n"
-    "It could not pass on your message of {date}\n"
+    "This relay could not pass on your message of {date}\n"
     "to the recipients below, and will not try again for those that failed.",
     "relayed": "Mail Passed On\n"
     "You asked to be told about your message of {date}.\n"
     "It was passed on for the recipients below.  THIS IS NO PROOF OF DELIVERY:\n"
-    "the next mail server does not tell what becomes of it.",
+    "the next mail server does not confirm delivery.",
 }
 """Subject and beginning of the part for people, by action; the first that a report has applies."""
 

@@ -37,6 +37,6 @@ def parse_search(text: str) -> Search:
     words = [word for each in text.split() if (word := each.strip("<>"))]
     if not words or any("\ud800" <= c <= "\udfff" for c in text):
         raise ValueError(
-            "expected an address, a Message-ID, a queue id or words of a Subject, or a part of one"
+            "give an address, a Message-ID, a queue id, words of a Subject, or a part of any of these"
         )
     return Search(tuple((folded(word), comparable(word)) for word in words))

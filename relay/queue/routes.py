@@ -127,8 +127,8 @@ def is_better(route: Route, name: str, than: str, availabilities: Mapping[str, A
 _WORDS = {
     Because.FAILOVER: "failover: {instead_of} is down",
     Because.SPILL: "spill: it waited too long for {instead_of}",
-    Because.UNFIT: "unfit: it can never go through {instead_of}",
-    Because.PROBE: "probe: it shows whether {upstream} is well again",
+    Because.UNFIT: "unfit: {instead_of} cannot relay this message",
+    Because.PROBE: "probe: it tests whether {upstream} is well again",
     Because.UNKNOWN: "unknown: {upstream} may have relayed it",
     Because.ALL_DOWN: "all upstreams of its route are down",
 }

@@ -322,11 +322,11 @@ class Account:
         match error:
             case HistoryError():
                 return self._fail_history(error) - self._clock.boottime_ns()
-            case NoRoomToConnect(wait=wait):
+            case NoRoomToConnect(until_ns=until_ns):
                 if (first := self._line.first(self._clock.boottime_ns())) is not None:
-                    first.why = _no_room(wait)
-                    self._tell_waiting(ThrottledMessage(first, wait.until_ns, None, first.why))
-                return wait.until_ns - self._clock.boottime_ns()
+                    first.why = WaitReason(str(error))
+                    self._tell_waiting(ThrottledMessage(first, until_ns, None, first.why))
+                return until_ns - self._clock.boottime_ns()
             case UpstreamUnavailable():
                 answer = error.answer
             case _:
@@ -431,8 +431,8 @@ def _caps(upstream: Upstream) -> Caps:
 
 
 def _too_large(attempt: Attempt, found: TooLarge) -> Answer:
-    has = f"the message has {attempt.shape.size_bytes} octets"
-    text = f"{has}, and the limit {found.limit_label} lets no more than {found.count} go"
+    limit = f"limit {found.limit_label} allows at most {found.count}"
+    text = f"the message has {attempt.shape.size_bytes} octets; {limit}"
     return Answer(Verdict.DEFER, Phase.MAIL, None, text, own_status="4.3.4")
 
 

@@ -138,4 +138,4 @@ class OfferedExtensions:
         offers = [each for _, offered in self._looks for each in offered]
         if len(self._looks) == LOOKS and all(why_unfit(each, shape) is not None for each in offers):
             return lack._replace(verdict=Verdict.BOUNCE)
-        return lack._replace(text=f"{lack.text}, by the word of this connection alone")
+        return lack._replace(text=f"{lack.text}; another connection may accept it")

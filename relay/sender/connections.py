@@ -15,6 +15,7 @@ from relay.sender.logins import Logins
 from relay.sender.throttle_thread import ThrottleThread
 from relay.smtp.reply import Phase
 from relay.throttle.admission import Wait
+from relay.throttle.limit import limit_words
 from relay.upstream.connection import Connection, OnStep, UpstreamServer, UpstreamUnavailable, open_connection
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Judge, Verdict
@@ -26,9 +27,9 @@ OPENING_SECONDS = 1800
 class NoRoomToConnect(Exception):  # noqa: N818 - a state, not an error of ours
     """A limit on connections has no room now, or the account was paused meanwhile."""
 
-    def __init__(self, wait: Wait) -> None:
-        super().__init__(wait.limit_label)
-        self.wait = wait
+    def __init__(self, why: str, until_ns: int) -> None:
+        super().__init__(why)
+        self.until_ns = until_ns
 
 
 async def open_with_slot(
@@ -49,7 +50,7 @@ async def open_with_slot(
     # The token comes first: no slot is reserved while it is fetched.
     login, refused = await logins.current_server(judge), None
     if login.token is not None:
-        on_step("token", "an access token is at hand")
+        on_step("token", "access token available")
     while True:
         try:
             connection = await _open(throttle, login, clock, may_begin, on_step)
@@ -61,7 +62,7 @@ async def open_with_slot(
             refused, login = login, await logins.current_server(judge)
             if login.token == refused.token:
                 raise
-            on_step("login", f"{answer.text}: with another token again")
+            on_step("login", f"{answer.text}: retrying with another token")
         else:
             logins.worked(login)
             return connection
@@ -78,15 +79,15 @@ async def _open(
         lambda throttle: throttle.reserve_connection(OPENING_SECONDS * SECOND_NS)
     )
     if isinstance(reservation, Wait):
-        raise NoRoomToConnect(reservation)
+        raise NoRoomToConnect(limit_words(reservation.limit_label, None), reservation.until_ns)
     if not may_begin():
         throttle.ended(reservation)
-        raise NoRoomToConnect(Wait(reservation.reserved_at_ns, "a pause of the account"))
+        raise NoRoomToConnect("the account is paused", reservation.reserved_at_ns)
     try:
         async with asyncio.timeout(OPENING_SECONDS):
             return await open_connection(login, clock, on_step=on_step)
     except TimeoutError:
-        text = f"it was not ready for mail within {OPENING_SECONDS} s"
+        text = f"the connection was not ready for mail within {OPENING_SECONDS} s"
         raise UpstreamUnavailable(Answer(Verdict.PAUSE, Phase.CONNECT, None, text)) from None
     finally:
         throttle.ended(reservation)

@@ -217,7 +217,7 @@ class _Owner(TokenOwner):
 
     async def record_refresh_token(self, old: str, new: str) -> str:
         if self._file is None:
-            return "there is no refresh_token_file"
+            return "the policy sets no refresh_token_file"
         try:
             await asyncio.to_thread(self._file.rotate, old, new)
         except (OSError, ValueError) as error:

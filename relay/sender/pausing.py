@@ -99,7 +99,6 @@ class Pausing:
         if self.row is not None:
             why = await asyncio.to_thread(self.row.look) or why
             self.learn()
-            self.shield.recall(self.state.doubts)
             self.apply(EventKind.RESTART)
         if why:
             self._events.tell("pause_unrecorded", upstream=self._upstream, error=why)
@@ -118,6 +117,7 @@ class Pausing:
         """Adopt the state that another host wrote, if there is news."""
         if self.row is not None and (shared := self.row.news()) is not None:
             self._become(with_shared(self.state, shared, self._clock.boottime_ns()))
+            self.shield.recall(self.state.doubts)
 
     def ask_history(self) -> None:
         """Have a failed history read at once: its database answers again."""

@@ -46,7 +46,7 @@ class RefreshTokenFile:
     def _locked(self) -> AbstractContextManager[int]:
         fd = self._disk.lock(f"{self._path}.lock", wait=True)
         if fd is None:
-            raise AssertionError("a lock that was waited for")
+            raise AssertionError("lock(wait=True) returned no lock")
         return opened(self._disk, fd)
 
     def _put(self, token: str) -> None:

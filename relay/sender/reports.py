@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 HOUR_NS = 3600 * SECOND_NS
 PUBLISHING_NS = 60 * SECOND_NS
 """A slot whose process died is in use for so long, and leaves the window an hour later."""
-REASON = WaitReason("only its report is left, which waits for reports.per_hour")
+REASON = WaitReason("only its report is left; it waits for reports.per_hour")
 LOOK_NS = 60 * SECOND_NS
 """Between two looks for late mail; a look at 200,000 messages takes 0.2 s, in slices."""
 _LOST = "The reason is no longer known."
@@ -226,9 +226,8 @@ class LateMail:
             period_ns = min(LOOK_NS, (self._settling.terms.warn_after_ns or 4 * LOOK_NS) // 4)
             await asyncio.sleep(max(self._look_seconds, seconds(period_ns)))
 
-    async def look(self) -> int:
-        """Warn of late messages, in slices between turns of the loop; return how many were warned."""
-        warned = 0
+    async def look(self) -> None:
+        """Warn of late messages, in slices between turns of the loop."""
         for number, queue_id in enumerate(self._queue.ids()):
             if number % SLICE == 0:
                 await asyncio.sleep(0)
@@ -242,11 +241,8 @@ class LateMail:
             if not late:
                 # The sender wanted a warning only for recipients that are done: do not look again.
                 self._queue.warned(queue_id)
-            elif await self._settling.warn(message, *self._told(queued, late)):
-                warned += 1
-            else:
-                break  # no slot for this one, nor for those behind it
-        return warned
+            elif not await self._settling.warn(message, *self._told(queued, late)):
+                break  # no slot for this message, nor for those behind it
 
     def _is_late(self, queued: Queued) -> bool:
         after_ns = self._settling.terms.warn_after_ns
@@ -258,7 +254,7 @@ class LateMail:
         """Return the notes for its sender, and until when at least its recipients are tried (wall clock)."""
         wall_ns, replies = self._clock.wall_ns(), self._settling.replies.get(queued.queue_id, {})
         # RFC 3463, 3.5: X.4.5 is mail system congestion, as a full window or a pause is.
-        status, why = "4.4.5", "it waits for its turn: the next mail server takes no more from here now"
+        status, why = "4.4.5", "waiting: the next mail server accepts no more mail from here at the moment"
         if queued.state is State.DEFERRED:
             status = UNKNOWN_STATUS if queued.refusal is None else queued.refusal.status
             why = queued.reason or "refused for now"

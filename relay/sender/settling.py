@@ -191,18 +191,18 @@ class Settling:
         self._events.tell("deleted", queue_id=queue_id, message_id=message_id, nrcpt=len(message.left))
 
     async def warn(self, message: Message, delays: Sequence[Note], until_at_ns: int) -> bool:
-        """Warn the sender, durably and once, that recipients wait; return whether that was done now."""
+        """Warn the sender, durably and once, that recipients wait; return False if no slot is free."""
         async with self._lock(message.queue_id):
             message = self._as_settled(message)
-            if message.is_warned or not await self._owed.may_warn():
-                return False
-            report = self._reporter.warning(message, delays, until_at_ns)
-            what = Settlement(message.queue_id, message.envelope, report=report, is_warned=True)
-            if not await self._write(what):
-                return False
+            if not message.is_warned:
+                if not await self._owed.may_warn():
+                    return False
+                report = self._reporter.warning(message, delays, until_at_ns)
+                what = Settlement(message.queue_id, message.envelope, report=report, is_warned=True)
+                if await self._write(what):
+                    self._published(message.queue_id, report, "warning")
+                    self._keep(message._replace(is_warned=True))
             self._queue.warned(message.queue_id)
-            self._published(message.queue_id, report, "warning")
-            self._keep(message._replace(is_warned=True))
             return True
 
     def _keep_replies(self, message: Message, notes: Sequence[Note]) -> None:

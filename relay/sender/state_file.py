@@ -60,9 +60,9 @@ def parse(content: bytes) -> PauseRecord:
     try:
         record = _RECORDS.validate_json(content, strict=True)
     except ValidationError as error:
-        raise ValueError(f"not a record of pauses: {error.error_count()} errors in it") from None
+        raise ValueError(f"not a pause record (errors: {error.error_count()})") from None
     if fault := record.fault():
-        raise ValueError(f"not a record of pauses: {fault}")
+        raise ValueError(f"not a pause record: {fault}")
     return record
 
 

@@ -180,7 +180,7 @@ class Transactions:
             # The grace is over.  If only this upstream leaves the policy, others may go on with the
             # message.  The connection has ended, and the upstream may have the content.
             is_over = False
-            self._line.give_back(attempt.queued, WaitReason("its transaction did not end in time"))
+            self._line.give_back(attempt.queued, WaitReason("its transaction was cut off at a stop"))
             if attempt.is_content_out:
                 self._queue.stay_unknown(attempt.queued, reservation.deadline_ns)
             raise
@@ -237,7 +237,7 @@ class Transactions:
         except Overslept:
             connection.abort()
             # No attempt: nothing was relayed, and a suspend says nothing of the message.
-            answer = Answer(Verdict.LATER, Phase.MAIL, None, "this host was suspended in a transaction")
+            answer = Answer(Verdict.LATER, Phase.MAIL, None, "this host was suspended during the transaction")
         except UnsendableContent as error:
             answer = Answer(Verdict.BOUNCE, Phase.DATA, None, clean(str(error)), own_status="5.6.0")
         return Outcome((answer,) * len(attempt.indices))

@@ -137,7 +137,7 @@ def responses(mechanism: str, secret: Credentials | BearerToken) -> ClientRespon
             bearer = f"n,a={who},\1host={host}\1port={port}\1auth=Bearer {given}\1\1"
             return ClientResponses((lambda _: _encode(bearer),), to_refusal=_encode("\1"))
         case _:
-            raise ValueError(f"{mechanism} is not known")
+            raise ValueError(f"SASL mechanism {mechanism} is not supported")
 
 
 def _keyed(password: str, challenge: str) -> str:

@@ -309,7 +309,7 @@ class SessionMachine:
             raise Refused(replies.AUTH_SYNTAX)
         name, _, initial = argument.partition(" ")
         if name.upper() not in self._terms.mechanisms:
-            raise Refused(replies.AUTH_UNKNOWN.format(" and ".join(self._terms.mechanisms)))
+            raise Refused(replies.AUTH_UNKNOWN.format(" or ".join(self._terms.mechanisms)))
         exchange = EXCHANGES[name.upper()]()
         challenge = next(exchange)
         if initial:

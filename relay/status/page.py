@@ -155,11 +155,12 @@ def _state(upstream: UpstreamStatus, at_ns: int) -> _Badge:
     until_ns = upstream.paused_until_ns
     match upstream.state:
         case UpstreamState.STOPPED:
-            return _Badge("bad", "■", "stopped until an operator acts")
+            return _Badge("bad", "■", "stopped: an operator must act")
         case UpstreamState.PAUSED if until_ns is not None:
-            return _Badge("warn", "‖", f"paused, tried again in {span(until_ns - at_ns)}, at {utc(until_ns)}")
+            return _Badge("warn", "‖", f"paused; next try in {span(until_ns - at_ns)}, at {utc(until_ns)}")
         case UpstreamState.PAUSED:
-            return _Badge("warn", "‖", "paused until relay resume" if upstream.paused_by else "paused")
+            words = f"paused until `relay resume {upstream.name}`" if upstream.paused_by else "paused"
+            return _Badge("warn", "‖", words)
     return _Badge("good", "✓", "open") if upstream.is_well else _Badge("plain", "○", upstream.state_words)
 
 
@@ -174,10 +175,10 @@ def _diverted(route: RouteStatus, at_ns: int) -> _Badge | None:
 
 def _drains(upstream: UpstreamStatus, at_ns: int) -> str:
     if upstream.drained_at_ns is None:
-        return "unknown while stopped"
+        return "unknown"
     if not upstream.waiting_messages:
         return "nothing waits"
-    return f"in {span(upstream.drained_at_ns - at_ns)}, by estimate"
+    return f"in about {span(upstream.drained_at_ns - at_ns)}"
 
 
 def _charts(samples: Samples, key: Key, what: str, least: int) -> list[_Chart]:
@@ -187,7 +188,7 @@ def _charts(samples: Samples, key: Key, what: str, least: int) -> list[_Chart]:
     charts = []
     for title, values, since in ("last hour", day[-60:], "1 h ago"), ("last day", in_steps, "24 h ago"):
         most = max(values)
-        words = "nothing known yet" if most == GAP else f"at most {most} {what}"
+        words = "no data yet" if most == GAP else f"at most {most} {what}"
         charts.append(_Chart(title, words, steps(values, max(least, most)), since))
     return charts
 

@@ -192,7 +192,7 @@ class StatusView:
         """Use the present limits, or `limits`.  `is_mended`: only an operator's pause still counts."""
         now_ns = self.clock.boottime_ns()
         if upstream is None or seen is None or seen.limits is None:
-            why = NOT_IN_POLICY if upstream is None else DOWN if seen is None else "stop: no history"
+            why = NOT_IN_POLICY if upstream is None else DOWN if seen is None else "stop: history unusable"
             return AccountForecast(now_ns, rests=why, until_ns=None)
         return AccountForecast(
             now_ns,

@@ -98,4 +98,4 @@ def _mode(value: str) -> Mode:
     try:
         return Mode(value)
     except ValueError:
-        raise WrongUsage(f"-b{value} is not known") from None
+        raise WrongUsage(f"-b{value} is not supported") from None

@@ -37,14 +37,14 @@ def addresses_in(text: str, hostname: str | None) -> list[str]:
     if not is_closed:
         raise NotAnAddress(f"{text[:_SHOWN]}: a bracket is not closed")
     if any(not each.address or each.rest for each in found):
-        raise NotAnAddress(f"{text[:_SHOWN]}: is not a list of addresses")
+        raise NotAnAddress(f"{text[:_SHOWN]}: not a list of addresses")
     return list(dict.fromkeys(_qualified(each.address, hostname) for each in found))
 
 
 def _qualified(address: str, hostname: str | None) -> str:
     full = f"{address}@{hostname}" if "@" not in address and hostname else address
     if _UNREADABLE in full or not is_valid_address(full, smtputf8=True):
-        raise NotAnAddress(f"{address[:_SHOWN]}: is not an address")
+        raise NotAnAddress(f"{address[:_SHOWN]}: not an address")
     return full
 
 
@@ -99,7 +99,7 @@ def from_maildir(text: bytes, author: Author, choice: EnvelopeSource) -> Submiss
     on_top, fields = _on_top(fields)
     if author.sender is None:
         if _RETURN_PATH not in on_top:
-            raise NotAnAddress("it does not begin with a Return-Path: --sender says whose it is")
+            raise NotAnAddress("no Return-Path on top; name the sender with --sender")
         author = replace(author, sender=on_top[_RETURN_PATH])
     recipients = choice.recipients
     if not recipients and not choice.takes_header:
@@ -127,13 +127,13 @@ def _on_top(fields: Sequence[bytes]) -> tuple[dict[bytes, str], list[bytes]]:
 
 def _delivered_to(text: str | None, prefix: str) -> str:
     if text is None:
-        raise NotAnAddress("it has no Delivered-To on top: --to or -t says whom it is for")
+        raise NotAnAddress("no Delivered-To on top; name the recipient with --to or -t")
     found = addresses_in(text, None)
     if len(found) == 1 and found[0].startswith(prefix):
         found = addresses_in(found[0].removeprefix(prefix), None)
         if found:
             return found[0]
-    raise NotAnAddress(f"Delivered-To: {text}: is not one address that begins with {prefix!r}")
+    raise NotAnAddress(f"Delivered-To: {text}: not one address that begins with {prefix!r}")
 
 
 def from_program(
@@ -189,5 +189,5 @@ def _reverse_path(text: str, hostname: str) -> str:
         return ""
     found = addresses_in(text, hostname)
     if len(found) != 1:
-        raise NotAnAddress(f"{text}: is not one address")
+        raise NotAnAddress(f"{text}: not one address")
     return found[0]

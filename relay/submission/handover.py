@@ -79,7 +79,7 @@ def open_session(policy: Policy, hostname: str, tell: Callable[[str], None]) -> 
         return
     listen = _reachable(policy)
     if listen is None:
-        raise Refusal("no listener of the policy is on loopback and in the clear", os.EX_CONFIG)
+        raise Refusal("the policy has no listener on loopback without implicit TLS; add one", os.EX_CONFIG)
     host = _ON_LOOPBACK.get(listen.address.host, listen.address.host)
     try:
         connected = socket.create_connection((host, listen.address.port), _ANSWER_WITHIN_S)
@@ -161,7 +161,7 @@ class Handover:
         except OSError as error:
             # A reply that the relay sent before it closed says more than the error.
             self._expect(_CONTENT)
-            raise SessionLost(f"the relay was lost: {error.strerror or error}") from error
+            raise SessionLost(f"the connection to the relay was lost: {error.strerror or error}") from error
 
     def _expect(self, phase: _Phase) -> Reply:
         """Raise Refusal for 4yz, 5yz and no reply."""
@@ -171,7 +171,7 @@ class Handover:
         if reply.code == _CLOSING:
             raise SessionLost(f"{phase.name}: {reply}")
         if phase is _RECIPIENT and reply.enhanced == _TOO_MANY:
-            raise Refusal(f"there are more recipients than the relay takes: {reply}", os.EX_DATAERR)
+            raise Refusal(f"more recipients than the relay accepts: {reply}", os.EX_DATAERR)
         if not reply.is_permanent:
             raise Refusal(f"{phase.name}: {reply}", os.EX_TEMPFAIL)
         may_not = reply.code == 530 or (reply.enhanced or "").startswith("5.7.")

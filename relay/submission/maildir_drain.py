@@ -82,13 +82,13 @@ class MaildirDrain:
                 # A user could make a link by which root hands over and removes another user's mail.
                 raise Refusal(f"{path} is a symbolic link, which is not followed", os.EX_NOINPUT)
             if not path.is_dir():
-                raise Refusal(f"{path} is not there: {self._maildir} is no maildir", os.EX_NOINPUT)
+                raise Refusal(f"{path} is not a folder: {self._maildir} is not a maildir", os.EX_NOINPUT)
             # Checked before the relay takes a message: one that cannot be removed would go each time.
             if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-                raise Refusal(f"{path} may not be changed by this user", os.EX_NOPERM)
+                raise Refusal(f"{path}: this user needs read, write and search permission", os.EX_NOPERM)
         lock = self._disk.lock(f"{self._maildir}/{LOCK_NAME}", wait=False)
         if lock is None:
-            raise Refusal(f"{self._maildir}: another drain is at work", os.EX_TEMPFAIL)
+            raise Refusal(f"{self._maildir}: another drain is running", os.EX_TEMPFAIL)
         with opened(self._disk, lock):
             waiting = deque(self._waiting())
             while waiting:
@@ -160,18 +160,18 @@ class MaildirDrain:
             if isinstance(error, FileNotFoundError) or is_our_own_lack(error):
                 raise
             if not stat.S_ISREG(Path(path).lstat().st_mode):
-                raise Refusal("it is no regular file", os.EX_DATAERR) from None
+                raise Refusal("it is not a regular file", os.EX_DATAERR) from None
             raise Refusal(f"it cannot be read: {error.strerror}", os.EX_TEMPFAIL) from error
 
     def _check(self, fd: int) -> None:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
-            raise Refusal("it is no regular file", os.EX_DATAERR)
+            raise Refusal("it is not a regular file", os.EX_DATAERR)
         ours = {Path(self._maildir).stat().st_uid}
         if os.geteuid() != 0:
             # Not root's files: the maildir's owner can make new/ lead elsewhere, or link any file into it.
             ours.add(os.geteuid())
         if found.st_uid not in ours:
-            raise Refusal(f"it belongs to user {found.st_uid}, and the maildir does not", os.EX_DATAERR)
+            raise Refusal(f"it is owned by uid {found.st_uid}, not by the maildir's owner", os.EX_DATAERR)
         if found.st_size > self._most_bytes:
             raise Refusal(f"it is longer than {self._most_bytes} bytes", os.EX_DATAERR)

@@ -68,7 +68,7 @@ def found_in(content: bytes, mark_ns: int | None, clock: Clock) -> tuple[Content
     now_ns = clock.boottime_ns()
     if boot_id == clock.boot_id():
         if last.boottime_ns > now_ns + CLOCK_SKEW_NS:
-            raise DamagedHistory("it was written in the future of this boot: by a host with another clock")
+            raise DamagedHistory("its last instant lies in the future: another time namespace wrote it")
         return contents, True
     passed_ns = max(0, clock.wall_ns() - last.mark_ns)
     shift_ns = now_ns - (0 if passed_ns > LONGEST_BELIEVED_NS else passed_ns) - last.boottime_ns
@@ -82,9 +82,9 @@ def check_mark(last: At | None, mark_ns: int | None) -> None:
     if mark_ns is None or (last is not None and last.mark_ns >= mark_ns):
         return
     if last is None:
-        raise DamagedHistory("it is gone, and was in use")
+        raise DamagedHistory("the file is missing, but its .lock shows that it was in use")
     lost_s = (mark_ns - last.mark_ns) / SECOND_NS
-    raise DamagedHistory(f"its end is gone or damaged: it reached {lost_s:.3f} s further")
+    raise DamagedHistory(f"its last groups are missing or damaged: the .lock shows {lost_s:.3f} s more")
 
 
 def refusal(path: str, damage: DamagedHistory) -> HistoryError:
@@ -119,7 +119,7 @@ class FileHistory:
                 self._disk.make_directory(self._folder)
                 self._disk.sync_all(self._folder)
             if (fd := self._disk.lock(self._lock_path, wait=True)) is None:
-                raise HistoryError(f"{self._lock_path}: taken")
+                raise HistoryError(f"{self._lock_path}: locked by another process")
             self._lock_fd = fd
         try:
             with self._failing_closed("read"):

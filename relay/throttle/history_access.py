@@ -89,13 +89,13 @@ def history_findings(path: Path, disk: Disk, clock: Clock) -> Iterator[Finding]:
     """Yield what a relay that starts now would find in a history file, and do about it."""
     try:
         if _read(path, disk, clock).is_torn:
-            what = "its last group is not whole; nothing was sent on it"
-            yield Finding(str(path), "torn_group", what, "cut at the next use")
-    except (DamagedHistory, OSError) as error:
-        what, advice = f"cannot be read: {getattr(error, 'strerror', '')}", "see to the disk"
-        if isinstance(error, DamagedHistory):
-            what, advice = str(error), error.advice
-        yield Finding(str(path), "damaged_history", what, NOTHING_SENT, advice)
+            what = "its last group is incomplete; no mail was sent on that group"
+            yield Finding(str(path), "torn_group", what, "the relay cuts the group off at its next use")
+    except DamagedHistory as damage:
+        yield Finding(str(path), "damaged_history", str(damage), NOTHING_SENT, damage.advice)
+    except OSError as error:
+        what = f"cannot be read: {error.strerror or error}"
+        yield Finding(str(path), "damaged_history", what, NOTHING_SENT, "check the disk")
 
 
 def _book_of(events: Iterable[Event], now_ns: int, limits: Sequence[Limit], guard_ns: int | None) -> Book:

@@ -41,8 +41,11 @@ from typing import Any, NamedTuple
 from relay.mail.text import clean
 from relay.throttle.history import Ended, Event, Issued, Share, Slot
 
-BEGIN_ANEW = "stop, wait for the longest period of its limits, move it and its .lock away, start"
-MAKE_OURS = "chown it to the relay's user, chmod 600, `relay resume` (or wait a minute); leave it there"
+BEGIN_ANEW = (
+    "stop the relay, wait for the longest period of the account's limits, "
+    "move the history and its .lock away, start the relay"
+)
+MAKE_OURS = "do not move it; chown it to the relay's user, chmod 600, `relay resume` (or wait a minute)"
 
 
 class DamagedHistory(Exception):  # noqa: N818 - a state of the file
@@ -93,7 +96,7 @@ def read_header(content: bytes) -> tuple[str, int]:
         case ["relay-history", 5, str() as boot_id]:
             return boot_id, end
         case ["relay-history", int(version), *_]:
-            raise DamagedHistory(f"a history of another version of this program: {version}")
+            raise DamagedHistory(f"its format is version {version}; this relay reads version 5")
     start = clean(content[:40])
     raise DamagedHistory(f"byte 0: not a history, or its first line is damaged: {start!r}")
 
@@ -112,7 +115,7 @@ def read_groups(content: bytes, start: int, origin: int = 0) -> Contents:
         said = _read(content[end:behind])
         if said is None:
             if behind and any(_read(line + b"\n") for line in content[behind:].split(b"\n")):
-                raise DamagedHistory(f"byte {origin + end}: a damaged group with whole groups behind it")
+                raise DamagedHistory(f"byte {origin + end}: a damaged group, followed by whole groups")
             break
         try:
             (boottime_ns, mark_ns), *told = said

@@ -65,13 +65,13 @@ class EventKind(enum.StrEnum):
     PAUSE = "a refusal that pauses"
     REFUSE = "a refusal of the account"
     STOP = "the shield trips, or a refusal of the account that allows no probes"
-    PROOF = "something went well"
-    OVER = "its time is over"
+    PROOF = "a transaction succeeded"
+    OVER = "the end of the pause"
     RESUME = "`relay resume`"
-    EDIT = "an edit that may mend it"
+    EDIT = "an edit that may repair it"
     """Of the account or its verdicts, or another password."""
     KEEP = "the operator pauses it"
-    LAPSE = "the time of the operator's pause is over"
+    LAPSE = "its time is over"
     FAULT = "the history fails"
     SOUND = "the history is sound again"
     RESTART = "a restart"
@@ -381,4 +381,6 @@ class PauseRecord:
         """Return what makes no sense in the record, or nothing."""
         edges = [edge for span in self.state.spans for edge in span]
         is_sound = edges == sorted(edges) and self.state.in_a_row >= 0
-        return "" if is_sound and max(self.state.over_ns, *edges, 0) <= FOREVER_NS else "its instants are odd"
+        if is_sound and max(self.state.over_ns, *edges, 0) <= FOREVER_NS:
+            return ""
+        return "its instants or counts are out of order or range"

@@ -108,7 +108,7 @@ class Shield:
         return outcome._replace(answers=tuple(answers), pause=pause)
 
     def recall(self, because: str) -> None:
-        """Restore the stop from before a restart; `because` is empty if there was none."""
+        """Take over a stop from before a restart or of another host; `because` is empty if there is none."""
         self._is_stopped, self._why = because != "", because
 
     def clear(self) -> None:
@@ -138,7 +138,7 @@ class Shield:
         went_on = suspect is not None and self._relayed_from_ns >= suspect.since_ns
         if (count := len({each.target for each in row})) >= self.in_a_row:
             what = "recipients" if answer.phase is Phase.RCPT else "messages"
-            self._why = f"{count} {what} in a row were refused alike: {answer.text}"
+            self._why = f"{count} {what} in a row were refused in the same words: {answer.text}"
             self._is_stopped = self._is_stopped or len({each.sender for each in row}) > 1
             ruling = None if went_on else _SENDER_WAITS
         ruling = _STOP if self._is_stopped else ruling

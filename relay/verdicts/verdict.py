@@ -115,9 +115,9 @@ class Rule:
 
     def __post_init__(self) -> None:
         if self.phases & BEFORE_MAIL and (self.verdict not in ABOUT_US or self.scope is not Scope.UPSTREAM):
-            raise ValueError("before MAIL no message is at fault: only pause or stop")
+            raise ValueError("only pause or stop are allowed before MAIL: no message is named yet")
         if self.verdict is Verdict.LATER and self.phases != {Phase.RCPT}:
-            raise ValueError("later is about one recipient: only in phase rcpt")
+            raise ValueError("later is allowed only in phase rcpt: it is about one recipient")
 
     def matches(self, fields: ReplyFields) -> bool:
         return (

@@ -95,7 +95,7 @@ def test_verbs_on_a_relay_that_is_down_take_effect_at_its_next_start(operator: O
     assert "stay0@list.test" in operator.run("queue", "show", held)
     assert operator.run("queue", "hold", held) == f"{held}: held\n"
     assert operator.run("queue", "release", released) == f"{released}: released\n"
-    assert operator.run("queue", "retry", retried) == f"{retried}: its back-off is over\n"
+    assert operator.run("queue", "retry", retried) == f"{retried}: its back-off has ended\n"
     assert operator.run("queue", "delete", deleted) == f"{deleted}: deleted\n"
     assert operator.run("queue", "bounce", bounced) == f"{bounced}: bounced\n"
     operator.run("queue", "hold", ABSENT_ID, code=1)
@@ -146,7 +146,7 @@ def test_an_operators_pause_lasts_through_kills_until_resume(operator: Operated)
     with relay:
         assert shown()["paused_until"] is not None
         assert operator.host.ledger.relayed == 0
-        assert operator.run("resume", "isp").startswith("isp: used again, one message first")
+        assert operator.run("resume", "isp").startswith("isp: resumed; one message goes first")
         relay.wait_until_empty()
         assert shown()["paused_by"] is None
 

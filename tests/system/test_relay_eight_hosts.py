@@ -65,7 +65,7 @@ class Terms:
         return {"messages": self.count, "per": f"{self.period_s}s"}
 
 
-WHOLE = Terms(600, 20, 10_000, 45, seed=0, in_peace=2000)
+WHOLE = Terms(600, 40, 10_000, 45, seed=0, in_peace=2000)
 SHORT = Terms(100, 4, 600, 40, seed=31)
 
 

@@ -183,7 +183,7 @@ def test_a_user_over_its_quota_gets_452_others_go_on_and_a_removed_user_cannot_l
         assert offer(boss, "boss@office.example") == 250
         assert relay.command("queue", "delete", "--user", "app", "--yes").returncode == 0
         wait_until(lambda: offer(app, "news@app.example") == 250)
-        refused = [line for line in relay.log() if "452 4.3.1 Too much mail of yours is queued" in line]
+        refused = [line for line in relay.log() if "452 4.3.1 You have too many messages queued" in line]
         assert refused
         assert all("app" in line for line in refused)
 

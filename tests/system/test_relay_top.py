@@ -125,7 +125,7 @@ def test_keys_pause_resume_hold_and_quit_through_a_restart_of_the_relay(relay: W
             top.press(b"n", b"nothing was done")
             assert paused_by() == "anna"
             top.press(b"u", b"Use upstream isp again")
-            top.press(b"y", b"isp: used again, one message first")
+            top.press(b"y", b"isp: resumed; one message goes first")
             assert paused_by() is None
 
             relay.kill()

@@ -113,6 +113,6 @@ def test_a_cut_history_of_another_boot_is_left_as_it_is(used: Path, clock: FakeC
     before = used.read_bytes()
     clock.reboot()
 
-    with pytest.raises(HistoryError, match="its end is gone or damaged"):
+    with pytest.raises(HistoryError, match="its last groups are missing or damaged"):
         ask(throttle(used, Unsynced(), clock, LIMITS), 1)
     assert used.read_bytes() == before

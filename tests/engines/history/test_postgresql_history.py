@@ -1,6 +1,7 @@
 """History and pause in a real PostgreSQL: cut connections, clock steps and lost commits."""
 
 import contextlib
+import io
 import itertools
 import threading
 from collections.abc import Callable
@@ -9,14 +10,22 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
+from relay.mail.envelope import QueueId
 from relay.sender.account_row import AccountRow
+from relay.sender.pausing import Pausing
+from relay.sender.state_file import AccountFile
+from relay.smtp.reply import Phase, Reply
 from relay.spool.database.account import SharedAccount
 from relay.spool.database.connection import Database
 from relay.spool.disk.durable import RealDisk
+from relay.telemetry.events import Events
+from relay.telemetry.metrics import Metrics, Telemetry
 from relay.throttle.history import HistoryError, Issued
 from relay.throttle.postgresql_history import HighWaterMark, PostgresqlHistory
 from relay.throttle.throttle import Throttle
 from relay.verdicts.account import AccountState, Event, EventKind, Health, PauseAsked, step
+from relay.verdicts.outcome import Answer, Outcome
+from relay.verdicts.verdict import Verdict
 from tests.engines.history.limits import TRANSACTION_NS, granted, messages
 from tests.fakes.clock import FakeClock
 from tests.fakes.cut_line import CutLine
@@ -255,7 +264,43 @@ async def test_a_restart_on_one_host_makes_all_hosts_try_a_refused_account_again
     assert one.learn().health is Health.PROVING
 
 
-async def test_a_history_fault_affects_only_its_own_host(hosts: tuple[Host, Host]) -> None:
+def pausing_of(account: SharedAccount, path: Path) -> Pausing:
+    clock = FakeClock()
+    return Pausing(
+        "isp",
+        Telemetry(Events(io.StringIO(), "json", clock), Metrics(clock), clock),
+        AccountFile(path, RealDisk()),
+        row=AccountRow(account, clock),
+        oldest_leaves_in_ns=lambda _span_ns: None,
+        on_refused=lambda _answer: None,
+        on_change=lambda _availability: None,
+    )
+
+
+async def test_a_stop_by_a_shield_is_over_for_all_hosts_once_one_resumes(
+    account: SharedAccount, tmp_path: Path
+) -> None:
+    one, other = (pausing_of(account, tmp_path / name) for name in ("one", "other"))
+    unknown = Answer(Verdict.BOUNCE, Phase.RCPT, Reply(550, None, "no"), "550 no")
+
+    def judged() -> Answer | None:
+        """Return the pause for one refusal that no rule knows, as the other host judges it."""
+        outcome = Outcome((unknown,))
+        return other.shield.judge(outcome, "a@here", QueueId("0"), [(0, "b@there")], (0, 1)).pause
+
+    one.rest(unknown._replace(verdict=Verdict.STOP, is_doubted=True))
+    assert await one.recorded() == ""
+    await other.recall(None)
+    assert judged() is not None
+    one.end()
+    assert await one.recorded() == ""
+    assert other.row is not None
+    assert other.row.look() == ""
+    other.learn()
+    assert judged() is None
+
+
+async def test_a_fault_of_one_history_is_that_hosts_alone(hosts: tuple[Host, Host]) -> None:
     one, other = hosts
     await one.meet(EventKind.FAULT)
     await one.meet(EventKind.KEEP, minutes=1)

@@ -92,7 +92,7 @@ def test_a_user_who_does_not_own_the_spool_is_refused(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
     code, _, err = run(verb)
-    assert (code, f"{engine.root}: it belongs to user" in err) == (os.EX_NOPERM, True)
+    assert (code, f"{engine.root}: it belongs to uid" in err) == (os.EX_NOPERM, True)
 
 
 LIMITED = POLICY.replace("limits: []", "limits: [{messages: 3, per: 1h}, {recipients: 50, per: 1d}]")

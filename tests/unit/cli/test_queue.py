@@ -89,7 +89,7 @@ def test_a_listing_that_breaks_off_exits_75(arguments: list[str], policy_path: P
     with answering(policy_path.parent / "spool", said(a_snapshot()), said([a_message()], end="")):
         code, out, err = run("queue", *arguments)
     assert (code, "Request" in out) == (os.EX_TEMPFAIL, False)
-    assert "in the middle: this is not all" in err
+    assert "the answer is incomplete: " in err
 
 
 def test_verbs_act_on_the_named_messages_and_print_one_result_for_each(
@@ -202,7 +202,7 @@ def test_pause_tells_a_relay_how_long_and_by_whom(up: Up, run: Run, monkeypatch:
     assert (upstream.paused_by, upstream.paused_until_ns) == ("anna", None)
     for verb in ("pause", "resume"):
         assert run(verb, "no/../such") == (1, "", "no/../such: there is no such upstream\n")
-    assert run("resume", "isp", "--bounce").out == "isp: used again, one message first\n"
+    assert run("resume", "isp", "--bounce").out == "isp: resumed; one message goes first\n"
 
 
 @pytest.mark.usefixtures("policy_path")
@@ -211,7 +211,7 @@ def test_resume_ends_the_pause_of_a_stopped_relay(run: Run) -> None:
     assert run("resume", "isp").out == unchanged
     assert run("pause", "isp", "--for", "2h").code == 0
     assert json.loads(run("status", "--json").out)["upstreams"][0]["state"] == "paused"
-    assert run("resume", "isp").out == "isp: used again, one message first\n"
+    assert run("resume", "isp").out == "isp: resumed; one message goes first\n"
     assert run("resume", "isp").out == unchanged
     code, _, err = run("resume", "isp", "--bounce")
-    assert (code, "is known while it runs" in err) == (1, True)
+    assert (code, "works only on a running relay" in err) == (1, True)

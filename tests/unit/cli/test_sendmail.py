@@ -175,7 +175,7 @@ def test_drain_takes_the_envelope_from_the_top_lines_and_keeps_the_rest(maildir:
 
     code, out, err = maildir.drain("--prefix", "list-")
     assert (code, out) == (os.EX_DATAERR, "2 taken, 1 left\n")
-    assert err.startswith("drain: new/3.x: left, it does not begin with a Return-Path")
+    assert err.startswith("drain: new/3.x: left, no Return-Path on top")
     first, second = queued(maildir.policy)
     assert (first.envelope.reverse_path, second.envelope.reverse_path) == ("", "a@b.test")
     assert first.envelope.recipients == second.envelope.recipients == ("c@d.test",)
@@ -245,7 +245,7 @@ def test_a_second_drain_of_a_maildir_at_the_same_time_exits_75(maildir: Maildir)
     with (maildir.path / "relay-drain.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         code, _, err = maildir.drain()
-    assert (code, "another drain is at work" in err, maildir.left) == (os.EX_TEMPFAIL, True, {"new/1.x"})
+    assert (code, "another drain is running" in err, maildir.left) == (os.EX_TEMPFAIL, True, {"new/1.x"})
 
 
 @pytest.mark.parametrize("name", [".", "new"])

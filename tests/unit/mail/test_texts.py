@@ -41,5 +41,5 @@ def test_a_message_is_found_by_parts_of_names_in_any_case_or_spelling(text: str,
 
 @pytest.mark.parametrize("text", ["", " ", "< >", "<<>>", "a\udcff"])
 def test_an_empty_search_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="expected an address, a Message-ID, a queue id"):
+    with pytest.raises(ValueError, match="give an address, a Message-ID, a queue id"):
         parse_search(text)

@@ -39,7 +39,7 @@ def _deferrals(relay: Relay, queue_id: str) -> int:
 
 async def test_a_message_larger_than_a_limit_delays_no_other_and_is_returned_at_last(tmp_path: Path) -> None:
     brief = "retry: {min: 10m, max: 10m, lifetime: 25m, warn_after: null}"
-    limit = f"has {len(LARGE)} octets, and the limit 4500 bytes"
+    limit = f"has {len(LARGE)} octets; limit 4500 bytes"
     async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, LIMIT, brief, 1)) as relay:
         large = relay.accept("large@x.example", content=LARGE)
         for number in range(3):

@@ -112,10 +112,10 @@ async def test_the_operator_is_told_if_a_pause_is_not_on_disk(tmp_path: Path) ->
         path = pause_path(policy, "isp")
         path.mkdir(parents=True)
         told = await relay.operator.pause("isp", LASTING)
-        assert told.startswith("paused, but not on disk, so a restart would end it: ")
+        assert told.startswith("paused, but the pause was not saved and ends at a restart: ")
         assert relay.account.pausing.state.operator is not None
         told = await relay.operator.resume("isp")
-        assert told.startswith("used again, but not on disk, so a restart may rest again: ")
+        assert told.startswith("resumed, but this was not saved; a restart may pause it again: ")
         path.rmdir()
         assert await relay.operator.pause("isp", LASTING) == OK
 

@@ -238,7 +238,7 @@ ODD: dict[str, Turn] = {
 
 
 def deferred(relay: Relay) -> int:
-    return relay.logged().count("by the word of this connection alone")
+    return relay.logged().count("another connection may accept it")
 
 
 async def another_look(relay: Relay) -> None:

@@ -67,7 +67,7 @@ async def test_restarts_do_not_end_a_stop_and_bounce_nobody(tmp_path: Path) -> N
             asked = _asked(host)
             async with Relay(policy) as relay:
                 await _stopped(relay)
-                assert "in a row were refused alike" in relay.account.pausing.state.why
+                assert "in a row were refused in the same words" in relay.account.pausing.state.why
                 assert relay.sender.totals.bounced == 0
             # Once the hour is over, one message probes the upstream.
             assert _asked(host) - asked == asks

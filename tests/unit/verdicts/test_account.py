@@ -223,7 +223,7 @@ def test_a_record_reads_back_unchanged() -> None:
 def test_a_damaged_record_raises_value_error(old: bytes, new: bytes) -> None:
     content = render(RECORD)
     assert old in content
-    with pytest.raises(ValueError, match="not a record"):
+    with pytest.raises(ValueError, match="not a pause record"):
         parse(content.replace(old, new, 1))
 
 

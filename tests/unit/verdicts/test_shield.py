@@ -103,7 +103,7 @@ def test_refusals_alike_of_one_sender_pause_only_that_sender() -> None:
     assert {answer.verdict for answer in outcome.answers} == {Verdict.PAUSE}
     assert outcome.pause is not None
     assert outcome.pause.scope is Scope.SENDER
-    assert "50 recipients in a row were refused alike" in outcome.pause.text
+    assert "50 recipients in a row were refused in the same words" in outcome.pause.text
     assert len(shield.suspects) == 50
     # As soon as another sender is refused alike, the account is stopped.
     outcome = _judge(shield, _answer(f"{UNKNOWN} <r50@there.example> id-50"), first=50)
