@@ -109,7 +109,7 @@ TABLE: Mapping[Verb, VerbRow] = {
         "was not held; nothing changed",
     ),
     "retry": VerbRow(
-        "its back-off has ended",
+        "back-off ended",
         # A waiting message has no back-off, and would lose its turn.
         {**_actions(Action.RETRY, held=HELD_ALREADY), State.WAITING: Action.NOTHING},
         "Let deferred messages go now; limits still hold.",

@@ -254,7 +254,7 @@ class LateMail:
         """Return the notes for its sender, and until when at least its recipients are tried (wall clock)."""
         wall_ns, replies = self._clock.wall_ns(), self._settling.replies.get(queued.queue_id, {})
         # RFC 3463, 3.5: X.4.5 is mail system congestion, as a full window or a pause is.
-        status, why = "4.4.5", "waiting: the next mail server accepts no more mail from here at the moment"
+        status, why = "4.4.5", "the next mail server accepts no more mail from here at the moment"
         if queued.state is State.DEFERRED:
             status = UNKNOWN_STATUS if queued.refusal is None else queued.refusal.status
             why = queued.reason or "refused for now"

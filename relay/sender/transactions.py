@@ -180,7 +180,7 @@ class Transactions:
             # The grace is over.  If only this upstream leaves the policy, others may go on with the
             # message.  The connection has ended, and the upstream may have the content.
             is_over = False
-            self._line.give_back(attempt.queued, WaitReason("its transaction was cut off at a stop"))
+            self._line.give_back(attempt.queued, WaitReason("its transaction was cut off"))
             if attempt.is_content_out:
                 self._queue.stay_unknown(attempt.queued, reservation.deadline_ns)
             raise

@@ -178,7 +178,7 @@ class StatusServer:
                 raise web.HTTPMethodNotAllowed(request.method, ("GET", "HEAD"))
             if not self._is_ours(request.headers.get("Host", "")):
                 # RFC 9110, 15.5.20: 421, this server does not speak for that host.
-                raise web.HTTPMisdirectedRequest(text="This is not a name of this server.\n")
+                raise web.HTTPMisdirectedRequest(text="Use an IP address, localhost or the `hostname`.\n")
             response = await (
                 handler(request) if request.path in AT_ONCE else self._in_turn(handler, request)
             )

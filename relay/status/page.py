@@ -155,7 +155,7 @@ def _state(upstream: UpstreamStatus, at_ns: int) -> _Badge:
     until_ns = upstream.paused_until_ns
     match upstream.state:
         case UpstreamState.STOPPED:
-            return _Badge("bad", "■", "stopped: an operator must act")
+            return _Badge("bad", "■", "stopped: needs an operator")
         case UpstreamState.PAUSED if until_ns is not None:
             return _Badge("warn", "‖", f"paused; next try in {span(until_ns - at_ns)}, at {utc(until_ns)}")
         case UpstreamState.PAUSED:

@@ -115,7 +115,7 @@ class Rule:
 
     def __post_init__(self) -> None:
         if self.phases & BEFORE_MAIL and (self.verdict not in ABOUT_US or self.scope is not Scope.UPSTREAM):
-            raise ValueError("only pause or stop are allowed before MAIL: no message is named yet")
+            raise ValueError("only pause and stop are allowed before MAIL: no message is named yet")
         if self.verdict is Verdict.LATER and self.phases != {Phase.RCPT}:
             raise ValueError("later is allowed only in phase rcpt: it is about one recipient")
 

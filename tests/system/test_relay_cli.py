@@ -95,7 +95,7 @@ def test_verbs_on_a_relay_that_is_down_take_effect_at_its_next_start(operator: O
     assert "stay0@list.test" in operator.run("queue", "show", held)
     assert operator.run("queue", "hold", held) == f"{held}: held\n"
     assert operator.run("queue", "release", released) == f"{released}: released\n"
-    assert operator.run("queue", "retry", retried) == f"{retried}: its back-off has ended\n"
+    assert operator.run("queue", "retry", retried) == f"{retried}: back-off ended\n"
     assert operator.run("queue", "delete", deleted) == f"{deleted}: deleted\n"
     assert operator.run("queue", "bounce", bounced) == f"{bounced}: bounced\n"
     operator.run("queue", "hold", ABSENT_ID, code=1)
