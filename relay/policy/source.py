@@ -167,7 +167,7 @@ def _words(detail: ErrorDetails, steps: Steps) -> str:
     if kind == "extra_forbidden":
         return _of_unknown_key(steps)
     if kind == "missing" and steps[-1] == "limits":
-        return "this key is required: what the provider allows, or `limits: []` for as fast as it takes mail"
+        return "this key is required: write what the provider allows, or `limits: []` for no limit"
     # pydantic puts the words of an enumeration in quotes; all of them are words of the policy's format.
     words = _WORDS.get(kind, "this does not fit here").format(**detail.get("ctx", {}))
     return words.replace("'", "") if kind in ("enum", "literal_error") else words

@@ -34,11 +34,11 @@ def test_the_zone_of_a_link_is_no_part_of_an_address() -> None:
     ("octets", "why"),
     [
         (b"EHLO client.example\r\n", "unrecognized signature"),
-        (b"PROX", "ended within"),
-        (b"PROXY UNKNOWN\r\n", "not of TCP"),
+        (b"PROX", "ended inside"),
+        (b"PROXY UNKNOWN\r\n", "expected TCP"),
         (b"PROXY TCP4 " + b"1" * 5000, "too long"),
-        (V2_SIGNATURE + b"\x21\x12\0\x0c" + bytes(12), "not of TCP"),
-        (V2_SIGNATURE + b"\x21\x11\0\xff" + bytes(12), "ended within"),
+        (V2_SIGNATURE + b"\x21\x12\0\x0c" + bytes(12), "expected TCP"),
+        (V2_SIGNATURE + b"\x21\x11\0\xff" + bytes(12), "ended inside"),
     ],
 )
 async def test_what_is_no_header_ends_the_connection_without_a_word(octets: bytes, why: str) -> None:
