@@ -85,7 +85,7 @@ async def test_a_renewed_certificate_is_shown_once_it_is_whole(tmp_path: Path, m
         assert relay.logged().count("no private key for the certificate") == 1
         put(tmp_path, made.right, "own.key")
         assert await shown() == der(made.right)
-        assert relay.logged().count("shows it the certificate") == 2
+        assert relay.logged().count("client certificate loaded") == 2
 
 
 async def test_a_certificate_that_cannot_be_read_pauses_and_bounces_nothing(

@@ -214,7 +214,7 @@ async def test_where_mail_of_a_route_goes_is_told_once_and_counted_by_message(tm
         assert await relay.operator.resume("one") == OK
         relay.accept("last@x.example")
         await relay.until_empty()
-        restored = "route 1, 2: mail goes through one again; what is over: failover"
+        restored = "route 1, 2: mail goes through one again; the diversion ended: failover"
         await relay.until(lambda: told(relay) == [diverted, restored])
         assert gauges(relay) == {failover: 0, spill: 0, all_down: 0}
 

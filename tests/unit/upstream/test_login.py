@@ -101,7 +101,7 @@ async def test_a_refused_login_is_the_only_one(mechanism: AnyMechanism) -> None:
 
 async def test_without_the_mechanism_no_login_is_tried() -> None:
     async with smarthost(offers=("LOGIN", "CRAM-MD5")) as host:
-        await refusal(server(host, Mechanism.PLAIN), "no usable mechanism")
+        await refusal(server(host, Mechanism.PLAIN), "no usable login mechanism")
 
         assert host.commands == ["EHLO client.example"]
 

@@ -163,7 +163,7 @@ async def test_a_disk_that_keeps_no_new_refresh_token_is_told(server: TokenServe
         (tmp_path / "refresh.lock").mkdir()
         relay.accept()
         await relay.until_empty()
-        assert "no new access token until its new refresh token is on disk" in relay.logged()
+        assert "no access token is requested until its new refresh token is saved" in relay.logged()
         server.revoke_access()
         relay.accept()
         await relay.until(lambda: relay.account.pausing.state.health is Health.PAUSED)
