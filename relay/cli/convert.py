@@ -31,7 +31,7 @@ def convert(where: Where, *, target: str | None) -> None:
 
     Stop the relay first.  All queued or held messages are kept, with all that is known of them; files in
     corrupt/ stay there.  If this command is killed, the spool is the old one or the new one; call it again
-    to go on.  From a database, all queued messages come here: stop the relays on all hosts.
+    to go on.  From a database, all queued messages move to this host: stop the relays on all hosts.
     """
     policy = found_policy(where)
     wanted = target or str(policy.storage.engine)
@@ -44,13 +44,13 @@ def convert(where: Where, *, target: str | None) -> None:
         done = convert_spool(
             str(policy.spool), wanted, RealDisk(), SystemClock(), _tell_corrupt, engines=engines
         )
-    words = f"is of the engine {done.now}"
+    words = f"already uses the engine {done.now}"
     if done.was != done.now:
         what = f"{done.messages} messages, {done.held} of them held, {done.recipients} recipients to do"
         words = f"{done.was} to {done.now}: {what}"
     say(f"{policy.spool}: {words}")
     if wanted != policy.storage.engine:
-        say(f"now let the policy say  spool: {{path: {policy.spool}, engine: {wanted}}}")
+        say(f"now write in the policy  spool: {{path: {policy.spool}, engine: {wanted}}}")
 
 
 def _tell_corrupt(name: str, why: str) -> None:

@@ -51,7 +51,7 @@ def audit(where: Where, *, as_json: bool) -> int:
         place, limits = policy.history_of(name), with_ceilings(upstream.limits, policy.lanes)
         if place.database is None and not place.path.exists():
             if not as_json:
-                say(f"{name}: {place} is not there: nothing was sent under a limit")
+                say(f"{name}: {place} does not exist: nothing was sent under a limit")
             continue
         try:
             found = count(recorded_book(place, (), None, RealDisk(), clock).slots(), limits)

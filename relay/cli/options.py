@@ -104,7 +104,7 @@ def own_spool(policy: "Policy") -> Iterator[None]:
 
     try:
         if engine_of(str(policy.spool), RealDisk()) is None:
-            raise Failed(f"{policy.spool}: no spool is here", os.EX_NOINPUT)
+            raise Failed(f"{policy.spool}: there is no spool in this folder", os.EX_NOINPUT)
         refuse_strangers(policy.spool)
         yield
     except ValueError as error:
@@ -199,7 +199,7 @@ def located(where: Where) -> "tuple[ControlClient, Policy | None]":
             click.echo("no relay was found by this policy; --spool DIR asks the one on DIR", err=True)
         raise
     if where.spool is not None and policy.spool.resolve() != where.spool.resolve():
-        about = f"{where.policy_path} is about another spool, {policy.spool}"
+        about = f"{where.policy_path} names another spool, {policy.spool}"
         raise Failed(f"no relay runs on {spool}, and {about}", os.EX_UNAVAILABLE)
     client = ControlClient(policy.spool)
     return client, None if client.is_up() else policy
@@ -271,7 +271,7 @@ _FILTERS: tuple[tuple[str, str, str, Any, str], ...] = (
         "By the client's address, network or name.",
     ),
     ("--lane", "lanes", "NAME", _text, "By lane."),
-    ("--upstream", "upstreams", "NAME", _text, "By upstream, also of some recipients only."),
+    ("--upstream", "upstreams", "NAME", _text, "By upstream of any recipient."),
     ("--state", "states", "", None, "By state."),
     ("--older", "older_ns", "AGE", duration, "Minimum age: 2h."),
     ("--size", "size_bytes", "SIZE", checked("relay.policy.units", "size_bytes"), "Minimum size: 1M."),

@@ -67,7 +67,9 @@ _NO_UPSTREAM = {ABSENT: "there is no such upstream"}
 @click.group(invoke_without_command=True)
 @where_options
 @filter_options
-@click.option("--reason", default="", metavar="TEXT", help="By part of the reason for waiting or hold.")
+@click.option(
+    "--reason", default="", metavar="TEXT", help="By a part of the reason for the wait or the hold."
+)
 @click.option("--sort", type=click.Choice(SORTS), help="Sort order; default: arrival.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N.")
 @click.option(
@@ -80,7 +82,7 @@ def queue(
 ) -> None:
     """List the queue, one line per message; or show or change messages.
 
-    All filters must match; of one filter's values any one suffices.  Works with the relay up or down.
+    A message must match all filters, and any one value of each.  Works with the relay up or down.
     """
     filters = replace(filters, reason=reason)
     if context.invoked_subcommand is not None:
@@ -242,7 +244,7 @@ def _verb(verb: Verb) -> None:
     row = TABLE[verb]
     words = (
         f"{row.summary}  `-` reads ids from stdin; ALL with --yes means the whole queue.  "
-        "In place of ids, filters: what would be done is shown, and with --yes it is done."
+        "With filters instead of ids, shows what would be done; --yes does it."
     )
 
     @queue.command(verb, help=words)

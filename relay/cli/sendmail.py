@@ -205,7 +205,7 @@ def _mailq(session: Session) -> Iterator[str]:
     "--prefix",
     default="",
     metavar="TEXT",
-    help="Remove TEXT from the start of each Delivered-To; required there.",
+    help="Remove TEXT from the start of each Delivered-To, which must begin with it.",
 )
 @click.option("--sender", metavar="ADDRESS", help="Envelope sender, `<>` for none; default: Return-Path.")
 @click.option(
@@ -230,7 +230,7 @@ def drain(
     maildir write on top.  Both lines are removed.  Refused messages stay.
     """
     if prefix and (recipients or takes_header):
-        raise click.UsageError("--prefix is about Delivered-To, which --to and -t leave alone")
+        raise click.UsageError("--prefix changes Delivered-To, which is not read with --to or -t")
     policy = found_policy(where)
     hostname = _hostname(policy)
 

@@ -109,9 +109,8 @@ NUMBERS = {"messages", "recipients", "bytes", "oldest", "share", "ceiling", "use
 def status(where: Where, *, as_json: bool, by: str | None) -> int:
     """Show upstreams, limits and when their next slot opens, and the queue.
 
-    With --by, shows what was relayed in each limit's length, as far as `recent` keeps it; a
-    window itself counts slots.  Works with the relay up or down; down, it reads the spool, and the
-    exit code is 69.
+    With --by, shows what was relayed within each limit's length, from `recent`; a window counts
+    slots.  Works with the relay up or down; down, it reads the spool, and the exit code is 69.
     """
     with asked(where) as session:
         snapshot = session.snapshot()
@@ -150,8 +149,8 @@ def _usage_lines(snapshot: Snapshot, usage: dict[str, Any]) -> Iterator[str]:
     rows = [each | {"limit": words[each["limit"]]} for each in usage["usage"]]
     yield from _section(USAGE, rows, snapshot.at_ns)
     since = f"since {usage['usage_since']}" if usage["usage_since"] else "nothing so far"
-    yield f"what was relayed within the length of each limit, as `recent` keeps it, {since}; a window counts"
-    yield "slots: also of what is in flight, was refused, or whose reply was lost"
+    yield f"relayed within each limit's length, from `recent`, {since}"
+    yield "a window counts slots: also those of mail in flight, of refused mail and of lost replies"
 
 
 def status_lines(snapshot: Snapshot) -> Iterator[str]:
@@ -214,7 +213,7 @@ def find(where: Where, wanted: Sought, *, limit: int | None, since: int | None, 
     elif messages:
         click.echo("\n".join(queue_text([messages], now_ns, snapshot)))
     if policy.recent is None:
-        click.echo("what ended is not kept: `recent: null` in the policy", err=True)
+        click.echo("ended messages are not kept: the policy has `recent: null`", err=True)
         return os.EX_OK if messages else NOTHING_FOUND
     if ControlClient(policy.spool).is_up():
         # The relay writes what left the queue just now within this time.
@@ -230,7 +229,7 @@ def find(where: Where, wanted: Sought, *, limit: int | None, since: int | None, 
     if messages or count:
         return os.EX_OK
     reaches = "" if since_ns is None else f" since {utc(since_ns)}"
-    click.echo(f"not in the queue, and not among what ended{reaches}", err=True)
+    click.echo(f"no such message in the queue or among those that ended{reaches}", err=True)
     return NOTHING_FOUND
 
 

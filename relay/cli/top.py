@@ -42,13 +42,13 @@ OFTEN = 20
 MOST_SENDERS = 20
 ENDS = (signal.SIGTERM, signal.SIGHUP)
 _QUESTIONS = {
-    "pause": "Pause upstream {}: what is in flight finishes, and mail waits until it is used again",
-    "resume": "Use upstream {} again: one message first; what its shield doubts is tried again",
+    "pause": "Pause upstream {}: transactions in flight finish, and mail waits until it is used again",
+    "resume": "Use upstream {} again: one message first; refusals that its shield doubts are tried again",
 }
 """For the verbs that act on an upstream; the others act on messages."""
 _FILTERED_BY = {"upstream": "upstreams", "lane": "lanes", "sender": "senders"}
 """For each kind of row, the filter that finds its messages."""
-_SAID = {ABSENT: "gone by now", BUSY: "in a transaction"}
+_SAID = {ABSENT: "no longer in the queue", BUSY: "in a transaction"}
 
 
 @click.command()
@@ -61,7 +61,7 @@ def top(where: Where) -> int:
     # All three: Textual draws on stderr, which may be a terminal though stdin or stdout is redirected.
     is_terminal = all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
     if not is_terminal or os.environ.get("TERM", "dumb") == "dumb":
-        raise click.UsageError("`relay top` needs a terminal that moves its cursor; use `relay status`")
+        raise click.UsageError("`relay top` needs a full-screen terminal; use `relay status`")
     return asyncio.run(_watch(located(where)[0]))
 
 
@@ -177,7 +177,7 @@ class Top(App[None]):
             is_up = self._relay.is_up()
         except OSError as denied:
             return f"the relay on {self._relay.spool} cannot be asked: {denied.strerror}"
-        return str(error) if is_up else f"no relay runs on {self._relay.spool}; looking again and again"
+        return str(error) if is_up else f"no relay runs on {self._relay.spool}; trying again"
 
     def _draw(self, lines: list[str]) -> None:
         """Show the lines and the last snapshot; the chosen row stays chosen."""
@@ -248,7 +248,7 @@ class Top(App[None]):
             if is_yes and do is not None:
                 said = await to_thread(do)
         except (Unreachable, OSError) as error:
-            said = f"not all was answered: {self._why(error)}"
+            said = f"the result is unknown: {self._why(error)}"
         self._update("#said", printable(said))
         await self._look()
 

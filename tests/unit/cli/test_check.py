@@ -82,11 +82,11 @@ def test_a_good_policy_is_summed_up_and_what_may_surprise_is_noted(policy_path: 
     for words in (
         "at most 8 messages per 1m",
         f"history {policy_path.parent}/history/smtp.example.net",
-        "note: no limits, so mail goes as fast",
+        "note: no limits: mail goes as fast",
         "note: gets no mail",
         "note: the same account as isp",
         "note: microsoft365 refuses reports",
-        "note: this host is called inside, without a domain",
+        "note: the host name inside has no domain",
     ):
         assert words in out
 

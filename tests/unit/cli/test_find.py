@@ -84,12 +84,15 @@ def test_all_words_are_looked_for_and_programs_get_an_object_a_line(policy_path:
 
 
 def test_what_is_not_there_is_1_and_what_cannot_be_read_75(policy_path: Path, run: Run) -> None:
-    assert run("find", "eve@") == (1, "", "not in the queue, and not among what ended\n")
+    assert run("find", "eve@") == (1, "", "no such message in the queue or among those that ended\n")
     keep(policy_path, ending(1))
     code, _, err = run("find", "eve@")
-    assert (code, "not among what ended since 20" in err) == (1, True)
+    assert (code, "among those that ended since 20" in err) == (1, True)
 
     database_of(policy_path).write_bytes(b"no database" * 1000)
     with relay_up(policy_path.parent):
         code, _, err = run("find", "r1@")
-    assert (code, err) == (os.EX_TEMPFAIL, "what ended cannot be read: file is not a database\n")
+    assert (code, err) == (
+        os.EX_TEMPFAIL,
+        "the database of ended messages cannot be read: file is not a database\n",
+    )

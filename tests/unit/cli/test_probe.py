@@ -105,7 +105,7 @@ def test_a_probe_tells_each_step_and_sends_nothing(practised: Practised, run: Ru
     code, output, _ = run("probe", "isp")
     assert (code, _steps(output)) == (0, STEPS)
     # The first ever begins the history, which no start then tells.
-    assert re.search(r"history .* begins empty, at .*: nothing sent before counts\n", output)
+    assert re.search(r"history .* new history .*: earlier mail is not counted\n", output)
     assert re.search(r"localhost by test CA, [89] days left \(until ", output)
     assert "OAUTHBEARER" in output
     assert not [command for command in practised.host.commands if command.startswith("MAIL")]
