@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.stdout = io.TextIOWrapper(
             io.BufferedWriter(_Stdout(sys.stdout.fileno(), "w", closefd=False)),
             encoding=sys.stdout.encoding,
-            errors=sys.stdout.errors,
+            errors="backslashreplace",  # a character that the terminal lacks ends no verb
             line_buffering=bool(sys.stdout.line_buffering),
         )
     code = _run(arguments)
