@@ -77,7 +77,7 @@ def test_a_reader_who_has_seen_enough_is_no_error_and_a_full_disk_is_one(tmp_pat
 def test_text_that_the_terminal_cannot_encode_is_escaped(tmp_path: Path) -> None:
     policy = tmp_path / "€.yaml"
     policy.write_text(with_upstream("host: smtp.example.net"))
-    command = [sys.executable, "-m", "relay", "check", policy]
+    command = [sys.executable, "-m", "relay", "check", str(policy)]
     ran = subprocess.run(
         command, env=os.environ | {"PYTHONIOENCODING": "latin-1"}, check=False, capture_output=True
     )
