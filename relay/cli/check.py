@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from relay.cli.options import Where, asked, json_option, policy_option, say, where_options
+from relay.cli.options import Target, json_option, open_session, policy_option, say, target_options
 from relay.mail.formats import span, utc
 from relay.policy.model import Listen, Policy, Tls, Upstream
 from relay.policy.secrets import MAX_PASSWORD_BYTES, USER_NAME, credentials_folder
@@ -119,9 +119,9 @@ def _notes(policy: Policy, name: str, upstream: Upstream) -> Iterator[str]:
 
 @click.command()
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
-@where_options
+@target_options
 @json_option
-def plan(where: Where, path: Path, *, as_json: bool) -> int:
+def plan(target: Target, path: Path, *, as_json: bool) -> int:
     """Tell what the policy in FILE would do, before it is in force.
 
     Prints the differences from the policy in force, the limits that would be exceeded at once, and for both
@@ -134,7 +134,7 @@ def plan(where: Where, path: Path, *, as_json: bool) -> int:
     read_policy(path)
     text = policy_bytes(path).decode()
     try:
-        with asked(where) as session:
+        with open_session(target) as session:
             planned = session.plan(text, path.absolute())
     except NotDone as why:
         click.echo(f"cannot tell what this edit would do: {why}", err=True)

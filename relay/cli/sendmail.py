@@ -22,13 +22,13 @@ import click
 from relay.cli.options import (
     POLICY_VARIABLE,
     SYSTEM_POLICY,
-    Where,
-    asked,
+    Target,
     default_policy,
     found_policy,
+    open_session,
     printable,
     say,
-    where_options,
+    target_options,
 )
 from relay.cli.output import EMPTY, MARKS, sum_words
 from relay.clock import SECOND_NS, SystemClock
@@ -46,7 +46,7 @@ _STANDS_FOR = {"sendmail": (), "mailq": ("-bp",), "newaliases": ("-bi",)}
 _REASON_ENDS_AT = 76
 
 
-class _AsItIs(click.Command):
+class _UnparsedCommand(click.Command):
     """Takes the words unparsed: sendmail(1)'s options are not those of other commands."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -56,7 +56,7 @@ class _AsItIs(click.Command):
         return []
 
 
-@click.command(cls=_AsItIs, options_metavar="[OPTION]... [RECIPIENT]...")
+@click.command(cls=_UnparsedCommand, options_metavar="[OPTION]... [RECIPIENT]...")
 def sendmail(words: Sequence[str]) -> int:
     """Take a message from stdin, with the options of Postfix and others.
 
@@ -77,7 +77,7 @@ def as_link(name: str, words: Sequence[str]) -> int:
 def _run(words: Sequence[str], policy_path: Path) -> int:
     try:
         call = parse_call(words)
-        _act(call, Where(call.policy or Path(os.environ.get(POLICY_VARIABLE, policy_path)), call.spool))
+        _act(call, Target(call.policy or Path(os.environ.get(POLICY_VARIABLE, policy_path)), call.spool))
     except (Refusal, WrongUsage, ValueError, OSError) as error:
         why, code = _failure(error)
         _tell(f"{why}, nothing was queued" if isinstance(error, OSError) else why)
@@ -102,19 +102,19 @@ def _tell(text: str, verb: str = "sendmail") -> None:
     say(f"{verb}: {text}", err=True)
 
 
-def _act(call: SendmailCall, where: Where) -> None:
+def _act(call: SendmailCall, target: Target) -> None:
     match call.mode:
         case Mode.SUBMIT:
-            _submit(call, found_policy(where))
+            _submit(call, found_policy(target))
         case Mode.SMTP:
-            _speak(found_policy(where))
+            _speak(found_policy(target))
         case Mode.LIST:
-            with asked(where) as session:
+            with open_session(target) as session:
                 for line in _mailq(session):
                     click.echo(line)
         case Mode.FLUSH:
             deferred = Wanted(Filters(states=(QueueState.DEFERRED,)))
-            with asked(where) as session:
+            with open_session(target) as session:
                 session.act("retry", [each.queue_id for each in session.queue(deferred)])
         case Mode.NEW_ALIASES:
             pass  # the relay has no aliases
@@ -214,9 +214,9 @@ def _mailq(session: Session) -> Iterator[str]:
 @click.option(
     "-t", "takes_header", is_flag=True, help="Recipients of To, Cc, Bcc, and --to; not Delivered-To."
 )
-@where_options
+@target_options
 def drain(
-    where: Where,
+    target: Target,
     maildir: Path,
     *,
     prefix: str,
@@ -231,7 +231,7 @@ def drain(
     """
     if prefix and (recipients or takes_header):
         raise click.UsageError("--prefix changes Delivered-To, which is not read with --to or -t")
-    policy = found_policy(where)
+    policy = found_policy(target)
     hostname = _hostname(policy)
 
     def tell(text: str) -> None:

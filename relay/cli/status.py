@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay.cli.options import Where, asked, duration, found_policy, json_option, printable, where_options
+from relay.cli.options import (
+    Target,
+    duration,
+    found_policy,
+    json_option,
+    open_session,
+    printable,
+    target_options,
+)
 from relay.cli.output import (
     drain_words,
     in_plain_words,
@@ -103,22 +111,22 @@ NUMBERS = {"messages", "recipients", "bytes", "oldest", "share", "ceiling", "use
 
 
 @click.command()
-@where_options
+@target_options
 @json_option
 @click.option("--by", type=click.Choice(list(USAGE_KEYS)), help="Who used each limit's window.")
-def status(where: Where, *, as_json: bool, by: str | None) -> int:
+def status(target: Target, *, as_json: bool, by: str | None) -> int:
     """Show upstreams, limits and when their next slot opens, and the queue.
 
     With --by, shows what was relayed within each limit's length, from `recent`; a window counts
     slots.  Works with the relay up or down; down, it reads the spool, and the exit code is 69.
     """
-    with asked(where) as session:
+    with open_session(target) as session:
         snapshot = session.snapshot()
     is_down = snapshot.condition is Condition.DOWN
     if is_down:
-        named = replace(snapshot.policy, path=str(where.policy_path.absolute()))
+        named = replace(snapshot.policy, path=str(target.policy_path.absolute()))
         snapshot = replace(snapshot, policy=named)
-    usage = {} if by is None else _usage(where, snapshot, by)
+    usage = {} if by is None else _usage(target, snapshot, by)
     if as_json:
         click.echo(json.dumps(to_json(snapshot) | usage))
     else:
@@ -127,11 +135,11 @@ def status(where: Where, *, as_json: bool, by: str | None) -> int:
     return os.EX_UNAVAILABLE if is_down else os.EX_OK
 
 
-def _usage(where: Where, snapshot: Snapshot, by: str) -> dict[str, Any]:
+def _usage(target: Target, snapshot: Snapshot, by: str) -> dict[str, Any]:
     """Return what was relayed within each limit's length; keys may be added, never renamed."""
     from relay.telemetry.outcomes import oldest_ns, past_outcomes, usage  # noqa: PLC0415 - see the beginning
 
-    with past_outcomes(str(found_policy(where).spool)) as past:
+    with past_outcomes(str(found_policy(target).spool)) as past:
         return {
             "usage_since": rfc3339_or_none(oldest_ns(past)),
             "usage": [
@@ -187,11 +195,11 @@ def _sought(_context: click.Context, _argument: click.Parameter, words: Sequence
 
 @click.command()
 @click.argument("wanted", nargs=-1, required=True, callback=_sought, metavar="TEXT...")
-@where_options
+@target_options
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N.")
 @click.option("--since", metavar="AGE", callback=duration, help="Leave out older outcomes: 2h.")
 @json_option
-def find(where: Where, wanted: Sought, *, limit: int | None, since: int | None, as_json: bool) -> int:
+def find(target: Target, wanted: Sought, *, limit: int | None, since: int | None, as_json: bool) -> int:
     """Find messages by parts of an address, a Message-ID, a Subject or a queue id.
 
     The queue id may be the relay's or the client's.  All words must match.  Prints messages in the
@@ -202,8 +210,8 @@ def find(where: Where, wanted: Sought, *, limit: int | None, since: int | None, 
 
     from relay.telemetry.outcomes import GATHER_SECONDS, found, oldest_ns, past_outcomes  # noqa: PLC0415 - see above
 
-    policy = found_policy(where)
-    with asked(Where(where.policy_path, policy.spool)) as session:
+    policy = found_policy(target)
+    with open_session(Target(target.policy_path, policy.spool)) as session:
         messages = session.queue(Wanted(Filters(text=wanted.text), limit=limit))
         snapshot = session.snapshot() if messages else None
     now_ns = SystemClock().wall_ns()
