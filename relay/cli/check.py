@@ -154,7 +154,7 @@ def _plan_lines(planned: "Plan", path: Path) -> Iterator[str]:
         yield "  none"
     for over in planned.over:
         until = f"nothing goes until {utc(over.opens_at_ns)}, in {span(over.opens_at_ns - planned.at_ns)}"
-        yield f"over at once: {over.upstream}: {over.limit}: {over.used} of {over.count} used, and {until}"
+        yield f"exceeded at once: {over.upstream}: {over.limit}: {over.used} of {over.count} used, {until}"
     if not planned.upstreams:
         yield "no mail waits"
     for line in planned.upstreams:

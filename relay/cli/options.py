@@ -196,7 +196,7 @@ def find_relay(target: Target) -> "tuple[ControlClient, Policy | None]":
         policy = _policy_in(target.policy_path)
     except PolicyError:
         if target.spool is None:
-            click.echo("no relay was found by this policy; --spool DIR asks the one on DIR", err=True)
+            click.echo("this policy leads to no running relay; --spool DIR asks the relay on DIR", err=True)
         raise
     if target.spool is not None and policy.spool.resolve() != target.spool.resolve():
         about = f"{target.policy_path} names another spool, {policy.spool}"

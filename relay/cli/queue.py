@@ -90,7 +90,7 @@ def queue(
             raise click.UsageError("--json and filters go behind the verb")
         return
     if options["by"] and options["sort"]:
-        raise click.UsageError("--by has an order of its own: most messages first")
+        raise click.UsageError("--by sorts by the number of messages: leave out --sort")
     with open_session(target) as session:
         snapshot = session.snapshot()
         _tell_unread(snapshot)
@@ -256,7 +256,7 @@ def _verb(verb: Verb) -> None:
         if filters.is_any is not bool(words):
             raise click.UsageError("name messages by their ids, or by filters")
         if EVERYTHING in words and (len(words) > 1 or not is_confirmed):
-            raise click.UsageError(f"{EVERYTHING} stands alone, and needs --yes")
+            raise click.UsageError(f"{EVERYTHING} must be the only argument, with --yes")
         queue_ids = [] if EVERYTHING in words else checked_ids(words)
         with open_session(target) as session:
             if queue_ids:

@@ -119,7 +119,7 @@ def _password_in_variable(name: str) -> str:
     if value is None:
         raise SecretError("this environment variable is not set", name)
     if len(value) > MAX_PASSWORD_BYTES:
-        raise SecretError(f"it is longer than {MAX_PASSWORD_BYTES} bytes", name)
+        raise SecretError(f"the value is longer than {MAX_PASSWORD_BYTES} bytes", name)
     return _password(value, name)
 
 

@@ -129,7 +129,7 @@ def test_a_plan_of_a_relay_that_is_down_tells_what_a_start_would_do_and_changes_
     assert (history.read_bytes(), history.stat().st_mtime_ns) == before
     (over,) = found["over"]
     assert (found["is_running"], over["limit"], over["used"]) == (False, "1 messages per 3600s", 2)
-    assert "over at once: isp: 1 messages per 3600s: 2 of 1 used, and nothing goes until 20" in out
+    assert "exceeded at once: isp: 1 messages per 3600s: 2 of 1 used, nothing goes until 20" in out
     assert "in force: all have gone in 0s" in out
     assert "edited:   all have gone in" in out
 
