@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from relay.cli.options import Where, asked, json_option, policy_option, say, where_options
+from relay.cli.options import Target, json_option, open_session, policy_option, say, target_options
 from relay.mail.formats import span, utc
 from relay.policy.model import Listen, Policy, Tls, Upstream
 from relay.policy.secrets import MAX_PASSWORD_BYTES, USER_NAME, credentials_folder
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 UNTOLD = 1
 """The exit code of `plan` if it cannot tell."""
-_UNKNOWN = "nobody can tell"
+_UNKNOWN = "unknown"
 
 
 @click.command()
@@ -63,7 +63,7 @@ def _summary(policy: Policy) -> Iterator[tuple[str, str]]:
     for name, upstream in policy.upstreams.items():
         tls = "no TLS" if upstream.tls is Tls.NONE else f"TLS {upstream.tls}"
         user = "no auth" if upstream.auth is None else f"user {upstream.auth.user}"
-        shown = "" if upstream.tls_certificate is None else ", a certificate of its own"
+        shown = "" if upstream.tls_certificate is None else ", client certificate"
         source = "" if upstream.source_address is None else f", from {upstream.source_address}"
         where = f"{upstream.host} port {upstream.port}{source}"
         yield "upstream", f"{name}: {where}, {tls}{shown}, {user}, {upstream.connections} connections"
@@ -86,7 +86,7 @@ def _reports(policy: Policy) -> Iterator[tuple[str, str]]:
         if provider is not None and providers()[provider].refuses_reports:
             yield "", f"note: {provider} refuses reports: name another upstream in reports.upstreams"
     if "." not in hostname:
-        yield "", f"note: this host is called {hostname}, without a domain: write hostname"
+        yield "", f"note: the host name {hostname} has no domain: write hostname"
 
 
 def _listener(listen: Listen) -> str:
@@ -111,21 +111,21 @@ def _notes(policy: Policy, name: str, upstream: Upstream) -> Iterator[str]:
     if refresh_token is not None and not refresh_token.exists():
         yield f"there is no refresh token yet: run `relay login {name}`"
     if not upstream.limits:
-        yield "no limits, so mail goes as fast as it is taken"
+        yield "no limits: mail goes as fast as the upstream takes it"
     if name not in policy.listed_upstreams:
-        first = f"all of it goes to the first, {policy.default_upstream}"
+        first = f"without routes all mail goes to the first, {policy.default_upstream}"
         yield f"gets no mail; {'no route names it' if policy.routes else first}"
 
 
 @click.command()
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
-@where_options
+@target_options
 @json_option
-def plan(where: Where, path: Path, *, as_json: bool) -> int:
+def plan(target: Target, path: Path, *, as_json: bool) -> int:
     """Tell what the policy in FILE would do, before it is in force.
 
-    Prints what differs from the policy in force, which limits would be over at once, and under both policies
-    when waiting mail will have gone, by estimate as in `relay queue`.  Changes nothing.
+    Prints the differences from the policy in force, the limits that would be exceeded at once, and for both
+    policies an estimate of when waiting mail will have gone.  Changes nothing.
     """
     from relay.control.operations import NotDone  # noqa: PLC0415 - only this verb asks a relay
     from relay.status.plan import plan_to_json  # noqa: PLC0415 - as above
@@ -134,10 +134,10 @@ def plan(where: Where, path: Path, *, as_json: bool) -> int:
     read_policy(path)
     text = policy_bytes(path).decode()
     try:
-        with asked(where) as session:
+        with open_session(target) as session:
             planned = session.plan(text, path.absolute())
     except NotDone as why:
-        click.echo(f"{_UNKNOWN} what this edit would do: {why}", err=True)
+        click.echo(f"cannot tell what this edit would do: {why}", err=True)
         return UNTOLD
     for line in [json.dumps(plan_to_json(planned))] if as_json else _plan_lines(planned, path):
         say(line)
@@ -145,16 +145,16 @@ def plan(where: Where, path: Path, *, as_json: bool) -> int:
 
 
 def _plan_lines(planned: "Plan", path: Path) -> Iterator[str]:
-    how = "the relay that runs" if planned.is_running else "the relay is down: as if it started now with each"
+    how = "by the running relay" if planned.is_running else "the relay is down: as if it started now"
     yield f"{path}, at {utc(planned.at_ns)}; {how}; no policy was changed"
-    yield "what differs from the policy in force:"
+    yield "differences from the policy in force:"
     for each in planned.differences:
         yield f"  {each.sign} {each.words}{' (needs a restart)' if each.needs_restart else ''}"
     if not planned.differences:
-        yield "  nothing"
+        yield "  none"
     for over in planned.over:
         until = f"nothing goes until {utc(over.opens_at_ns)}, in {span(over.opens_at_ns - planned.at_ns)}"
-        yield f"over at once: {over.upstream}: {over.limit}: {over.used} of {over.count} used, and {until}"
+        yield f"exceeded at once: {over.upstream}: {over.limit}: {over.used} of {over.count} used, {until}"
     if not planned.upstreams:
         yield "no mail waits"
     for line in planned.upstreams:

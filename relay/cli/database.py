@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import click
 
-from relay.cli.options import Failed, Where, found_policy, say, where_options
+from relay.cli.options import Failed, Target, found_policy, say, target_options
 from relay.policy.database import DatabaseLogin
 from relay.spool.database.connection import VERSION, Database, database_of
 from relay.spool.database.schema import looked_at, make
@@ -21,44 +21,44 @@ def database() -> None:
 
 
 @database.command()
-@where_options
+@target_options
 @AS
-def init(where: Where, *, url: str | None) -> None:
+def init(target: Target, *, url: str | None) -> None:
     """Make the tables.
 
     With --as, the role of that URL makes and owns them; the policy's role may only use them.  libpq finds
     the password of the role of --as (PGPASSWORD, ~/.pgpass).
     """
-    for login in _databases(where):
+    for login in _databases(target):
         make(_by(login, url), "" if url is None else database_of(login).role)
         say(f"{login.postgresql}: its tables are made")
 
 
 @database.command()
-@where_options
+@target_options
 @AS
-def upgrade(where: Where, *, url: str | None) -> None:
+def upgrade(target: Target, *, url: str | None) -> None:
     """Bring the tables to the version of this relay; stop all relays that use them first."""
-    for login in _databases(where):
+    for login in _databases(target):
         found = upgrade_tables(_by(login, url))
         words = f"its tables were of version {found}, and are of version {VERSION}"
         say(f"{login.postgresql}: {words}")
 
 
 @database.command()
-@where_options
-def check(where: Where) -> None:
+@target_options
+def check(target: Target) -> None:
     """Check that a relay can use the tables; list their hosts and accounts."""
-    for login in _databases(where):
+    for login in _databases(target):
         lines = list(looked_at(database_of(login)))
         say(f"{login.postgresql}: good")
         for line in lines:
             say(f"  {line}")
 
 
-def _databases(where: Where) -> Iterator[DatabaseLogin]:
+def _databases(target: Target) -> Iterator[DatabaseLogin]:
     """Yield each database once."""
-    if not (logins := databases_of(found_policy(where))):
+    if not (logins := databases_of(found_policy(target))):
         raise Failed("the policy names no database: docs/several-hosts.md", os.EX_CONFIG)
     yield from logins.values()
 

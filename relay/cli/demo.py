@@ -116,7 +116,7 @@ async def _show(messages: int, limit: LimitSettings, per: str) -> int:
         f"It refused {account.refused}.  The most in any {per}: {account.most} of {limit.count} allowed."
     )
     if why_not or account.relayed != kinds or account.most > limit.count:
-        told = [f"FAILED: {why_not}; the relay said last:", *log[-3:]]
+        told = [f"FAILED: {why_not}; the last log lines of the relay:", *log[-3:]]
         click.echo("\n  ".join(map(printable, told)))
         return 1
     click.echo("PASSED\n\nNext: `make run` starts a relay that waits for your mail, and says what to type.")

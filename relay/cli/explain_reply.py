@@ -35,8 +35,8 @@ _FOLLOWS = {
     Verdict.DEFER: "{} is tried again after a back-off; it expires after `lifetime`",
     Verdict.LATER: "{} and the next ones go in another transaction, at once",
     Verdict.BOUNCE: "{} has failed, and the sender gets a report",
-    Verdict.PAUSE: "the upstream rests; every message stays as it is, no attempt, no age",
-    Verdict.STOP: "the upstream is stopped; every message stays as it is, no attempt, no age",
+    Verdict.PAUSE: "the upstream is paused; every message waits unchanged: no attempt, no age",
+    Verdict.STOP: "the upstream is stopped; every message waits unchanged: no attempt, no age",
 }
 _OF_SENDER = "mail from this sender waits, untouched; all other mail goes on"
 
@@ -67,7 +67,7 @@ def explain_reply(
     judges = list(_judges(policy_path, upstream, host))
     for name, rules, shield in judges:
         if len(judges) > 1:
-            say(f"of {name}:")
+            say(f"upstream {name}:")
         for line in _explained(rules, shield, Phase(phase), reply):
             say(line)
 
@@ -85,7 +85,7 @@ def _reply(text: str) -> Reply:
             return reply
     except MalformedReply as malformed:
         why = f": {malformed}"
-    raise click.UsageError(f"that is no whole reply of an SMTP server{why}")
+    raise click.UsageError(f"TEXT is not a complete SMTP reply{why}")
 
 
 def _judges(
@@ -120,14 +120,14 @@ def _explained(
     is_of_sender = decided.scope is Scope.SENDER
     yield f"then     {_OF_SENDER if is_of_sender else _FOLLOWS[decided.verdict].format(what)}"
     if shield is not None and decided.is_doubted:
-        yield "shield   no rule knows its words: it fails if refused again after other mail went through"
-        yield f"shield   {shield.in_a_row} alike of different senders stop the upstream (docs/operating.md)"
+        yield "shield   no rule matches its text: it fails if refused again after other mail was relayed"
+        yield f"shield   {shield.in_a_row} such refusals of different senders stop the upstream"
     if ruling.retry_after_ns is not None:
         yield f"wait     {span(ruling.retry_after_ns)}, as the reply asks"
     elif ruling.wait_ns is not None:
         yield f"wait     {span(ruling.wait_ns)} at least, as the rule says"
     if ruling.window_ns is not None:
-        yield f"window   the reply speaks of a limit per {span(ruling.window_ns)}"
+        yield f"window   the reply names a limit per {span(ruling.window_ns)}"
     if not ruling.may_probe:
         yield "probe    none: each attempt makes it worse"
     elif decided.verdict is Verdict.STOP:

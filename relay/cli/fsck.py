@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from relay.cli.options import Where, found_policy, json_option, own_spool, printable, say, where_options
+from relay.cli.options import Target, checked_spool, found_policy, json_option, printable, say, target_options
 from relay.clock import SystemClock
 from relay.mail.formats import rfc3339_or_none
 from relay.policy.lane import with_ceilings
@@ -28,16 +28,16 @@ from relay.throttle.history import NOTHING_SENT, HistoryError
 from relay.throttle.history_access import Finding, history_findings, recorded_book
 from relay.throttle.limit import plain_words
 
-EXCEEDED = FINDINGS_THAT_NEED_NOBODY = 1
+EXCEEDED = REPAIRED_BY_RELAY = 1
 """Exit codes: of `audit` if a window held more than today's limit, of `fsck` if no finding is damage."""
 AT_ONCE = 256
 MOST_LISTED = 1000
 
 
 @click.command()
-@where_options
+@target_options
 @json_option
-def audit(where: Where, *, as_json: bool) -> int:
+def audit(target: Target, *, as_json: bool) -> int:
     """Prove from the history that no limit was exceeded.
 
     Prints for each limit the most that any window of its length can have held, whenever the
@@ -45,13 +45,13 @@ def audit(where: Where, *, as_json: bool) -> int:
     code 1: a window held more than the limit allows today, because an edit lowered it, or
     something else was sent through the account's history.
     """
-    policy, clock = found_policy(where), SystemClock()
+    policy, clock = found_policy(target), SystemClock()
     code = os.EX_OK
     for name, upstream in policy.upstreams.items():
         place, limits = policy.history_of(name), with_ceilings(upstream.limits, policy.lanes)
         if place.database is None and not place.path.exists():
             if not as_json:
-                say(f"{name}: {place} is not there: nothing was sent under a limit")
+                say(f"{name}: {place} does not exist: nothing was sent under a limit")
             continue
         try:
             found = count(recorded_book(place, (), None, RealDisk(), clock).slots(), limits)
@@ -62,15 +62,15 @@ def audit(where: Where, *, as_json: bool) -> int:
         if code == os.EX_OK and any(peak.is_exceeded for peak in found.findings):
             code = EXCEEDED
         words = {limit.label: plain_words(limit) for limit in limits}
-        for told in _told(found, clock.wall_ns() - clock.boottime_ns()):
+        for told in _limit_objects(found, clock.wall_ns() - clock.boottime_ns()):
             if as_json:
                 click.echo(json.dumps({"upstream": name, "history": str(place), **told}))
             else:
-                say(f"{name}: {words[told['limit']]}: {_words(told)}")
+                say(f"{name}: {words[told['limit']]}: {_limit_line(told)}")
     return code
 
 
-def _told(found: Audit, ahead_ns: int) -> Iterator[dict[str, Any]]:
+def _limit_objects(found: Audit, ahead_ns: int) -> Iterator[dict[str, Any]]:
     """Yield a JSON object for each limit; keys may be added, never renamed."""
 
     def wall(at_ns: int | None) -> int | None:
@@ -84,7 +84,7 @@ def _told(found: Audit, ahead_ns: int) -> Iterator[dict[str, Any]]:
         yield {"limit": peak.label, **its, "exceeded": peak.is_exceeded, **known}
 
 
-def _words(told: Mapping[str, Any]) -> str:
+def _limit_line(told: Mapping[str, Any]) -> str:
     """Return the words for a limit, without merged slots, which are not known one by one."""
     of = f" of {told['key'] or '<>'}" if told["key"] is not None else ""
     at = f" at {told['most_at']}" if told["most_at"] else ""
@@ -97,9 +97,9 @@ def _words(told: Mapping[str, Any]) -> str:
 
 
 @click.command()
-@where_options
+@target_options
 @json_option
-def fsck(where: Where, *, as_json: bool) -> int:
+def fsck(target: Target, *, as_json: bool) -> int:
     """Read every message of the spool, and the histories.
 
     Stop the relay first; while it runs, only the histories are read.  Each finding is a line: the path,
@@ -107,9 +107,9 @@ def fsck(where: Where, *, as_json: bool) -> int:
     message is moved to corrupt/, as at a start of the relay.  Exit codes: 0 nothing found, 1 the relay
     repairs it by itself, 65 damage, 66 no spool, 75 a relay runs, or the database does not answer.
     """
-    policy = found_policy(where)
+    policy = found_policy(target)
     busy, messages, findings = "", 0, list[Finding]()
-    with own_spool(policy):
+    with checked_spool(policy):
         try:
             messages, findings = _of_spool(policy)
         except SpoolBusy as error:
@@ -130,7 +130,7 @@ def fsck(where: Where, *, as_json: bool) -> int:
         say(f"{policy.spool}: {read}, {found}")
     if damages:
         return os.EX_DATAERR
-    return os.EX_TEMPFAIL if busy else FINDINGS_THAT_NEED_NOBODY if findings else os.EX_OK
+    return os.EX_TEMPFAIL if busy else REPAIRED_BY_RELAY if findings else os.EX_OK
 
 
 def _of_spool(policy: Policy) -> tuple[int, list[Finding]]:

@@ -33,7 +33,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "audit": ("fsck", "Prove from the history that no limit was exceeded."),
     "sendmail": ("sendmail", "Take a message from stdin, as sendmail(1) does."),
     "drain": ("sendmail", "Hand over the messages of a maildir, and remove each once it is taken."),
-    "demo": ("demo", "Watch it pace mail through a strict upstream, for half a minute."),
+    "demo": ("demo", "Watch a relay pace mail through a strict upstream, for half a minute."),
     "check": ("check", "Check a policy: print every fault, or a summary."),
     "plan": ("check", "Tell what an edited policy would do, before it is in force."),
     "export": ("queue", "Write messages as .eml, with their envelopes."),
@@ -52,8 +52,11 @@ ENDS: Mapping[str, tuple[int, str]] = {
     "relay.spool.interface.SpoolBusy": (os.EX_TEMPFAIL, "the spool is in use, and no relay answers: {}"),
     "relay.spool.interface.SpoolError": (os.EX_TEMPFAIL, "the spool cannot be used now: {}"),
     "relay.spool.database.DatabaseError": (os.EX_TEMPFAIL, "the database: {}"),
-    "relay.throttle.history.HistoryError": (os.EX_TEMPFAIL, "the history fails, so nothing opens: {}"),
-    "sqlite3.Error": (os.EX_TEMPFAIL, "what ended cannot be read: {}"),
+    "relay.throttle.history.HistoryError": (
+        os.EX_TEMPFAIL,
+        "the history cannot be used, so nothing is sent: {}",
+    ),
+    "sqlite3.Error": (os.EX_TEMPFAIL, "the database of ended messages cannot be read: {}"),
     "builtins.PermissionError": (os.EX_NOPERM, "{}; run this as the user that the relay runs as"),
     "builtins.OSError": (os.EX_IOERR, "{}"),
 }
@@ -112,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.stdout = io.TextIOWrapper(
             io.BufferedWriter(_Stdout(sys.stdout.fileno(), "w", closefd=False)),
             encoding=sys.stdout.encoding,
-            errors=sys.stdout.errors,
+            errors="backslashreplace",  # a character that the terminal lacks ends no verb
             line_buffering=bool(sys.stdout.line_buffering),
         )
     code = _run(arguments)

@@ -96,7 +96,7 @@ class Failed(click.ClickException):
 
 
 @contextlib.contextmanager
-def own_spool(policy: "Policy") -> Iterator[None]:
+def checked_spool(policy: "Policy") -> Iterator[None]:
     """Refuse a folder without a spool, and a spool of another user, engine or version."""
     from relay.control.offline import refuse_strangers  # noqa: PLC0415 - few verbs need it
     from relay.spool.disk.durable import RealDisk  # noqa: PLC0415 - as above
@@ -104,7 +104,7 @@ def own_spool(policy: "Policy") -> Iterator[None]:
 
     try:
         if engine_of(str(policy.spool), RealDisk()) is None:
-            raise Failed(f"{policy.spool}: no spool is here", os.EX_NOINPUT)
+            raise Failed(f"{policy.spool}: there is no spool in this folder", os.EX_NOINPUT)
         refuse_strangers(policy.spool)
         yield
     except ValueError as error:
@@ -132,25 +132,25 @@ _NO_UTF_8 = re.compile("[\ud800-\udfff]")
 FROM_STDIN = "-"
 
 
-class Where(NamedTuple):
+class Target(NamedTuple):
     policy_path: Path
     spool: Path | None
     """The value of --spool; None: the spool that the policy names."""
 
 
-def where_options(verb: CliVerb) -> CliVerb:
-    """Give a verb `--policy FILE` and `--spool DIR`, which it takes as `where: Where`.
+def target_options(verb: CliVerb) -> CliVerb:
+    """Give a verb `--policy FILE` and `--spool DIR`, which it takes as `target: Target`.
 
     The verb's texts go to a relay as JSON.  Raises UsageError for a text that is not UTF-8.
     """
 
     @functools.wraps(verb)
-    def located(*arguments: Any, policy_path: Path, spool: Path | None, **others: Any) -> Any:
+    def with_target(*arguments: Any, policy_path: Path, spool: Path | None, **others: Any) -> Any:
         for value in others.values():
             for text in value if isinstance(value, tuple) else (value,):
                 if isinstance(text, str) and not text.isascii() and _NO_UTF_8.search(text):
                     raise click.UsageError(f"{printable(text)} is not UTF-8")
-        return verb(*arguments, where=Where(policy_path, spool), **others)
+        return verb(*arguments, target=Target(policy_path, spool), **others)
 
     return policy_option(
         click.option(
@@ -159,15 +159,15 @@ def where_options(verb: CliVerb) -> CliVerb:
             callback=named,
             metavar="DIR",
             help="Ask the relay that runs on this spool, whatever the policy says.",
-        )(located)
+        )(with_target)
     )
 
 
 @contextlib.contextmanager
-def asked(where: Where) -> "Iterator[Session]":
+def open_session(target: Target) -> "Iterator[Session]":
     """Yield a session with the running relay; if none runs, with the spool, read as a start reads it."""
     session: Session
-    session, policy = located(where)
+    session, policy = find_relay(target)
     with contextlib.ExitStack() as stack:
         if policy is not None:
             # Imported only here: with a running relay no sender is loaded.
@@ -180,39 +180,39 @@ def asked(where: Where) -> "Iterator[Session]":
         yield session
 
 
-def located(where: Where) -> "tuple[ControlClient, Policy | None]":
+def find_relay(target: Target) -> "tuple[ControlClient, Policy | None]":
     """Return a client of the relay on the spool, and the policy if no relay runs there.
 
     If no relay runs, raises PolicyError for a bad policy, and Failed if it has another spool than --spool.
     """
     from relay.control.client import ControlClient  # noqa: PLC0415 - see the beginning
 
-    spool = where.spool or _spool_in(where.policy_path)
+    spool = target.spool or _spool_in(target.policy_path)
     if spool is not None and (client := ControlClient(spool)).is_up():
         return client, None
     from relay.policy.source import PolicyError  # noqa: PLC0415 - see the beginning
 
     try:
-        policy = _policy_in(where.policy_path)
+        policy = _policy_in(target.policy_path)
     except PolicyError:
-        if where.spool is None:
-            click.echo("no relay was found by this policy; --spool DIR asks the one on DIR", err=True)
+        if target.spool is None:
+            click.echo("this policy leads to no running relay; --spool DIR asks the relay on DIR", err=True)
         raise
-    if where.spool is not None and policy.spool.resolve() != where.spool.resolve():
-        about = f"{where.policy_path} is about another spool, {policy.spool}"
+    if target.spool is not None and policy.spool.resolve() != target.spool.resolve():
+        about = f"{target.policy_path} names another spool, {policy.spool}"
         raise Failed(f"no relay runs on {spool}, and {about}", os.EX_UNAVAILABLE)
     client = ControlClient(policy.spool)
     return client, None if client.is_up() else policy
 
 
-def found_policy(where: Where) -> "Policy":
+def found_policy(target: Target) -> "Policy":
     """Return the policy of the file; if it is bad or --spool was given, that of the relay if it runs."""
     from relay.policy.source import PolicyError, parse_policy  # noqa: PLC0415 - see the beginning
 
-    if where.spool is None:
+    if target.spool is None:
         with contextlib.suppress(PolicyError):
-            return _policy_in(where.policy_path)
-    client, policy = located(where)
+            return _policy_in(target.policy_path)
+    client, policy = find_relay(target)
     if policy is not None:
         return policy
     in_force = client.policy()
@@ -271,7 +271,7 @@ _FILTERS: tuple[tuple[str, str, str, Any, str], ...] = (
         "By the client's address, network or name.",
     ),
     ("--lane", "lanes", "NAME", _text, "By lane."),
-    ("--upstream", "upstreams", "NAME", _text, "By upstream, also of some recipients only."),
+    ("--upstream", "upstreams", "NAME", _text, "By upstream of any recipient."),
     ("--state", "states", "", None, "By state."),
     ("--older", "older_ns", "AGE", duration, "Minimum age: 2h."),
     ("--size", "size_bytes", "SIZE", checked("relay.policy.units", "size_bytes"), "Minimum size: 1M."),

@@ -102,7 +102,7 @@ async def probed(policy: Policy, name: str, echo: Callable[[str], object]) -> in
         clock,
         lambda error: step("history", str(error), is_good=False),
         # The relay's next start will not say it, because the history is there by then.
-        lambda: step("history", f"begins empty, at {history}: nothing sent before counts"),
+        lambda: step("history", f"new history {history}: earlier mail is not counted"),
     )
     try:
         judge = Judge(rules_of(name, upstream))
@@ -116,7 +116,7 @@ async def probed(policy: Policy, name: str, echo: Callable[[str], object]) -> in
         # The upstream, or the token server, refused the account: a person has to act.
         return os.EX_NOPERM if answer.verdict in {Verdict.STOP, Verdict.BOUNCE} else os.EX_TEMPFAIL
     except NoRoomToConnect as full:
-        step("slot", f"no room in {full}: nothing was opened", is_good=False)
+        step("slot", f"no room in {full}: no connection was opened", is_good=False)
         return os.EX_TEMPFAIL
     finally:
         await throttle.close()
@@ -144,8 +144,7 @@ def login(policy_path: Path, upstream: str) -> None:
     oauth2 = None if auth is None else auth.oauth2
     path = None if oauth2 is None else oauth2.refresh_token_file
     if auth is None or oauth2 is None or path is None or oauth2.grant is not GrantType.REFRESH_TOKEN:
-        why = "it has no auth.oauth2 with `grant: refresh_token`: there is nothing to consent to"
-        raise failed(why, os.EX_CONFIG)
+        raise failed("the upstream needs auth.oauth2 with `grant: refresh_token`", os.EX_CONFIG)
     try:
         _refuse_unwritable(path)
         token = asyncio.run(_consent(auth, oauth2))
@@ -157,8 +156,8 @@ def login(policy_path: Path, upstream: str) -> None:
     except PermissionError:
         raise
     except OSError as error:
-        raise failed(f"the refresh token could not be kept: {error}", os.EX_TEMPFAIL) from error
-    say(f"{upstream}: consent is kept in {path}; try it: relay probe {upstream}")
+        raise failed(f"the refresh token could not be saved: {error}", os.EX_TEMPFAIL) from error
+    say(f"{upstream}: the refresh token is saved in {path}; try it: relay probe {upstream}")
 
 
 async def _consent(auth: Auth, oauth2: OAuth2) -> str:
@@ -173,9 +172,9 @@ async def _consent(auth: Auth, oauth2: OAuth2) -> str:
     begun = begin_in_browser(oauth2, auth.user)
     click.echo("Open this link in any browser, log in as the account that sends, and consent:\n")
     click.echo(f"{begun.url}\n")
-    click.echo("At the end the browser shows that it cannot open a page of 127.0.0.1: that is right.")
+    click.echo("At the end the browser cannot open a page on 127.0.0.1; this is expected.")
     if sys.stdin.isatty():
-        address = click.prompt("Copy the whole address from its address line to here", hide_input=True)
+        address = click.prompt("Paste the whole address of that page here", hide_input=True)
     else:
         address = sys.stdin.readline()
     return (await finish_in_browser(client, begun, address)).refresh_token
@@ -185,4 +184,4 @@ def _refuse_unwritable(path: Path) -> None:
     """Raise OSError for a file or folder of another user: the relay could not read a file that root makes."""
     refuse_strangers(path if path.exists() else path.parent)
     if not os.access(path.parent, os.W_OK | os.X_OK, effective_ids=True):
-        raise PermissionError(errno.EACCES, "its folder may not be written", str(path))
+        raise PermissionError(errno.EACCES, "its folder is not writable", str(path))

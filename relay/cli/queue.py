@@ -17,15 +17,15 @@ import click
 
 from relay.cli.options import (
     Failed,
-    Where,
-    asked,
+    Target,
     checked_ids,
     duration,
     filter_options,
     ids_argument,
     json_option,
+    open_session,
     say,
-    where_options,
+    target_options,
 )
 from relay.cli.output import (
     EMPTY,
@@ -65,9 +65,11 @@ _NO_UPSTREAM = {ABSENT: "there is no such upstream"}
 
 
 @click.group(invoke_without_command=True)
-@where_options
+@target_options
 @filter_options
-@click.option("--reason", default="", metavar="TEXT", help="By part of the reason for waiting or hold.")
+@click.option(
+    "--reason", default="", metavar="TEXT", help="By a part of the reason for the wait or the hold."
+)
 @click.option("--sort", type=click.Choice(SORTS), help="Sort order; default: arrival.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N.")
 @click.option(
@@ -76,11 +78,11 @@ _NO_UPSTREAM = {ABSENT: "there is no such upstream"}
 @json_option
 @click.pass_context
 def queue(
-    context: click.Context, /, where: Where, filters: Filters, *, reason: str, as_json: bool, **options: Any
+    context: click.Context, /, target: Target, filters: Filters, *, reason: str, as_json: bool, **options: Any
 ) -> None:
     """List the queue, one line per message; or show or change messages.
 
-    All filters must match; of one filter's values any one suffices.  Works with the relay up or down.
+    A message must match all filters, and any one value of each.  Works with the relay up or down.
     """
     filters = replace(filters, reason=reason)
     if context.invoked_subcommand is not None:
@@ -88,8 +90,8 @@ def queue(
             raise click.UsageError("--json and filters go behind the verb")
         return
     if options["by"] and options["sort"]:
-        raise click.UsageError("--by has an order of its own: most messages first")
-    with asked(where) as session:
+        raise click.UsageError("--by sorts by the number of messages: leave out --sort")
+    with open_session(target) as session:
         snapshot = session.snapshot()
         _tell_unread(snapshot)
         if options["by"]:
@@ -146,16 +148,16 @@ def _each(ids: Sequence[QueueId], do: Callable[[QueueId], str | None]) -> int:
             results[queue_id] = do(queue_id) or OK
         except NotDone as why:
             results[queue_id] = str(why)
-    return told(results)
+    return report_results(results)
 
 
 @queue.command()
 @ids_argument
-@where_options
+@target_options
 @json_option
-def show(where: Where, ids: Sequence[QueueId], *, as_json: bool) -> int:
+def show(target: Target, ids: Sequence[QueueId], *, as_json: bool) -> int:
     """Show messages with all that is known of their recipients."""
-    with asked(where) as session:
+    with open_session(target) as session:
 
         def show_one(queue_id: QueueId) -> None:
             shown = session.show(queue_id)
@@ -167,16 +169,16 @@ def show(where: Where, ids: Sequence[QueueId], *, as_json: bool) -> int:
 
 @queue.command()
 @ids_argument
-@where_options
-def content(where: Where, ids: Sequence[QueueId]) -> int:
+@target_options
+def content(target: Target, ids: Sequence[QueueId]) -> int:
     """Print a message as stored; on a terminal, control characters are escaped."""
-    return _print_content(where, ids)
+    return _print_content(target, ids)
 
 
-def _print_content(where: Where, ids: Sequence[QueueId]) -> int:
+def _print_content(target: Target, ids: Sequence[QueueId]) -> int:
     if len(ids) != 1:
         raise click.UsageError("name one message; several need `relay export --output DIR`")
-    with asked(where) as session:
+    with open_session(target) as session:
         return _each(ids, lambda queue_id: _echo_content(session.content(queue_id)))
 
 
@@ -196,14 +198,14 @@ def _echo_content(chunks: Iterator[bytes]) -> None:
 
 @click.command()
 @ids_argument
-@where_options
+@target_options
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
     metavar="DIR",
     help="Write ID.eml and ID.json to this folder; existing files are not replaced.",
 )
-def export(where: Where, ids: Sequence[QueueId], *, output: Path | None) -> int:
+def export(target: Target, ids: Sequence[QueueId], *, output: Path | None) -> int:
     """Write messages of the queue as .eml, each with its envelope.
 
     The content goes to stdout as it is stored.  With --output each message becomes two files: the content,
@@ -211,13 +213,13 @@ def export(where: Where, ids: Sequence[QueueId], *, output: Path | None) -> int:
     Works with the relay up or down, and changes nothing.
     """
     if output is None:
-        return _print_content(where, ids)
+        return _print_content(target, ids)
     try:
         output.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise Failed(f"{output}: {error.strerror}", os.EX_CANTCREAT) from error
     os.umask(0o077)  # the files hold other people's mail
-    with asked(where) as session:
+    with open_session(target) as session:
         return _each(ids, lambda queue_id: _to_files(session, queue_id, output))
 
 
@@ -242,21 +244,21 @@ def _verb(verb: Verb) -> None:
     row = TABLE[verb]
     words = (
         f"{row.summary}  `-` reads ids from stdin; ALL with --yes means the whole queue.  "
-        "In place of ids, filters: what would be done is shown, and with --yes it is done."
+        "With filters instead of ids, shows what would be done; --yes does it."
     )
 
     @queue.command(verb, help=words)
     @click.argument("words", metavar="ID...", nargs=-1)
-    @where_options
+    @target_options
     @filter_options
     @click.option("--yes", "is_confirmed", is_flag=True, help="Confirm ALL, or all that match.")
-    def command(where: Where, words: Sequence[str], filters: Filters, *, is_confirmed: bool) -> int:
+    def command(target: Target, words: Sequence[str], filters: Filters, *, is_confirmed: bool) -> int:
         if filters.is_any is not bool(words):
             raise click.UsageError("name messages by their ids, or by filters")
         if EVERYTHING in words and (len(words) > 1 or not is_confirmed):
-            raise click.UsageError(f"{EVERYTHING} stands alone, and needs --yes")
+            raise click.UsageError(f"{EVERYTHING} must be the only argument, with --yes")
         queue_ids = [] if EVERYTHING in words else checked_ids(words)
-        with asked(where) as session:
+        with open_session(target) as session:
             if queue_ids:
                 return _act(session, verb, queue_ids)
             # Taken before the verb: if the relay stops during the verb, its results are still told.
@@ -280,7 +282,7 @@ def _act(
     session: Session, verb: Verb, queue_ids: Sequence[QueueId], states: Sequence[QueueState] = ()
 ) -> int:
     results = dict.fromkeys(map(str, queue_ids), UNANSWERED) | session.act(verb, queue_ids, states)
-    return told(results, {OK: TABLE[verb].done, UNCHANGED: TABLE[verb].already})
+    return report_results(results, {OK: TABLE[verb].done, UNCHANGED: TABLE[verb].already})
 
 
 def _preview(row: VerbRow, found: Sequence[MessageView], snapshot: Snapshot) -> None:
@@ -295,7 +297,7 @@ def _preview(row: VerbRow, found: Sequence[MessageView], snapshot: Snapshot) -> 
     click.echo(f"Nothing was done.  With --yes: {len(found)} messages, {recipients} recipients: {row.done}")
 
 
-def told(
+def report_results(
     results: Mapping[str, str], done: Mapping[str, str] | None = None, not_done: Mapping[str, str] = _NOT_DONE
 ) -> int:
     """Say for each name on stdout what was done, on stderr what was not; return the exit code."""
@@ -320,8 +322,8 @@ def told(
     metavar="TIME",
     help="Length, such as 30m or 2h; default: until `relay resume UPSTREAM`.",
 )
-@where_options
-def pause(where: Where, upstream: str, *, length_ns: int | None) -> int:
+@target_options
+def pause(target: Target, upstream: str, *, length_ns: int | None) -> int:
     """Send nothing more through UPSTREAM; transactions in flight finish.
 
     Mail is accepted as before and waits, without growing old.  The pause survives restarts and reboots.
@@ -331,16 +333,16 @@ def pause(where: Where, upstream: str, *, length_ns: int | None) -> int:
     until = f"until `relay resume {upstream}`"
     if length_ns is not None:
         until = f"until {utc(SystemClock().wall_ns() + length_ns)}"
-    with asked(where) as session:
+    with open_session(target) as session:
         result = session.pause(upstream, PauseAsked(who_asks(), length_ns))
-    return told({upstream: result}, {OK: f"{TABLE['pause'].done} {until}"}, _NO_UPSTREAM)
+    return report_results({upstream: result}, {OK: f"{TABLE['pause'].done} {until}"}, _NO_UPSTREAM)
 
 
 @click.command()
 @click.argument("upstream")
 @click.option("--bounce", "believes", is_flag=True, help="First bounce the refusals that the shield doubts.")
-@where_options
-def resume(where: Where, upstream: str, *, believes: bool) -> int:
+@target_options
+def resume(target: Target, upstream: str, *, believes: bool) -> int:
     """Use UPSTREAM again although it is paused or stopped.
 
     Senders that it refused are tried again too.  One transaction goes first; the others follow once it
@@ -348,9 +350,9 @@ def resume(where: Where, upstream: str, *, believes: bool) -> int:
     tried again, or with --bounce reported to their senders.
     """
     row = TABLE["believe" if believes else "resume"]
-    with asked(where) as session:
+    with open_session(target) as session:
         result = session.resume(upstream, believes=believes)
-    return told({upstream: result}, {OK: row.done, UNCHANGED: row.already}, _NO_UPSTREAM)
+    return report_results({upstream: result}, {OK: row.done, UNCHANGED: row.already}, _NO_UPSTREAM)
 
 
 def who_asks() -> str:

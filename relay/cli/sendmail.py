@@ -22,13 +22,13 @@ import click
 from relay.cli.options import (
     POLICY_VARIABLE,
     SYSTEM_POLICY,
-    Where,
-    asked,
+    Target,
     default_policy,
     found_policy,
+    open_session,
     printable,
     say,
-    where_options,
+    target_options,
 )
 from relay.cli.output import EMPTY, MARKS, sum_words
 from relay.clock import SECOND_NS, SystemClock
@@ -39,14 +39,14 @@ from relay.status.filters import Filters, Wanted
 from relay.status.snapshot import QueueState
 from relay.submission.command_line import Mode, SendmailCall, WrongUsage, parse_call
 from relay.submission.composing import Author, EnvelopeSource, NotAnAddress, from_program
-from relay.submission.handover import Handover, Refusal, bridged, most_bytes, open_session
+from relay.submission.handover import Handover, Refusal, bridged, most_bytes, open_smtp
 from relay.submission.maildir_drain import MaildirDrain, NotRemoved
 
 _STANDS_FOR = {"sendmail": (), "mailq": ("-bp",), "newaliases": ("-bi",)}
 _REASON_ENDS_AT = 76
 
 
-class _AsItIs(click.Command):
+class _UnparsedCommand(click.Command):
     """Takes the words unparsed: sendmail(1)'s options are not those of other commands."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -56,7 +56,7 @@ class _AsItIs(click.Command):
         return []
 
 
-@click.command(cls=_AsItIs, options_metavar="[OPTION]... [RECIPIENT]...")
+@click.command(cls=_UnparsedCommand, options_metavar="[OPTION]... [RECIPIENT]...")
 def sendmail(words: Sequence[str]) -> int:
     """Take a message from stdin, with the options of Postfix and others.
 
@@ -77,7 +77,7 @@ def as_link(name: str, words: Sequence[str]) -> int:
 def _run(words: Sequence[str], policy_path: Path) -> int:
     try:
         call = parse_call(words)
-        _act(call, Where(call.policy or Path(os.environ.get(POLICY_VARIABLE, policy_path)), call.spool))
+        _act(call, Target(call.policy or Path(os.environ.get(POLICY_VARIABLE, policy_path)), call.spool))
     except (Refusal, WrongUsage, ValueError, OSError) as error:
         why, code = _failure(error)
         _tell(f"{why}, nothing was queued" if isinstance(error, OSError) else why)
@@ -102,19 +102,19 @@ def _tell(text: str, verb: str = "sendmail") -> None:
     say(f"{verb}: {text}", err=True)
 
 
-def _act(call: SendmailCall, where: Where) -> None:
+def _act(call: SendmailCall, target: Target) -> None:
     match call.mode:
         case Mode.SUBMIT:
-            _submit(call, found_policy(where))
+            _submit(call, found_policy(target))
         case Mode.SMTP:
-            _speak(found_policy(where))
+            _speak(found_policy(target))
         case Mode.LIST:
-            with asked(where) as session:
+            with open_session(target) as session:
                 for line in _mailq(session):
                     click.echo(line)
         case Mode.FLUSH:
             deferred = Wanted(Filters(states=(QueueState.DEFERRED,)))
-            with asked(where) as session:
+            with open_session(target) as session:
                 session.act("retry", [each.queue_id for each in session.queue(deferred)])
         case Mode.NEW_ALIASES:
             pass  # the relay has no aliases
@@ -129,7 +129,7 @@ def _submit(call: SendmailCall, policy: Policy) -> None:
     submission = from_program(text, author, call.recipients, takes_header=call.takes_header)
     if not submission.recipients:
         raise NotAnAddress("the header names no recipient")
-    with open_session(policy, hostname, _tell) as connected:
+    with open_smtp(policy, hostname, _tell) as connected:
         message = replace(submission, notify=call.notify, ret=call.ret, envid=call.envid)
         Handover(connected, hostname).give(message)
 
@@ -164,7 +164,7 @@ def _read_message(stream: BinaryIO, most: int, *, dot_ends: bool) -> bytes:
 
 def _speak(policy: Policy) -> None:
     try:
-        with open_session(policy, _hostname(policy), _tell) as connected:
+        with open_smtp(policy, _hostname(policy), _tell) as connected:
             bridged(connected, sys.stdin.fileno(), sys.stdout.fileno())
     except Refusal:
         # The calling program reads replies, and may ignore the exit code.
@@ -205,7 +205,7 @@ def _mailq(session: Session) -> Iterator[str]:
     "--prefix",
     default="",
     metavar="TEXT",
-    help="Remove TEXT from the start of each Delivered-To; required there.",
+    help="Remove TEXT from the start of each Delivered-To, which must begin with it.",
 )
 @click.option("--sender", metavar="ADDRESS", help="Envelope sender, `<>` for none; default: Return-Path.")
 @click.option(
@@ -214,9 +214,9 @@ def _mailq(session: Session) -> Iterator[str]:
 @click.option(
     "-t", "takes_header", is_flag=True, help="Recipients of To, Cc, Bcc, and --to; not Delivered-To."
 )
-@where_options
+@target_options
 def drain(
-    where: Where,
+    target: Target,
     maildir: Path,
     *,
     prefix: str,
@@ -230,8 +230,8 @@ def drain(
     maildir write on top.  Both lines are removed.  Refused messages stay.
     """
     if prefix and (recipients or takes_header):
-        raise click.UsageError("--prefix is about Delivered-To, which --to and -t leave alone")
-    policy = found_policy(where)
+        raise click.UsageError("--prefix changes Delivered-To, which is not read with --to or -t")
+    policy = found_policy(target)
     hostname = _hostname(policy)
 
     def tell(text: str) -> None:
@@ -239,7 +239,7 @@ def drain(
 
     @contextlib.contextmanager
     def session() -> Iterator[Handover]:
-        with open_session(policy, hostname, tell) as connected:
+        with open_smtp(policy, hostname, tell) as connected:
             yield Handover(connected, hostname)
 
     draining = MaildirDrain(

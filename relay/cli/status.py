@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relay.cli.options import Where, asked, duration, found_policy, json_option, printable, where_options
+from relay.cli.options import (
+    Target,
+    duration,
+    found_policy,
+    json_option,
+    open_session,
+    printable,
+    target_options,
+)
 from relay.cli.output import (
     drain_words,
     in_plain_words,
@@ -103,23 +111,22 @@ NUMBERS = {"messages", "recipients", "bytes", "oldest", "share", "ceiling", "use
 
 
 @click.command()
-@where_options
+@target_options
 @json_option
 @click.option("--by", type=click.Choice(list(USAGE_KEYS)), help="Who used each limit's window.")
-def status(where: Where, *, as_json: bool, by: str | None) -> int:
+def status(target: Target, *, as_json: bool, by: str | None) -> int:
     """Show upstreams, limits and when their next slot opens, and the queue.
 
-    With --by, shows what was relayed in each limit's length, as far as `recent` keeps it; a
-    window itself counts slots.  Works with the relay up or down; down, it reads the spool, and the
-    exit code is 69.
+    With --by, shows what was relayed within each limit's length, from `recent`; a window counts
+    slots.  Works with the relay up or down; down, it reads the spool, and the exit code is 69.
     """
-    with asked(where) as session:
+    with open_session(target) as session:
         snapshot = session.snapshot()
     is_down = snapshot.condition is Condition.DOWN
     if is_down:
-        named = replace(snapshot.policy, path=str(where.policy_path.absolute()))
+        named = replace(snapshot.policy, path=str(target.policy_path.absolute()))
         snapshot = replace(snapshot, policy=named)
-    usage = {} if by is None else _usage(where, snapshot, by)
+    usage = {} if by is None else _usage(target, snapshot, by)
     if as_json:
         click.echo(json.dumps(to_json(snapshot) | usage))
     else:
@@ -128,11 +135,11 @@ def status(where: Where, *, as_json: bool, by: str | None) -> int:
     return os.EX_UNAVAILABLE if is_down else os.EX_OK
 
 
-def _usage(where: Where, snapshot: Snapshot, by: str) -> dict[str, Any]:
+def _usage(target: Target, snapshot: Snapshot, by: str) -> dict[str, Any]:
     """Return what was relayed within each limit's length; keys may be added, never renamed."""
     from relay.telemetry.outcomes import oldest_ns, past_outcomes, usage  # noqa: PLC0415 - see the beginning
 
-    with past_outcomes(str(found_policy(where).spool)) as past:
+    with past_outcomes(str(found_policy(target).spool)) as past:
         return {
             "usage_since": rfc3339_or_none(oldest_ns(past)),
             "usage": [
@@ -150,8 +157,8 @@ def _usage_lines(snapshot: Snapshot, usage: dict[str, Any]) -> Iterator[str]:
     rows = [each | {"limit": words[each["limit"]]} for each in usage["usage"]]
     yield from _section(USAGE, rows, snapshot.at_ns)
     since = f"since {usage['usage_since']}" if usage["usage_since"] else "nothing so far"
-    yield f"what was relayed within the length of each limit, as `recent` keeps it, {since}; a window counts"
-    yield "slots: also of what is in flight, was refused, or whose reply was lost"
+    yield f"relayed within each limit's length, from `recent`, {since}"
+    yield "a window counts slots: also those of mail in flight, of refused mail and of lost replies"
 
 
 def status_lines(snapshot: Snapshot) -> Iterator[str]:
@@ -188,11 +195,11 @@ def _parse_search(_context: click.Context, _argument: click.Parameter, words: Se
 
 @click.command()
 @click.argument("wanted", nargs=-1, required=True, callback=_parse_search, metavar="TEXT...")
-@where_options
+@target_options
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N.")
 @click.option("--since", metavar="AGE", callback=duration, help="Leave out older outcomes: 2h.")
 @json_option
-def find(where: Where, wanted: Search, *, limit: int | None, since: int | None, as_json: bool) -> int:
+def find(target: Target, wanted: Search, *, limit: int | None, since: int | None, as_json: bool) -> int:
     """Find messages by parts of an address, a Message-ID, a Subject or a queue id.
 
     The queue id may be the relay's or the client's.  All words must match.  Prints messages in the
@@ -203,8 +210,8 @@ def find(where: Where, wanted: Search, *, limit: int | None, since: int | None, 
 
     from relay.telemetry.outcomes import GATHER_SECONDS, found, oldest_ns, past_outcomes  # noqa: PLC0415 - see above
 
-    policy = found_policy(where)
-    with asked(Where(where.policy_path, policy.spool)) as session:
+    policy = found_policy(target)
+    with open_session(Target(target.policy_path, policy.spool)) as session:
         messages = session.queue(Wanted(Filters(text=wanted.text), limit=limit))
         snapshot = session.snapshot() if messages else None
     now_ns = SystemClock().wall_ns()
@@ -214,7 +221,7 @@ def find(where: Where, wanted: Search, *, limit: int | None, since: int | None, 
     elif messages:
         click.echo("\n".join(queue_text([messages], now_ns, snapshot)))
     if policy.recent is None:
-        click.echo("what ended is not kept: `recent: null` in the policy", err=True)
+        click.echo("ended messages are not kept: the policy has `recent: null`", err=True)
         return os.EX_OK if messages else NOTHING_FOUND
     if ControlClient(policy.spool).is_up():
         # The relay writes what left the queue just now within this time.
@@ -230,7 +237,7 @@ def find(where: Where, wanted: Search, *, limit: int | None, since: int | None, 
     if messages or count:
         return os.EX_OK
     reaches = "" if since_ns is None else f" since {utc(since_ns)}"
-    click.echo(f"not in the queue, and not among what ended{reaches}", err=True)
+    click.echo(f"no such message in the queue or among those that ended{reaches}", err=True)
     return NOTHING_FOUND
 
 

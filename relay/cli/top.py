@@ -24,7 +24,7 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Static
 
-from relay.cli.options import Where, located, printable, where_options
+from relay.cli.options import Target, find_relay, printable, target_options
 from relay.cli.output import drain_words, relay_words, state_words, used_words, wrong_words
 from relay.cli.queue import who_asks
 from relay.clock import SystemClock
@@ -42,18 +42,18 @@ OFTEN = 20
 MOST_SENDERS = 20
 ENDS = (signal.SIGTERM, signal.SIGHUP)
 _QUESTIONS = {
-    "pause": "Pause upstream {}: what is in flight finishes, and mail waits until it is used again",
-    "resume": "Use upstream {} again: one message first; what its shield doubts is tried again",
+    "pause": "Pause upstream {}: transactions in flight finish, and mail waits until it is used again",
+    "resume": "Use upstream {} again: one message first; refusals that its shield doubts are tried again",
 }
 """For the verbs that act on an upstream; the others act on messages."""
 _FILTERED_BY = {"upstream": "upstreams", "lane": "lanes", "sender": "senders"}
 """For each kind of row, the filter that finds its messages."""
-_SAID = {ABSENT: "gone by now", BUSY: "in a transaction"}
+_SAID = {ABSENT: "no longer in the queue", BUSY: "in a transaction"}
 
 
 @click.command()
-@where_options
-def top(where: Where) -> int:
+@target_options
+def top(target: Target) -> int:
     """Watch a running relay in a terminal: limits, lanes, upstreams, senders; and act by keys.
 
     The last line lists the keys.  While the relay is down, top says so and keeps looking.
@@ -61,8 +61,8 @@ def top(where: Where) -> int:
     # All three: Textual draws on stderr, which may be a terminal though stdin or stdout is redirected.
     is_terminal = all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
     if not is_terminal or os.environ.get("TERM", "dumb") == "dumb":
-        raise click.UsageError("`relay top` needs a terminal that moves its cursor; use `relay status`")
-    return asyncio.run(_watch(located(where)[0]))
+        raise click.UsageError("`relay top` needs a full-screen terminal; use `relay status`")
+    return asyncio.run(_watch(find_relay(target)[0]))
 
 
 async def _watch(relay: ControlClient) -> int:
@@ -177,7 +177,7 @@ class Top(App[None]):
             is_up = self._relay.is_up()
         except OSError as denied:
             return f"the relay on {self._relay.spool} cannot be asked: {denied.strerror}"
-        return str(error) if is_up else f"no relay runs on {self._relay.spool}; looking again and again"
+        return str(error) if is_up else f"no relay runs on {self._relay.spool}; trying again"
 
     def _draw(self, lines: list[str]) -> None:
         """Show the lines and the last snapshot; the chosen row stays chosen."""
@@ -217,9 +217,9 @@ class Top(App[None]):
         question, states = _QUESTIONS.get(verb, "").format(row.name), TABLE[verb].changes
         if verb == "pause":
             asked = PauseAsked(who_asks())
-            self._asked = lambda: _told(verb, [(row.name, self._relay.pause(row.name, asked))])
+            self._asked = lambda: _result_text(verb, [(row.name, self._relay.pause(row.name, asked))])
         elif verb == "resume":
-            self._asked = lambda: _told(verb, [(row.name, self._relay.resume(row.name))])
+            self._asked = lambda: _result_text(verb, [(row.name, self._relay.resume(row.name))])
         else:
             filters = Filters(**{_FILTERED_BY[row.kind]: (row.name,)}, states=states)  # type: ignore[arg-type]  # names only
             try:
@@ -231,7 +231,7 @@ class Top(App[None]):
             what = f"{len(queue_ids)} messages of {row.kind} {row.name} ({' or '.join(states)} now)"
             question = f"{verb} {what}: {TABLE[verb].done}"
             # The relay leaves alone a message that is in another state by then.
-            self._asked = lambda: _told(
+            self._asked = lambda: _result_text(
                 verb,
                 [
                     (f"{count} messages", why)
@@ -248,12 +248,12 @@ class Top(App[None]):
             if is_yes and do is not None:
                 said = await to_thread(do)
         except (Unreachable, OSError) as error:
-            said = f"not all was answered: {self._why(error)}"
+            said = f"the result is unknown: {self._why(error)}"
         self._update("#said", printable(said))
         await self._look()
 
 
-def _told(verb: Verb, results: Iterable[tuple[str, str]]) -> str:
+def _result_text(verb: Verb, results: Iterable[tuple[str, str]]) -> str:
     row = TABLE[verb]
     said = {**_SAID, OK: row.done, UNCHANGED: row.already or "nothing to change"}
     return "; ".join(f"{what}: {said.get(why, why)}" for what, why in results)

@@ -88,7 +88,7 @@ class Hooks:
     def use(self, policy: Policy) -> None:
         """Use another policy; notices that wait for a hook which it changes are dropped."""
         for settings in self._hooks.keys() - set(policy.notify):
-            self._drop(self._hooks[settings], "the policy changed their hook")
+            self._drop(self._hooks[settings], "the policy changed or removed the hook")
         self._hooks = {settings: self._hooks.get(settings) or _Hook(settings) for settings in policy.notify}
         self._count_waiting()
 
@@ -139,7 +139,7 @@ class Hooks:
                     hook.waiting[task] = None
                     task.add_done_callback(functools.partial(self._forget, hook))
         for hook in self._hooks.values():
-            self._drop(hook, "too many wait", keep=MOST_NOTICES)
+            self._drop(hook, f"more than {MOST_NOTICES} were waiting", keep=MOST_NOTICES)
         self._count_waiting()
 
     async def _tell(self, hook: _Hook, notice_id: str, content: bytes) -> None:
@@ -148,7 +148,7 @@ class Hooks:
         while not await self._is_taken(hook, notice_id, content):
             left_ns = until_ns - self._clock.boottime_ns()
             if left_ns <= 0:
-                self._dropped(hook, 1, "told in vain for an hour")
+                self._dropped(hook, 1, "not accepted within an hour")
                 break
             await self._sleep(min(back_off_ns, left_ns) / SECOND_NS)
             back_off_ns = min(2 * back_off_ns, LONGEST_BACK_OFF_NS)
@@ -250,7 +250,7 @@ async def _run(command: tuple[str, ...], content: bytes) -> None:
             start_new_session=True,
         )
     except OSError as error:
-        raise _Undelivered(f"cannot be run: {error.strerror}") from None
+        raise _Undelivered(f"the program cannot be run: {error.strerror}") from None
     try:
         await program.communicate(content)
     finally:

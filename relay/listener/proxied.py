@@ -36,7 +36,7 @@ async def client_behind(accepted: socket.socket) -> str | None:
     if header.command == V2_CMD.LOCAL and header.version == 2:
         return None
     if (header.family, header.protocol) not in _KINDS:
-        raise ConnectionError(f"family {header.family} and protocol {header.protocol}, not of TCP")
+        raise ConnectionError("expected TCP over IPv4 or IPv6")
     return str(header.src_addr)
 
 
@@ -51,7 +51,7 @@ class _Octets:
         while len(octets) < n:
             more = await asyncio.get_running_loop().sock_recv(self._accepted, n - len(octets))
             if not more:
-                raise ConnectionError("it ended within its PROXY header")
+                raise ConnectionError("the connection ended inside the PROXY header")
             octets += more
         return octets
 

@@ -54,7 +54,7 @@ class DatabaseLogin(PasswordKeys):
         yield from self.at_most_one(PASSWORDS, "password")
         if self.postgresql is None:
             for key in self.given([*PASSWORDS, "ca_file"]):
-                yield Fault("it is of no use without postgresql", (key,))
+                yield Fault("this key needs postgresql", (key,))
 
 
 class HistorySettings(DatabaseLogin):
@@ -63,7 +63,7 @@ class HistorySettings(DatabaseLogin):
     def faults(self) -> Iterator[Fault]:
         yield from super().faults()
         if (self.path is None) == (self.postgresql is None):
-            yield Fault("expected one of path and postgresql")
+            yield Fault("expected either path or postgresql")
 
 
 def history_settings(value: object) -> object:

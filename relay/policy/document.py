@@ -83,7 +83,7 @@ class Document:
         self._places[steps] = _mark(key.start_mark), mark
         self._count += 1
         if self._count > MAX_NODES:
-            raise _RefusedError(f"more than {MAX_NODES} values, aliases written out", steps, mark)
+            raise _RefusedError(f"more than {MAX_NODES} values after expanding aliases", steps, mark)
         if isinstance(node, yaml.ScalarNode):
             if not node.value.isprintable():
                 raise _RefusedError("a line end or another control character in a value", steps, mark)
@@ -144,7 +144,7 @@ def _refuse_too_much(text: str) -> None:
         if depth > MAX_DEPTH:
             raise _RefusedError(f"nested deeper than {MAX_DEPTH}", (), mark)
         if getattr(event, "tag", None) is not None:
-            raise _RefusedError("tags such as !!str have no place in a policy", (), mark)
+            raise _RefusedError("YAML tags such as !!str are not allowed", (), mark)
 
 
 def _meaning(node: yaml.ScalarNode) -> bool | int | str | None:

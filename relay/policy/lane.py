@@ -53,9 +53,9 @@ class LimitSettings(Section):
         if len(given := self.given(UNITS)) > 1:
             yield Fault(f"a limit counts {' or '.join(given)}, not both; write two limits", (given[-1],))
         if not given:
-            yield Fault("expected a number of messages, of recipients, of bytes or of connections")
+            yield Fault(f"expected one of {', '.join(UNITS)}")
         if self.connections is not None and self.for_each is not None:
-            yield Fault("one connection carries mail of many", ("for_each",))
+            yield Fault("a limit of connections has no for_each: many share a connection", ("for_each",))
 
     @property
     def unit(self) -> Unit:
@@ -88,7 +88,7 @@ ALL_PERCENT = 100
 def sender_pattern(value: str) -> str:
     if "@" in value or "*" in value or value == sorting.NULL_SENDER:
         return value
-    raise ValueError("expected an address, @ and a domain, or '<>' for reports")
+    raise ValueError("expected an address, @ and a domain, a pattern with *, or '<>' for reports")
 
 
 def domain_pattern(value: str) -> str:
@@ -108,9 +108,7 @@ DomainPattern = Annotated[Pattern, AfterValidator(domain_pattern)]
 FieldName = Annotated[
     str, matching("[A-Za-z0-9_.-]{1,100}", "the name of a header field: letters, digits, -, _ and .")
 ]
-RewriteRule = Annotated[
-    str, checked(_is_rewrite_rule, "one address, or @ and a domain, that mail is sent by")
-]
+RewriteRule = Annotated[str, checked(_is_rewrite_rule, "one sender address, or @ and a domain")]
 
 
 class MatchSettings(Section):
@@ -162,16 +160,17 @@ Routes = tuple[RouteSettings, ...]
 def faults_of_lanes(lane_settings: Lanes) -> Iterator[Fault]:
     for name, lane in lane_settings.items():
         if name == lanes.DEFAULT_LANE:
-            words = "default takes what no other lane takes, so it has no conditions"
+            words = "the lane default takes all other mail, so it has no conditions"
             yield from (Fault(words, ("lanes", name, key)) for key in lane.asked())
         elif not lane.asked():
-            yield Fault(f"it takes all mail: write one of {_MATCHING}", ("lanes", name))
+            yield Fault(f"a lane needs one of {_MATCHING}", ("lanes", name))
     with_share = [name for name, lane in lane_settings.items() if lane.share]
     total = sum(lane_settings[name].share or 0 for name in with_share)
     if total > ALL_PERCENT:
-        yield Fault(f"the shares add up to {total} percent", ("lanes", with_share[-1], "share"))
+        yield Fault(f"the shares add up to {total} percent, 100 at most", ("lanes", with_share[-1], "share"))
     if total == ALL_PERCENT and len(with_share) < len(_with_default(lane_settings)):
-        yield Fault("the shares leave nothing for the other lanes", ("lanes", with_share[-1], "share"))
+        words = "the shares add up to 100 percent, and leave nothing for lanes without a share"
+        yield Fault(words, ("lanes", with_share[-1], "share"))
 
 
 def faults_of_routes(routes: Routes) -> Iterator[Fault]:
@@ -181,7 +180,7 @@ def faults_of_routes(routes: Routes) -> Iterator[Fault]:
         if len(route.upstreams) == 1 and route.spill_after_ns is not None:
             yield Fault("spill_after needs a second upstream", (*at, "spill_after"))
         if not route.asked() and not is_last:
-            yield Fault("a route without a condition takes all mail, so the routes behind it take none", at)
+            yield Fault("a route without a condition takes all mail: make it the last", at)
         if route.asked() and is_last:
             yield Fault(f"the last route must take all mail: write one without {_MATCHING}", at)
 
@@ -195,11 +194,11 @@ def faults_of_names(lists: Mapping[Steps, Sequence[str]], histories: Mapping[str
     for at, names in lists.items():
         for number, name in enumerate(names):
             if name in names[:number]:
-                yield Fault("it is listed before", (*at, number))
+                yield Fault("this upstream is listed twice", (*at, number))
             elif name not in histories:
                 yield Fault("the policy has no upstream of this name", (*at, number))
             elif user_of.setdefault(histories[name], name) != name:
-                yield Fault("it shares its history with another upstream of the routes", (*at, number))
+                yield Fault("another upstream of the routes has the same history", (*at, number))
 
 
 def _with_default(lane_settings: Lanes) -> Lanes:

@@ -156,13 +156,14 @@ class Listen(Section):
     def faults(self) -> Iterator[Fault]:
         is_open = not self.address.is_loopback
         if is_open and not self.clients and self.users_file is None:
-            yield Fault("it would be an open relay: name clients or a users_file", ("address",))
+            yield Fault("nobody could relay through this address: name clients or a users_file", ("address",))
         if self.users and self.users_file is None:
-            yield Fault("nobody logs in without a users_file", ("users",))
+            yield Fault("users needs a users_file", ("users",))
         if is_open and self.users_file is not None and self.certificate is None:
-            yield Fault("it needs a certificate, or passwords would be in the clear", ("users_file",))
+            words = "users_file needs a certificate: passwords would cross the network in the clear"
+            yield Fault(words, ("users_file",))
         if self.key is not None and self.certificate is None:
-            yield Fault("a key is of no use without a certificate", ("key",))
+            yield Fault("a key needs a certificate", ("key",))
         if self.tls is Tls.NONE:
             yield Fault("expected starttls or implicit", ("tls",))
         if self.tls is Tls.IMPLICIT and self.certificate is None:
@@ -250,7 +251,7 @@ class OAuth2(Section):
         for keys in _NEEDS[self.grant]:
             if not self.given(keys):
                 words = f"grant {self.grant} needs {' or '.join(keys)}"
-                hint = "; a provider fills it in, and microsoft365 needs tenant for that"
+                hint = "; a provider fills it in (microsoft365 only with tenant)"
                 yield Fault(words + hint * (keys[0] in ("token_url", "scope")), ("grant",))
         for keys in SECRETS, _KEYS:
             yield from self.at_most_one(keys, "secret")
@@ -259,7 +260,7 @@ class OAuth2(Section):
             used |= {*SECRETS}
         for key in self.given(_OF_GRANTS):
             if key not in used:
-                yield Fault(f"grant {self.grant} does not use it", (key,))
+                yield Fault(f"grant {self.grant} does not use this key", (key,))
 
 
 class Auth(PasswordKeys):
@@ -273,11 +274,11 @@ class Auth(PasswordKeys):
         yield from self.at_most_one(keys, "password")
         if self.mechanism is Mechanism.EXTERNAL:
             if given:
-                yield Fault(f"the certificate is what logs in, so {given[-1]} is of no use", ("mechanism",))
+                yield Fault(f"external logs in by the certificate: remove {given[-1]}", ("mechanism",))
         elif not given:
             yield Fault(f"expected one of {', '.join(keys)}")
         elif self.mechanism is not Mechanism.AUTO and self.oauth2 is not None:
-            yield Fault("it takes a password; with oauth2 the key is oauth2.mechanism", ("mechanism",))
+            yield Fault("this mechanism takes a password; with oauth2 write oauth2.mechanism", ("mechanism",))
 
 
 class ShieldSettings(Section):
@@ -322,14 +323,15 @@ class Upstream(Section):
     def faults(self) -> Iterator[Fault]:
         auth = self.auth
         if self.tls is Tls.NONE and auth is not None and not is_loopback_host(self.host):
-            yield Fault("the password would be in the clear: write starttls or implicit", ("tls",))
+            words = "the password would cross the network in the clear: write starttls or implicit"
+            yield Fault(words, ("tls",))
         if self.tls is Tls.NONE and self.tls_certificate is not None:
-            yield Fault("it is shown in TLS only: tls is none", ("tls_certificate",))
+            yield Fault("a client certificate needs TLS, and tls is none", ("tls_certificate",))
         if self.tls_certificate is None:
             if auth is not None and auth.mechanism is Mechanism.EXTERNAL:
-                yield Fault("to log in by a certificate it needs tls_certificate", ("auth", "mechanism"))
+                yield Fault("external needs tls_certificate", ("auth", "mechanism"))
             if self.tls_key is not None:
-                yield Fault("a key is of no use without a certificate", ("tls_key",))
+                yield Fault("tls_key needs tls_certificate", ("tls_key",))
 
 
 class SpoolEngine(enum.StrEnum):
@@ -350,7 +352,9 @@ class SpoolSettings(DatabaseLogin):
     def faults(self) -> Iterator[Fault]:
         yield from super().faults()
         if (self.engine is SpoolEngine.POSTGRESQL) != (self.postgresql is not None):
-            yield Fault("the engine postgresql and the URL postgresql go together", ("engine",))
+            yield Fault(
+                "the key postgresql belongs to the engine postgresql: write both or neither", ("engine",)
+            )
 
 
 def _spool_settings(value: object) -> object:
@@ -486,9 +490,11 @@ class Practice(Section):
     def faults(self) -> Iterator[Fault]:
         for key in ("connections", "bytes", "for_each"):
             if getattr(self.limit, key) is not None:
-                yield Fault("the practice smarthost counts messages or recipients alone", ("limit", key))
+                words = "the practice smarthost counts only messages or recipients, without for_each"
+                yield Fault(words, ("limit", key))
         if not self.address.is_loopback:
-            yield Fault("it takes a password without TLS: only on 127.0.0.1 or [::1]", ("address",))
+            words = "the practice smarthost takes passwords without TLS: write 127.0.0.1 or [::1]"
+            yield Fault(words, ("address",))
 
 
 class HistoryPlace(NamedTuple):

@@ -31,7 +31,7 @@ MAX_PASSWORD_BYTES = 4096
 MAX_REFRESH_TOKEN_BYTES = 16 << 10
 MAX_FILE_BYTES = 8 << 20
 """Of any other file; Debian's bundle of authorities has 220 KiB."""
-NO_PSYCOPG = "it needs the package psycopg: install relay-smarthost[postgresql]"
+NO_PSYCOPG = "PostgreSQL needs the package psycopg: install relay-smarthost[postgresql]"
 MAX_HASH_MEMORY_KIB = 1 << 20
 """1 GiB for one check of argon2id: a users file must not exhaust the memory."""
 
@@ -105,7 +105,8 @@ def read_service_account(path: Path) -> str:
         match json.loads(content):
             case {"client_email": str(), "private_key": str()}:
                 return content.decode("utf-8")
-    raise SecretError("it is no service account's key: JSON with client_email and private_key", path)
+    words = "not a service account key: expected JSON with client_email and private_key"
+    raise SecretError(words, path)
 
 
 def read_password_file(path: Path) -> str:
@@ -118,7 +119,7 @@ def _password_in_variable(name: str) -> str:
     if value is None:
         raise SecretError("this environment variable is not set", name)
     if len(value) > MAX_PASSWORD_BYTES:
-        raise SecretError(f"it is longer than {MAX_PASSWORD_BYTES} bytes", name)
+        raise SecretError(f"the value is longer than {MAX_PASSWORD_BYTES} bytes", name)
     return _password(value, name)
 
 
@@ -140,7 +141,7 @@ def _password(content: bytes, named: object) -> str:
     if not content:
         raise SecretError("it is empty", named)
     if any(byte in content for byte in b"\0\r\n"):
-        raise SecretError("it has NUL or a line end inside the password", named)
+        raise SecretError("NUL or a line end is inside the password", named)
     return _text(content, named)
 
 
@@ -162,7 +163,7 @@ def read_signing_key(path: Path) -> bytes:
     with contextlib.suppress(ValueError):
         if key := base64.b64decode(encoded, validate=True):
             return key
-    raise SecretError("it has no base64 after whsec_", path)
+    raise SecretError("expected base64 after whsec_", path)
 
 
 def read_users(path: Path) -> dict[str, str]:
@@ -188,7 +189,7 @@ def _look_at_program(command: tuple[str, ...]) -> None:
     path = Path(command[0])
     # A hook runs under the effective ids; os.access looks at the real ids by default.
     if not (path.is_file() and os.access(path, os.X_OK, effective_ids=True)):
-        raise SecretError("it is no program that we may run", path)
+        raise SecretError("not a program that the relay's user may run", path)
 
 
 _READERS: Mapping[str, Callable[[Any], Any]] = {
@@ -261,7 +262,7 @@ def client_context(path: Path, authorities: str) -> ssl.SSLContext:
         # With an empty text the context would trust the system's authorities.
         return ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cadata=authorities or "none")
     except (OSError, ValueError):
-        raise SecretError("it holds no certificate that can be loaded (PEM)", path) from None
+        raise SecretError("no valid PEM certificate in the file", path) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +299,7 @@ def read_key_pair(certificate: Path, key: Path | None) -> KeyPair:
     try:
         server_context(pair)
     except OSError:
-        words = "it holds no private key of the certificate (PEM, without a passphrase)"
+        words = "no private key for the certificate in the file (expected PEM without a passphrase)"
         raise SecretError(words, key or certificate) from None
     return pair
 
@@ -342,9 +343,10 @@ def _read(path: Path, most_bytes: int, exposed: int = 0) -> bytes:
     def check(status: os.stat_result) -> None:
         if status.st_mode & exposed:
             mode = stat.S_IMODE(status.st_mode)
-            raise SecretError(f"it is open to others (mode {mode:04o}); chmod 600 it", path)
+            raise SecretError(f"other users can access the file (mode {mode:04o}): run chmod 600", path)
         if exposed and status.st_uid not in (os.geteuid(), 0):
-            raise SecretError(f"it belongs to user {status.st_uid}, neither us nor root", path)
+            words = f"user {status.st_uid} owns the file: chown it to the relay's user or root"
+            raise SecretError(words, path)
 
     try:
         content = read_regular(path, most_bytes, check)

@@ -70,9 +70,9 @@ class VerdictRule(Section):
         except ValueError as error:
             yield Fault(str(error), ("verdict",))
         if not (self.code or self.enhanced or self.text or self.names_sender):
-            yield Fault("a rule without a condition matches every refusal", ("verdict",))
+            yield Fault("a rule needs a condition: code, enhanced, text or names_sender", ("verdict",))
         if WORDS[self.verdict][0] not in ABOUT_US:
-            words = f"{self.verdict} has no rest: wait and probe belong to pause, pause sender and stop"
+            words = f"wait and probe belong to pause, pause sender and stop, not to {self.verdict}"
             given = {"wait": self.wait_ns is not None, "probe": not self.probe}
             yield from (Fault(words, (key,)) for key, is_given in given.items() if is_given)
 

@@ -47,7 +47,7 @@ _WORDS = {
     "string_type": "expected text; a number needs quotes",
     "string_too_short": "expected text, got none",
     "string_too_long": "expected at most {max_length} characters",
-    "too_long": "expected at most {max_length}",
+    "too_long": "expected at most {max_length} entries",
     "path_type": "expected a path",
     "enum": "expected {expected}",
     "literal_error": "expected {expected}",
@@ -55,7 +55,7 @@ _WORDS = {
     "less_than_equal": "expected a whole number of at most {le}",
     "value_error": "{error}",
 }
-"""Messages by pydantic's type of error; any other type says `does not fit here`."""
+"""Messages by pydantic's type of error; any other type says `this value does not fit here`."""
 
 
 class PolicyFault(NamedTuple):
@@ -167,9 +167,9 @@ def _words(detail: ErrorDetails, steps: Steps) -> str:
     if kind == "extra_forbidden":
         return _of_unknown_key(steps)
     if kind == "missing" and steps[-1] == "limits":
-        return "this key is required: what the provider allows, or `limits: []` for as fast as it takes mail"
+        return "this key is required: write what the provider allows, or `limits: []` for no limit"
     # pydantic puts the words of an enumeration in quotes; all of them are words of the policy's format.
-    words = _WORDS.get(kind, "this does not fit here").format(**detail.get("ctx", {}))
+    words = _WORDS.get(kind, "this value does not fit here").format(**detail.get("ctx", {}))
     return words.replace("'", "") if kind in ("enum", "literal_error") else words
 
 

@@ -183,9 +183,7 @@ def network(value: object) -> IPv4Network | IPv6Network:
     found = any_network(value)
     least = SHORTEST_PREFIX[found.version]
     if found.prefixlen < least:
-        raise ValueError(
-            f"it lets strangers in: an open relay; name your own networks, /{least} at the widest"
-        )
+        raise ValueError(f"so wide a network makes an open relay; /{least} is the widest allowed")
     return found
 
 
@@ -198,7 +196,7 @@ def any_network(value: object) -> IPv4Network | IPv6Network:
     except ValueError:
         raise ValueError("expected a network such as 192.0.2.0/24 or '2001:db8::/32'") from None
     if interface.ip != interface.network.network_address:
-        raise ValueError(f"it has bits set behind its prefix; did you mean {interface.network}?")
+        raise ValueError(f"bits are set behind the prefix; did you mean {interface.network}?")
     return interface.network
 
 
@@ -218,7 +216,7 @@ def upstream_host(value: str) -> str:
         return host
     if (address := _ip_address(value)) is not None:
         return str(address)
-    raise ValueError("expected a host name or an IP address; the port is a key of its own")
+    raise ValueError("expected a host name or an IP address; the port goes in the key port")
 
 
 def is_own_name(value: str) -> bool:
@@ -246,9 +244,7 @@ def https_url(value: object, example: str, what_crosses: str) -> str:
     if found is None or "#" in found[0] or int((found["port"] or ":1")[1:]) not in range(1, 65536):
         raise ValueError(f"expected a URL such as {example}, without user, password and #")
     if found["scheme"] == "http" and not is_loopback_host(found["host"].strip("[]")):
-        raise ValueError(
-            f"http is for this host only, {what_crosses} would cross the network in the clear: https"
-        )
+        raise ValueError(f"{what_crosses} would cross the network in the clear: write https")
     return found[0]
 
 
@@ -275,14 +271,14 @@ AnyNetwork = Annotated[IPv4Network | IPv6Network, BeforeValidator(any_network), 
 SourceAddress = Annotated[str, BeforeValidator(source_address)]
 UpstreamHost = Annotated[str, AfterValidator(upstream_host)]
 OwnName = Annotated[str, checked(is_own_name, "a domain name such as mail.example.net")]
-Name = Annotated[str, matching("[a-z0-9_-]{1,64}", "a name of a-z, 0-9, _ and -, at most 64 of them")]
+Name = Annotated[str, matching("[a-z0-9_-]{1,64}", "a name of at most 64 characters: a-z, 0-9, _ and -")]
 """A name is also a label of metrics, and a part of file names and keys."""
 VariableName = Annotated[
     str, matching("[A-Za-z_][A-Za-z0-9_]{0,127}", "the name of an environment variable, such as ISP_PASSWORD")
 ]
 CredentialName = Annotated[
     str,
-    matching(r"(?!\.\.?\Z)[^/]{1,255}", "the name of a credential, without / and not .."),
+    matching(r"(?!\.\.?\Z)[^/]{1,255}", "the name of a credential, without /"),
     # An owner may write the password itself here by mistake.
     PlainSerializer(lambda _: "…"),
 ]

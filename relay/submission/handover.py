@@ -1,6 +1,6 @@
 """Opens a session of our listener for the mail of this host, and gives messages to it.
 
-`open_session` yields a socket on which the session answers.  If this user owns the spool, the session runs in
+`open_smtp` yields a socket on which the session answers.  If this user owns the spool, the session runs in
 this process (`own_session`), and no relay need run.  Otherwise the listener on loopback answers.  Both speak
 SMTP, so the rest is the same: `Handover` gives messages, `bridged` lets a program speak SMTP.
 Guarantees: `give` returns only after `250`, so the message is durably the relay's.  After Refusal nothing was
@@ -64,7 +64,7 @@ _CONTENT = _Phase("the message", os.EX_DATAERR)
 
 
 @contextmanager
-def open_session(policy: Policy, hostname: str, tell: Callable[[str], None]) -> Iterator[socket.socket]:
+def open_smtp(policy: Policy, hostname: str, tell: Callable[[str], None]) -> Iterator[socket.socket]:
     """Raise Refusal if no session can be had now, OSError, and ValueError for a spool of another format."""
     if _is_own(policy):
         # Imported only here: most callers may not write the spool, and need no listener of their own.

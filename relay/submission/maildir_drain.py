@@ -75,7 +75,7 @@ class MaildirDrain:
         self._most_bytes = most_bytes
         self._drained = Drained()
 
-    def drain(self, open_session: Open) -> Drained:
+    def drain(self, open_smtp: Open) -> Drained:
         """Raise Refusal (unusable maildir, another drain at work, no session), NotRemoved, and OSError."""
         for path in (Path(self._maildir), *(Path(self._maildir, folder) for folder in FOLDERS)):
             if path.is_symlink():
@@ -92,7 +92,7 @@ class MaildirDrain:
         with opened(self._disk, lock):
             waiting = deque(self._waiting())
             while waiting:
-                with open_session() as handover:
+                with open_smtp() as handover:
                     self._hand_over(waiting, handover)
         return self._drained
 

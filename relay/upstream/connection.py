@@ -94,7 +94,7 @@ class Connection:
         fault = self._channel.protocol.fault
         if self.transactions or fault is None:
             return None
-        text = f"it was ready for mail, and then: {fault}"
+        text = f"the connection ended before its first message: {fault}"
         return UpstreamUnavailable(Answer(Verdict.PAUSE, Phase.CONNECT, fault.reply, text))
 
     def why_unfit(self, shape: Shape) -> Answer | None:
@@ -181,7 +181,7 @@ class _Opening:
         if account.tls is Tls.STARTTLS and context is not None:
             self._protocol.phase = Phase.STARTTLS
             if not self._extensions.starttls:
-                raise self._unavailable("the upstream does not offer STARTTLS; nothing was sent in the clear")
+                raise self._unavailable("the upstream does not offer STARTTLS; no password or mail was sent")
             self._expect(await self._protocol.secure(context, account.host, self._timeouts.tls_s), 220)
             self._tell_tls()
             # RFC 3207, 4.2: the client discards what the server said before TLS.
@@ -191,7 +191,7 @@ class _Opening:
 
     async def _connect(self, context: ssl.SSLContext | None) -> None:
         """Connect to the first address that answers, and begin implicit TLS."""
-        last, source = OSError("the name has no address"), self._account.source_address
+        last, source = OSError("the host name has no address"), self._account.source_address
         for address in await self._addresses():
             self._name = f"{self._account.host}[{address}]:{self._account.port}"
             connected = socket.socket(_family(address), socket.SOCK_STREAM)
@@ -236,13 +236,13 @@ class _Opening:
         try:
             found = await self._in_time(asked)
         except OSError as error:
-            raise self._unavailable(f"the name could not be looked up: {_why(error)}") from error
+            raise self._unavailable(f"the host name could not be looked up: {_why(error)}") from error
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
         self._on_step("resolve", " ".join(addresses))
         if account.tls is Tls.NONE and account.user is not None:
             addresses = [each for each in addresses if ip_address(each.partition("%")[0]).is_loopback]
             if not addresses:
-                raise self._unavailable("a password is never sent without TLS, but to this host itself")
+                raise self._unavailable("without TLS, a password is sent only to this host itself")
         return addresses
 
     async def _hello(self) -> None:
@@ -259,7 +259,7 @@ class _Opening:
         mechanism = choose(offered, account.mechanism, is_encrypted=account.tls is not Tls.NONE)
         if mechanism is None:
             names = " ".join(sorted(offered)).upper() or "none"
-            raise self._unavailable(f"no usable mechanism to log in with; the upstream offers {names}")
+            raise self._unavailable(f"no usable login mechanism; the upstream offers {names}")
         credentials = account.token or Credentials(user, account.password or "")
         refusal = await log_in(self._protocol, credentials, mechanism, self._timeouts.auth_s, self._ruling)
         if refusal is not None:
@@ -337,7 +337,7 @@ def _name_in(certificate: Mapping[str, Any], whose: str) -> str:
 
 def _why(error: OSError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the certificate was refused: {error.verify_message}"
+        return f"the upstream's certificate cannot be verified: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
         return f"TLS failed: {error.reason or error}"
     if error.errno is not None and error.errno > 0:

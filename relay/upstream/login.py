@@ -78,14 +78,14 @@ async def _exchange(
     reply = await protocol.command(line, Phase.AUTH, timeout_s)
     for respond in due:
         if reply.is_positive:
-            raise Garbled(f"the upstream said {_codes(reply)} before it was told the password")
+            raise Garbled(f"the upstream answered {_codes(reply)} before it got the password")
         if reply.code != 334:
             return reply
         reply = await protocol.command(respond(reply.text), Phase.AUTH, timeout_s)
     if reply.code == 334 and to_refusal is not None:
         reply = await protocol.command(to_refusal, Phase.AUTH, timeout_s)
         if reply.is_positive:
-            raise Garbled(f"the upstream refused the token by a challenge, and then said {_codes(reply)}")
+            raise Garbled(f"the upstream refused the token, and then answered {_codes(reply)}")
     return reply
 
 

@@ -33,7 +33,7 @@ _PROTOCOL_STATUS = "4.5.0"
 BLOCK_BYTES = 64 * 1024
 """Content is sent in blocks of at least this many octets.  The rest goes in one write with the final dot."""
 _UNASKED = "the upstream sent more than the replies that were due"
-_NAMED = {Phase.CONNECT: "the connection", Phase.EOD: "the final dot"}
+_NAMED = {Phase.CONNECT: "the greeting", Phase.EOD: "the reply to the final dot"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,8 @@ class Broken(Exception):  # noqa: N818 - it is what became of the connection, an
     """
 
     def answer(self, phase: Phase, verdict: Verdict) -> Answer:
-        waited_for = _NAMED.get(phase, phase.upper())
-        text = str(self.reply) if self.reply else f"waiting for the reply to {waited_for}: {self}"
+        waited_for = _NAMED.get(phase) or f"the reply to {phase.upper()}"
+        text = str(self.reply) if self.reply else f"waiting for {waited_for}: {self}"
         return Answer(verdict, phase, self.reply, text, own_status=self.status)
 
 
@@ -210,7 +210,7 @@ class StrictProtocol(SMTPProtocol):
 
     def abort(self) -> None:
         """Close at once; drop what was written and is not sent yet."""
-        self._break(Lost("the connection was closed by this side"))
+        self._break(Lost("the relay closed the connection"))
         if self.transport is not None:
             self._writer.abort()
 
@@ -235,7 +235,7 @@ class StrictProtocol(SMTPProtocol):
                 self._take_unasked()
         except MalformedReply as error:
             # A reply to AUTH may repeat the password, so it is not shown.
-            text = "the upstream did not answer by a reply" if self.phase is Phase.AUTH else str(error)
+            text = "the answer is not an SMTP reply" if self.phase is Phase.AUTH else str(error)
             if not self._due:
                 text = _UNASKED
                 if self.phase is not Phase.EOD:
@@ -263,7 +263,7 @@ class StrictProtocol(SMTPProtocol):
         """Check that no reply is due or unread, and expect a reply to each command."""
         self._raise_fault()
         if not self.is_quiet:
-            raise Garbled("a command was begun while another was under way")
+            raise Garbled("a command was started before the last one was answered")
         self._due = commands
 
     def _take_transport(self) -> None:

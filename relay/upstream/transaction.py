@@ -251,7 +251,7 @@ class Exchange:
         left_s = max(0.0, self._end - self._loop.time())
         reply = await self._protocol.command(line, Phase.RSET, min(self._timeouts.reset_s, left_s))
         if code is not None and reply.code != code:
-            raise Garbled(f"{line.decode()} was not answered by {code} but by {reply}")
+            raise Garbled(f"the reply to {line.decode()} is not {code}: {reply}")
         return reply
 
     # Sending.
@@ -297,7 +297,7 @@ class Exchange:
     @staticmethod
     def _check_refused(reply: Reply) -> None:
         if not reply.is_transient and not reply.is_permanent:
-            raise Garbled(f"a reply that has no meaning there: {reply}")
+            raise Garbled(f"unexpected reply: {reply}")
 
     def _refusal(self, reply: Reply) -> Answer:
         """Return the answer that a refusal gives.  Raises Garbled if the reply is no refusal."""
@@ -307,7 +307,7 @@ class Exchange:
             return answer
         if reply.code == 503 and self._is_pipelined:
             # A command was lost, or the replies are out of step.
-            raise Garbled(f"a command was in its order, but: {reply}")
+            raise Garbled(f"the commands were in order, but the reply is {reply}")
         if self._has_dsn(answer.phase) and is_about_dsn(reply):
             self._is_dsn_refused = True
             # As a refusal of MAIL, before any recipient: the message goes again at once, without DSN's.

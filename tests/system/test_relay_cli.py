@@ -170,7 +170,7 @@ def test_no_verb_acts_on_a_relay_of_another_spool(operator: Operated, tmp_path: 
     operator.run("status", "--policy", other, "--spool", spool, code=os.EX_CONFIG)
     operator.run("status", "--spool", spool, code=os.EX_UNAVAILABLE)
     elsewhere = operator.run("status", "--spool", str(tmp_path), code=os.EX_UNAVAILABLE)
-    assert "is about another spool" in elsewhere
+    assert "names another spool" in elsewhere
 
 
 @pytest.mark.full

@@ -82,7 +82,7 @@ async def begin(client: LoginClient, clock: Clock) -> DeviceCode:
     """Ask for a code (RFC 8628, 3.1).  Raises LoginFailed."""
     oauth2, began_ns = client.oauth2, clock.boottime_ns()
     if oauth2.device_url is None:
-        raise LoginFailed("oauth2 has no device_url, which the provider would have to offer for this scope")
+        raise LoginFailed("oauth2.device_url is missing; the provider must offer one for this scope")
     said = await request_json(client.ask, form_request(oauth2.device_url, oauth2, scope=oauth2.scope))
     if isinstance(said, Denied):
         raise _failed(said)
@@ -115,13 +115,13 @@ async def wait_for_consent(
             interval_seconds *= 2
         interval_seconds = min(interval_seconds, LONGEST_INTERVAL_SECONDS)
         asked_seconds = answer.retry_after_seconds
-    raise LoginFailed("the code has expired, and nobody had consented: begin again", may_pass=True)
+    raise LoginFailed("the code expired before anybody consented: begin again", may_pass=True)
 
 
 def begin_in_browser(oauth2: OAuth2, user: str) -> BrowserLogin:
     """Make the link that a person opens (RFC 6749, 4.1.1; RFC 7636).  Raises LoginFailed."""
     if oauth2.login_url is None:
-        raise LoginFailed("oauth2 has neither a device_url nor a login_url")
+        raise LoginFailed("oauth2 needs device_url or login_url")
     state, verifier = secrets.token_urlsafe(24), secrets.token_urlsafe(48)
     asked = {
         "response_type": "code",
@@ -150,9 +150,9 @@ async def finish_in_browser(client: LoginClient, login: BrowserLogin, address: s
         raise LoginFailed(f"the consent was not given: {error_word(said['error'][0])}")
     code = said.get("code", [""])[0]
     if not is_token(code):
-        raise LoginFailed("this address has no code: copy all of what the browser's address line shows")
+        raise LoginFailed("this address has no code: copy the whole address from the browser's address line")
     if said.get("state") != [login.state]:
-        raise LoginFailed("this address is of another login: begin again, and use the new link")
+        raise LoginFailed("this address belongs to another login: begin again with the new link")
     answer = await _token(
         client, "authorization_code", code=code, redirect_uri=REDIRECT, code_verifier=login.verifier
     )
@@ -169,7 +169,7 @@ def _with_refresh_token(answer: TokenAnswer) -> Granted:
     if isinstance(answer, Denied):
         raise _failed(answer)
     if not answer.refresh_token:
-        raise LoginFailed("no refresh token was given: the scope has to ask for it (offline_access)")
+        raise LoginFailed("no refresh token was granted: the scope must ask for it (offline_access)")
     return answer
 
 

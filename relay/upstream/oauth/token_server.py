@@ -44,13 +44,13 @@ ADVICE: tuple[tuple[str, str], ...] = (
     # learn.microsoft.com/entra/identity-platform/reference-error-codes.
     ("AADSTS7000215", "the client secret is wrong: copy its Value, not the Secret ID"),
     ("AADSTS7000222", "the client secret has expired: make a new one in Entra"),
-    ("AADSTS7000218", "give a client_secret_file, or allow public client flows for the app in Entra"),
+    ("AADSTS7000218", "write client_secret_file, or allow public client flows for the app in Entra"),
     ("AADSTS700016", "client_id is not an app of this tenant: compare both with the app's overview in Entra"),
     ("AADSTS90002", "there is no such tenant: compare it with the app's overview in Entra"),
     ("AADSTS65001", "nobody has consented for this app: grant admin consent in Entra, or " + _LOG_IN),
     ("AADSTS50173", "the password was changed or the sessions revoked: " + _LOG_IN),
     ("AADSTS700082", "the refresh token was not used for 90 days: " + _LOG_IN),
-    ("AADSTS700084", "the refresh token has ended: " + _LOG_IN),
+    ("AADSTS700084", "the refresh token has expired: " + _LOG_IN),
     ("AADSTS50076", "the tenant asks for a second factor: " + _LOG_IN),
     ("AADSTS50079", "the tenant asks for a second factor: " + _LOG_IN),
     ("AADSTS53003", "a conditional access policy of the tenant forbids it: ask its administrator"),
@@ -58,11 +58,11 @@ ADVICE: tuple[tuple[str, str], ...] = (
     ("AADSTS50059", "the tenant is missing: write auth.oauth2.tenant"),
     # RFC 6749, 5.2, and developers.google.com/identity/protocols/oauth2/service-account, "Error codes".
     ("unauthorized_client", "the provider does not let this client use the grant or scope: allow it there"),
-    ("invalid_grant", "the consent, or the service account's key or user, is not good any more: " + _LOG_IN),
-    ("invalid_client", "client_id or client secret is wrong or has ended"),
+    ("invalid_grant", "the consent, or the service account's key or user, is no longer valid: " + _LOG_IN),
+    ("invalid_client", "client_id or client secret is wrong or expired"),
     ("deleted_client", "the client was deleted at the provider: make another one"),
     ("invalid_scope", "the scope is not one that was granted: correct or leave out auth.oauth2.scope"),
-    ("access_denied", "an administrator or the user said no"),
+    ("access_denied", "an administrator or the user refused consent"),
     ("consent_required", "consent is needed: " + _LOG_IN),
     ("interaction_required", "a person has to log in again: " + _LOG_IN),
     ("unsupported_grant_type", "the token server does not know this grant"),
@@ -216,8 +216,8 @@ def read_answer(status: int, content: bytes, retry_after: str = "") -> dict[str,
     asked_seconds = whole_seconds(retry_after, 0, LONGEST_RETRY_AFTER_SECONDS)
     if not error:
         is_of_another = 300 <= status < 400 or status in {200, 400, 401, 403, 404, 405}
-        hint = "; is token_url right?" if is_of_another else ""
-        words = f"the token server answered HTTP {status}, and not in OAuth's words{hint}"
+        hint = "; check token_url" if is_of_another else ""
+        words = f"the token server answered HTTP {status} without an OAuth error{hint}"
         return Denied(words, is_final=False, retry_after_seconds=asked_seconds)
     number = _NUMBER.search(str(said.get("error_description") or ""))
     words = f"the token server says {error}" + (f" ({number[0]})" if number else "")
@@ -230,9 +230,9 @@ def token_in(said: dict[str, Any] | Denied) -> TokenAnswer:
         return said
     token, refresh = said.get("access_token"), said.get("refresh_token")
     if str(said.get("token_type", "Bearer")).lower() != "bearer":
-        return Denied("the token server gave a token that is no bearer token", is_final=True)
+        return Denied("the token server returned a token that is not a bearer token", is_final=True)
     if not is_token(token):
-        return Denied("the token server gave no token that can be sent", is_final=False)
+        return Denied("the token server returned no usable token", is_final=False)
     life = whole_seconds(said.get("expires_in"), DEFAULT_LIFE_SECONDS, LONGEST_LIFE_SECONDS)
     return Granted(token, life, refresh if is_token(refresh) else "")
 

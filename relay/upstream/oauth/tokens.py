@@ -120,7 +120,7 @@ class Tokens:
         if asked_at_ns < self._usable_until_ns and secrets.digest() in self.got_with:
             return self._token
         if error:
-            words = f"the token server gave a new refresh token, which cannot be written: {error}"
+            words = f"the new refresh token of the token server cannot be saved: {error}"
             answer: TokenAnswer = Denied(words, is_final=False)
         else:
             answer = await self._ask(secrets)

@@ -82,11 +82,11 @@ def test_check_sums_up_a_good_policy_and_notes_what_may_surprise(policy_path: Pa
     for words in (
         "at most 8 messages per 1m",
         f"history {policy_path.parent}/history/smtp.example.net",
-        "note: no limits, so mail goes as fast",
+        "note: no limits: mail goes as fast",
         "note: gets no mail",
         "note: the same account as isp",
         "note: microsoft365 refuses reports",
-        "note: this host is called inside, without a domain",
+        "note: the host name inside has no domain",
     ):
         assert words in out
 
@@ -126,7 +126,7 @@ def test_plan_without_a_relay_tells_what_a_start_does_and_changes_no_history(edi
     assert (history.read_bytes(), history.stat().st_mtime_ns) == before
     (over,) = found["over"]
     assert (found["is_running"], over["limit"], over["used"]) == (False, "1 messages per 3600s", 2)
-    assert "over at once: isp: 1 messages per 3600s: 2 of 1 used, and nothing goes until 20" in out
+    assert "exceeded at once: isp: 1 messages per 3600s: 2 of 1 used, nothing goes until 20" in out
     assert "in force: all have gone in 0s" in out
     assert "edited:   all have gone in" in out
 

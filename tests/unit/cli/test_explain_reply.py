@@ -36,8 +36,8 @@ def test_a_refusal_that_the_shield_doubts_is_explained_as_the_relay_acts_on_it(r
     out = run("explain-reply", "rcpt", UNKNOWN).out
     assert out.startswith("verdict  bounce recipient\nby       the default for its phase and code\n")
     assert "this recipient is tried again after a back-off" in out
-    assert "\nshield   no rule knows its words" in out
-    assert "\nshield   10 alike of different senders stop the upstream" in out
+    assert "\nshield   no rule matches its text" in out
+    assert "\nshield   10 such refusals of different senders stop the upstream" in out
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,10 @@ def test_an_owners_rule_is_named_and_each_upstream_that_gets_mail_is_explained(r
 
     out = run("explain-reply", "mail", "550 quota").out
     assert "verdict  stop\nby       your rule\nrule     upstreams.isp.verdicts[1]\n" in out
-    assert [line for line in out.splitlines() if line.startswith("of ")] == ["of isp:", "of two:"]
+    assert [line for line in out.splitlines() if line.startswith("upstream ")] == [
+        "upstream isp:",
+        "upstream two:",
+    ]
     for which in (["--upstream", "two"], ["--host", "smtp.gmail.com"]):
         out = run("explain-reply", "eod", "450 4.2.1 Peak SMTP relay limit exceeded", *which).out
         assert "rule     providers.yaml:" in out

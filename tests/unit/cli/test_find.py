@@ -85,12 +85,15 @@ def test_all_words_must_match_and_json_is_one_object_a_line(policy_path: Path, r
 def test_find_exits_1_if_nothing_matches_and_75_if_the_store_is_unreadable(
     policy_path: Path, run: Run
 ) -> None:
-    assert run("find", "eve@") == (1, "", "not in the queue, and not among what ended\n")
+    assert run("find", "eve@") == (1, "", "no such message in the queue or among those that ended\n")
     keep(policy_path, ending(1))
     code, _, err = run("find", "eve@")
-    assert (code, "not among what ended since 20" in err) == (1, True)
+    assert (code, "among those that ended since 20" in err) == (1, True)
 
     database_of(policy_path).write_bytes(b"no database" * 1000)
     with relay_up(policy_path.parent):
         code, _, err = run("find", "r1@")
-    assert (code, err) == (os.EX_TEMPFAIL, "what ended cannot be read: file is not a database\n")
+    assert (code, err) == (
+        os.EX_TEMPFAIL,
+        "the database of ended messages cannot be read: file is not a database\n",
+    )

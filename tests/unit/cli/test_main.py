@@ -74,6 +74,17 @@ def test_a_closed_pipe_exits_0_and_a_full_disk_exits_74(tmp_path: Path) -> None:
         assert (ran.returncode, ran.stderr) == (code, err)
 
 
+def test_text_that_the_terminal_cannot_encode_is_escaped(tmp_path: Path) -> None:
+    policy = tmp_path / "€.yaml"
+    policy.write_text(with_upstream("host: smtp.example.net"))
+    command = [sys.executable, "-m", "relay", "check", str(policy)]
+    ran = subprocess.run(
+        command, env=os.environ | {"PYTHONIOENCODING": "latin-1"}, check=False, capture_output=True
+    )
+    assert (ran.returncode, ran.stderr) == (os.EX_OK, b"")
+    assert ran.stdout.startswith(f"{tmp_path}/\\u20ac.yaml is good\n".encode())
+
+
 HEAVY = {"pydantic", "aiohttp", "rich", "textual", "jinja2", "prometheus_client", "aiosmtpd", "aiosmtplib"}
 HEAVY |= {"cryptography", "argon2", "uvloop", "watchfiles", "asyncio", "http.client", "psycopg"}
 OF_A_POLICY = {"relay.policy.model"}

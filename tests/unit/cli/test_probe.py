@@ -105,7 +105,7 @@ def test_a_probe_prints_each_step_and_sends_no_mail(practised: Practised, run: R
     code, output, _ = run("probe", "isp")
     assert (code, _steps(output)) == (0, STEPS)
     # The first probe creates the history; no later start announces it.
-    assert re.search(r"history .* begins empty, at .*: nothing sent before counts\n", output)
+    assert re.search(r"history .* new history .*: earlier mail is not counted\n", output)
     assert re.search(r"localhost by test CA, [89] days left \(until ", output)
     assert "OAUTHBEARER" in output
     assert not [command for command in practised.host.commands if command.startswith("MAIL")]

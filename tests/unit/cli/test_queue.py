@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from relay.cli.output import detail_lines, queue_text
-from relay.cli.queue import NOTHING_MATCHES, told
+from relay.cli.queue import NOTHING_MATCHES, report_results
 from relay.control.client import encode
 from relay.control.operations import BUSY, IDS_AT_ONCE, OK, UNANSWERED, UNREAD
 from relay.mail.envelope import QueueId
@@ -144,7 +144,7 @@ def test_unread_messages_and_missing_answers_are_reported_and_exit_75(
         assert not_read in run("queue").err
         code, _, err = run("queue", "hold", "ALL", "--yes")
         assert (code, not_read in err) == (os.EX_TEMPFAIL, True)
-    assert {told({FIRST: result}) for result in (UNREAD, BUSY, UNANSWERED)} == {os.EX_TEMPFAIL}
+    assert {report_results({FIRST: result}) for result in (UNREAD, BUSY, UNANSWERED)} == {os.EX_TEMPFAIL}
 
     queue_ids = [f"{number:016d}" for number in range(IDS_AT_ONCE + 9)]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(queue_ids)))
@@ -173,8 +173,8 @@ def test_export_writes_files_that_only_their_owner_reads_and_replaces_none(
     intake = made.intake()
     ids = [accept(intake, content=CONTENT + bytes(size)) for size in (0, INLINE_BYTES, INLINE_BYTES)]
     intake.close()
-    told = "".join(f"{folder}/{each}.eml\n" for each in ids[:2])
-    assert run("export", *ids[:2], "--output", str(folder)) == (os.EX_OK, told, "")
+    written = "".join(f"{folder}/{each}.eml\n" for each in ids[:2])
+    assert run("export", *ids[:2], "--output", str(folder)) == (os.EX_OK, written, "")
     assert (folder / f"{ids[0]}.eml").read_bytes() == CONTENT
     assert (folder / f"{ids[1]}.eml").stat().st_size == len(CONTENT) + INLINE_BYTES
     envelope = json.loads((folder / f"{ids[1]}.json").read_text())

@@ -38,11 +38,11 @@ def test_convert_reports_what_it_did_and_what_to_write_into_the_policy(
 ) -> None:
     assert run(*CONVERT).out.splitlines() == [
         f"{engine.root}: maildir to log: 1 messages, 1 of them held, 3 recipients to do",
-        f"now let the policy say  spool: {{path: {engine.root}, engine: log}}",
+        f"now write in the policy  spool: {{path: {engine.root}, engine: log}}",
     ]
     assert format_of(engine) == FORMATS["log"]
     write_policy(tmp_path, engine="log")
-    assert run("spool", "convert") == (os.EX_OK, f"{engine.root}: is of the engine log\n", "")
+    assert run("spool", "convert") == (os.EX_OK, f"{engine.root}: already uses the engine log\n", "")
     spool = log_on_the_kernel(tmp_path).start()
     assert [message.is_held for message in claimed(spool)] == [True]
     spool.close()
@@ -69,7 +69,7 @@ def test_convert_refuses_a_spool_that_is_in_use(engine: MaildirEngine, run: Run)
 def test_convert_and_fsck_exit_66_without_a_spool(run: Run) -> None:
     for verb in (CONVERT, ("fsck",)):
         code, _, err = run(*verb)
-        assert (code, "no spool is here" in err) == (os.EX_NOINPUT, True)
+        assert (code, "there is no spool in this folder" in err) == (os.EX_NOINPUT, True)
 
 
 @pytest.mark.parametrize("arguments", [["queue"], ["fsck"], ["queue", "hold", "0000000000000001"]])

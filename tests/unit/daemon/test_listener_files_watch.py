@@ -66,7 +66,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         world = World(tmp_path, relay)
         await world.begin()
         assert world.used == [(1, {"mjd", "zed"})]
-        assert world.told("listener 127.0.0.1:2526: loaded 2 users") == 1
+        assert world.told("listener 127.0.0.1:2526: files loaded, 2 users") == 1
         yield world
 
 

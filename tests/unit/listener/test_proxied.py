@@ -34,11 +34,11 @@ def test_the_zone_of_a_link_local_address_is_dropped() -> None:
     ("octets", "why"),
     [
         (b"EHLO client.example\r\n", "unrecognized signature"),
-        (b"PROX", "ended within"),
-        (b"PROXY UNKNOWN\r\n", "not of TCP"),
+        (b"PROX", "ended inside"),
+        (b"PROXY UNKNOWN\r\n", "expected TCP"),
         (b"PROXY TCP4 " + b"1" * 5000, "too long"),
-        (V2_SIGNATURE + b"\x21\x12\0\x0c" + bytes(12), "not of TCP"),
-        (V2_SIGNATURE + b"\x21\x11\0\xff" + bytes(12), "ended within"),
+        (V2_SIGNATURE + b"\x21\x12\0\x0c" + bytes(12), "expected TCP"),
+        (V2_SIGNATURE + b"\x21\x11\0\xff" + bytes(12), "ended inside"),
     ],
 )
 async def test_a_malformed_proxy_header_ends_the_connection_without_a_reply(octets: bytes, why: str) -> None:

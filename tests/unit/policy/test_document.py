@@ -119,7 +119,7 @@ REFUSED: list[tuple[Read, str, list[object]]] = [
     (network, "did you mean 192.168.1.0/24", ["192.168.1.5/24"]),
     (upstream_host, "expected a host name", ["", "a b", "a..b", "-a.b", "192.0.2.300", "http://x"]),
     (upstream_host, "expected a host name", ["x" * 254, "é.net"]),
-    (upstream_host, "the port is a key", ["smtp.example.net:587"]),
+    (upstream_host, "the port goes in the key port", ["smtp.example.net:587"]),
     (source_address, "an IP address of this host", ["0.0.0.0", "224.0.0.1", "localhost", "fe80::1%eth0", 5]),
     (web_url, "expected a URL", ["ftp://a.example", "https://a.example:99999/", "https://a.example/x#y", 5]),
     # These would break a command or a header.

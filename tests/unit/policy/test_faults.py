@@ -10,14 +10,14 @@ TABLES: dict[str, tuple[str, str]] = {
     "listen": (
         "LISTEN",
         """
-{address: ¦0.0.0.0:2525}                            | listen[0].address | open relay
+{address: ¦0.0.0.0:2525}                            | listen[0].address | nobody could relay
 {address: 127.0.0.1:25, clients: [¦10.0.0.1/8]}     | listen[0].clients[0] | did you mean 10.0.0.0/8?
-{address: 192.0.2.1:25, users_file: ¦users}         | listen[0].users_file | it needs a certificate
-{address: 127.0.0.1:25, key: ¦key.pem}              | listen[0].key | without a certificate
+{address: 192.0.2.1:25, users_file: ¦users}         | listen[0].users_file | needs a certificate
+{address: 127.0.0.1:25, key: ¦key.pem}              | listen[0].key | a key needs a certificate
 {address: 127.0.0.1:465, tls: ¦implicit}            | listen[0].tls | needs a certificate
 {address: 127.0.0.1:465, tls: ¦none}                | listen[0].tls | starttls or implicit
 {address: 127.0.0.1:465, processes: ¦65}            | listen[0].processes | from 0 to 64
-{address: 127.0.0.1:25, users: ¦{a: {}}}            | listen[0].users | without a users_file
+{address: 127.0.0.1:25, users: ¦{a: {}}}            | listen[0].users | needs a users_file
 {address: 127.0.0.1:0, users_file: u, users: {a: {senders: ¦a}}} | listen[0].users.?.senders | an address
 """,
     ),
@@ -34,8 +34,8 @@ limits: [], ¦conections: 4               | ? | did you mean connections?
 limits: [], history: ¦postgresql://u:hunter2@db/relay | history | without a password
 limits: [], history: ¦'postgresql://u@db/relay?sslmode=disable' | history | no parameters but
 limits: [], history: {postgresql: ¦db.example} | history.postgresql | such as postgresql://relay@db
-limits: [], history: ¦{}                 | history | one of path and postgresql
-limits: [], history: {path: h, ca_file: ¦c} | history.ca_file | without postgresql
+limits: [], history: ¦{}                 | history | either path or postgresql
+limits: [], history: {path: h, ca_file: ¦c} | history.ca_file | needs postgresql
 limits: [], auth: ¦hunter2               | auth | a mapping of keys
 limits: [], auth: {user: ¦123, password_env: A} | auth.user | a number needs quotes
 limits: [], auth: ¦{user: a}             | auth | expected one of password_file
@@ -46,11 +46,11 @@ limits: [], auth: {user: a, password_file: f, oauth2: ¦GRANT} | auth.oauth2 | o
 limits: [], auth: {user: a, mechanism: ¦plain, oauth2: GRANT} | auth.mechanism | oauth2.mechanism
 limits: [], provider: ¦gmial             | provider | gmail
 limits: ¦{messages: 1, per: 1m}          | limits | a list
-limits: [¦{per: 1m}]                     | limits[0] | a number of messages
+limits: [¦{per: 1m}]                     | limits[0] | one of messages, recipients
 limits: [{messages: 1, recipients: ¦1, per: 1m}] | limits[0].recipients | write two limits
 limits: [{messages: ¦0, per: 1m}]        | limits[0].messages | at least 1
 limits: [¦{messages: 1}]                 | limits[0].per | required
-limits: [{connections: 1, per: 1m, for_each: ¦sender}] | limits[0].for_each | connection carries mail of many
+limits: [{connections: 1, per: 1m, for_each: ¦sender}] | limits[0].for_each | has no for_each
 """,
     ),
     "verdicts": (
@@ -63,10 +63,10 @@ limits: [{connections: 1, per: 1m, for_each: ¦sender}] | limits[0].for_each | c
 {text: ¦'', verdict: pause}              | text | a phrase of at most 200
 {phase: auth, code: 550, verdict: ¦bounce message} | verdict | only pause and stop are allowed before MAIL
 {phase: mail, code: 452, verdict: ¦later} | verdict | only in phase rcpt
-{phase: mail, verdict: ¦pause}           | verdict | without a condition matches every refusal
+{phase: mail, verdict: ¦pause}           | verdict | needs a condition: code, enhanced, text
 {code: 550, verdict: pause, ¦texts: x}   | ? | did you mean text?
 {code: 550, verdict: bounce message, wait: ¦5m} | wait | belong to pause, pause sender and stop
-{code: 450, verdict: defer message, probe: ¦false} | probe | has no rest
+{code: 450, verdict: defer message, probe: ¦false} | probe | not to defer message
 """,
     ),
     "oauth2": (
@@ -77,7 +77,7 @@ limits: [{connections: 1, per: 1m, for_each: ¦sender}] | limits[0].for_each | c
 {grant: ¦refresh_token, client_id: c, token_url: 'https://t.example/'} | grant | needs refresh_token_file
 {grant: ¦refresh_token, client_id: c, refresh_token_file: r} | grant | needs token_url; a provider
 {grant: refresh_token, token_url: ¦'http://t.example/'} | token_url | cross the network in the clear
-{grant: service_account, key_file: k, scope: s, client_id: ¦c} | client_id | does not use it
+{grant: service_account, key_file: k, scope: s, client_id: ¦c} | client_id | does not use this key
 {grant: service_account, key_file: k, scope: ¦'a  b'} | scope | one space between
 {grant: service_account, key_file: k, tenant: ¦'a/b'} | tenant | a tenant
 {grant: service_account, scope: s, key_file: f, key_credential: ¦k} | key_credential | one secret
@@ -95,22 +95,22 @@ recent: {most: ¦1K}                      | recent.most | at least 1M
 lanes: {a: {¦sendr: '@x'}}               | lanes.a.? | did you mean sender?
 lanes: {a: {sender: ¦here.example}}      | lanes.a.sender | an address, @ and a domain
 lanes: {a: {header: {¦'a b': x}}}        | lanes.a.header.? | letters, digits
-lanes: {a: ¦{share: 5}}                  | lanes.a | write one of sender, client
-lanes: {default: {sender: ¦'@x'}}        | lanes.default.sender | what no other lane takes
+lanes: {a: ¦{share: 5}}                  | lanes.a | needs one of sender, client
+lanes: {default: {sender: ¦'@x'}}        | lanes.default.sender | takes all other mail
 lanes: {¦A: {sender: '@x'}}              | lanes.? | a-z, 0-9, _ and -
 lanes: {a: {sender: '@x', share: 60}, b: {sender: '@y', share: ¦41}} | lanes.b.share | 101 percent
 lanes: {a: {sender: '@x', share: ¦100}}  | lanes.a.share | leave nothing
 routes: [¦{user: x, upstreams: [isp]}]   | routes[0] | the last route must take all mail
-routes: [¦{upstreams: [isp]}, {upstreams: [ses]}] | routes[0] | the routes behind it take none
+routes: [¦{upstreams: [isp]}, {upstreams: [ses]}] | routes[0] | make it the last
 routes: [{upstreams: [isp, ¦gone]}]      | routes[0].upstreams[1] | no upstream of this name
-routes: [{upstreams: [isp, ses, ¦isp]}]  | routes[0].upstreams[2] | it is listed before
-routes: [{upstreams: [isp, ¦twin]}]      | routes[0].upstreams[1] | it shares its history
+routes: [{upstreams: [isp, ses, ¦isp]}]  | routes[0].upstreams[2] | listed twice
+routes: [{upstreams: [isp, ¦twin]}]      | routes[0].upstreams[1] | has the same history
 routes: [{spill_after: ¦1h, upstreams: isp}] | routes[0].spill_after | a second upstream
 routes: [¦{sender: '@x'}]                | routes[0].upstreams | required
-routes: [{upstreams: isp, rewrite: ¦'@-x'}] | routes[0].rewrite | one address, or @ and a domain
+routes: [{upstreams: isp, rewrite: ¦'@-x'}] | routes[0].rewrite | one sender address, or @ and a domain
 reports: {upstreams: [ses, ¦gone]}       | reports.upstreams[1] | no upstream of this name
 reports: {from: ¦postmaster@ü.example}   | reports.from | one address, in ASCII
-notify: [{url: ¦'http://example.net/x'}] | notify[0].url | http is for this host only
+notify: [{url: ¦'http://example.net/x'}] | notify[0].url | write https
 notify: [{url: 'https://a.example', command: ¦[x]}] | notify[0].command | a url or a command
 notify: [¦{events: [bounced]}]           | notify[0] | a url or a command
 notify: [{command: [x], secret_file: ¦s}] | notify[0].secret_file | a command gets no signature

@@ -34,26 +34,26 @@ FILES = {
     "deep": "[" * 60_000,
 }
 FAULTS = """
-UPSTREAM | limits: [], ca_file: ¦empty | no certificate that can be loaded
-UPSTREAM | limits: [], ca_file: ¦cut.pem | no certificate that can be loaded
+UPSTREAM | limits: [], ca_file: ¦empty | no valid PEM certificate
+UPSTREAM | limits: [], ca_file: ¦cut.pem | no valid PEM certificate
 UPSTREAM | limits: [], auth: {user: a, password_file: ¦gone} | cannot read it: No such file
-UPSTREAM | limits: [], auth: {user: a, password_file: ¦open} | open to others (mode 0644); chmod 600 it
+UPSTREAM | limits: [], auth: {user: a, password_file: ¦open} | can access the file (mode 0644): run chmod 600
 UPSTREAM | limits: [], auth: {user: a, password_env: ¦RELAY_UNSET} | environment variable is not set
 OAUTH2 | {grant: service_account, scope: s, key_file: ¦deep} | JSON with client_email
 OAUTH2 | {grant: service_account, scope: s, key_file: ¦account} | JSON with client_email
-UPSTREAM | limits: [], tls_key: ¦key.pem | of no use without a certificate
-UPSTREAM | limits: [], tls_certificate: ¦cert.pem | no private key of the certificate
+UPSTREAM | limits: [], tls_key: ¦key.pem | needs tls_certificate
+UPSTREAM | limits: [], tls_certificate: ¦cert.pem | no private key for the certificate
 UPSTREAM | limits: [], tls_certificate: cert.pem, tls_key: ¦locked.pem | without a passphrase
-UPSTREAM | limits: [], tls_certificate: cert.pem, tls_key: ¦other.pem | no private key of the certificate
+UPSTREAM | limits: [], tls_certificate: cert.pem, tls_key: ¦other.pem | no private key for the certificate
 UPSTREAM | limits: [], tls: none, tls_certificate: ¦both.pem | tls is none
-UPSTREAM | limits: [], auth: {user: u, mechanism: ¦external} | it needs tls_certificate
+UPSTREAM | limits: [], auth: {user: u, mechanism: ¦external} | needs tls_certificate
 LISTEN | {address: '127.0.0.1:0', certificate: cert.pem, key: ¦open} | mode 0644
 LISTEN | {address: '127.0.0.1:0', users_file: ¦nobody} | it names no user
 LISTEN | {address: '127.0.0.1:0', users_file: ¦secret} | line 1 is not NAME:$argon2id$
 LISTEN | {address: '127.0.0.1:0', users_file: ¦open} | mode 0644
-REST | notify: [{url: 'https://a.example', secret_file: ¦signing}] | has no base64 after whsec_
-REST | notify: [{command: ¦[gone]}] | is no program that we may run
-REST | notify: [{command: ¦[secret]}] | is no program that we may run
+REST | notify: [{url: 'https://a.example', secret_file: ¦signing}] | expected base64 after whsec_
+REST | notify: [{command: ¦[gone]}] | not a program that the relay's user may run
+REST | notify: [{command: ¦[secret]}] | not a program that the relay's user may run
 """
 Write = Callable[..., Path]
 
@@ -133,7 +133,7 @@ def test_a_password_file_of_a_foreign_owner_is_refused(write: Write, monkeypatch
     if owner == 0:
         os.chown(path, 12345, -1)
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    with pytest.raises(SecretError, match="neither us nor root"):
+    with pytest.raises(SecretError, match="the relay's user or root"):
         read_password_file(path)
 
 

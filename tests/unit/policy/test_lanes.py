@@ -136,7 +136,7 @@ def test_a_provider_presets_oauth2_except_for_client_and_tenant() -> None:
     app = "grant: client_credentials, client_id: c, client_secret_file: s, tenant: contoso.example"
     assert oauth2_of("microsoft365", app).scope != microsoft.scope
     without_tenant = with_upstream("provider: microsoft365", f"auth: {{user: u, oauth2: {{{REFRESH}}}}}")
-    assert "microsoft365 needs tenant" in faults(without_tenant)[0].message
+    assert "microsoft365 only with tenant" in faults(without_tenant)[0].message
 
 
 VERDICTS = """\

@@ -130,14 +130,17 @@ async def test_a_refusal_is_logged_with_what_our_windows_held(tmp_path: Path) ->
         await relay.until(lambda: relay.account.pausing.state.why)
 
         (line,) = (line for line in relay.logged().splitlines() if "event=cut_off" in line)
-        assert "this was too much, and names 19; our windows held 20/20 recipients per 3600s, " in line
+        assert (
+            "reports an exceeded limit of 19; the windows of the relay held 20/20 recipients per 3600s, "
+            in line
+        )
         assert "2/1000 messages per 60s" in line
 
 
 async def test_a_history_that_begins_empty_is_announced_once(tmp_path: Path) -> None:
     async with Smarthost() as host:
         policy = policy_of(tmp_path, host.port, ", limits: [{messages: 5, per: 1h}]")
-        begins = f"history of isp begins empty, at {policy.history_path('isp')}: "
+        begins = f"new history of isp, at {policy.history_path('isp')}: "
         for announced in (1, 0):
             async with Relay(policy) as relay:
                 for _ in range(2):

@@ -74,7 +74,7 @@ async def test_reports_beyond_the_limit_are_shown_and_logged_and_edits_count_at_
         listed = relay.status_view.listing().messages()[0]
         assert "only its report is left" in listed.reason
         assert (listed.held_by, listed.eta_at_ns) == ("reports.per_hour", None)
-        assert relay.logged().count("reports are at reports.per_hour") == 1
+        assert relay.logged().count("reports.per_hour is reached") == 1
         assert relay.metrics.registry.get_sample_value("relay_reports_capped_total") == 5
 
         # The only verb on a message that waits for its report is delete.

@@ -214,7 +214,7 @@ async def test_each_change_of_a_route_is_logged_once_and_diverted_mail_is_counte
         assert await relay.operator.resume("one") == OK
         relay.accept("last@x.example")
         await relay.until_empty()
-        restored = "route 1, 2: mail goes through one again; what is over: failover"
+        restored = "route 1, 2: mail goes through one again; the diversion ended: failover"
         await relay.until(lambda: told(relay) == [diverted, restored])
         assert gauges(relay) == {failover: 0, spill: 0, all_down: 0}
 

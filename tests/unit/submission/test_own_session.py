@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from relay.policy.source import parse_policy
-from relay.submission.handover import Handover, Refusal, open_session
+from relay.submission.handover import Handover, Refusal, open_smtp
 
 POLICY = b"""
 spool: ./spool
@@ -31,7 +31,7 @@ def test_a_session_that_cannot_run_ends_and_says_why(tmp_path: Path, monkeypatch
     told: list[str] = []
 
     with (
-        open_session(policy, "relay.test", told.append) as connected,
+        open_smtp(policy, "relay.test", told.append) as connected,
         pytest.raises(Refusal, match="the relay closed the connection") as refused,
     ):
         Handover(connected, "relay.test")

@@ -174,4 +174,4 @@ async def test_a_damaged_database_is_logged_once_and_replaced(tmp_path: Path, da
     await hearing.store.close()
 
     assert hearing.recipients() == ["c@x.example"]
-    assert hearing.said.count("what became of messages is not kept") == 1
+    assert hearing.said.count("outcomes are not recorded") == 1

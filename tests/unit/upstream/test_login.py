@@ -101,7 +101,7 @@ async def test_a_refused_login_is_not_repeated(mechanism: AnyMechanism) -> None:
 
 async def test_no_login_is_tried_without_a_usable_mechanism() -> None:
     async with smarthost(offers=("LOGIN", "CRAM-MD5")) as host:
-        await refusal(server(host, Mechanism.PLAIN), "no usable mechanism")
+        await refusal(server(host, Mechanism.PLAIN), "no usable login mechanism")
 
         assert host.commands == ["EHLO client.example"]
 

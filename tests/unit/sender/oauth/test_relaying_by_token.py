@@ -161,7 +161,7 @@ async def test_an_unwritable_refresh_token_blocks_new_requests(server: TokenServ
         (tmp_path / "refresh.lock").mkdir()
         relay.accept()
         await relay.until_empty()
-        assert "no new access token until its new refresh token is on disk" in relay.logged()
+        assert "no access token is requested until its new refresh token is saved" in relay.logged()
         server.revoke_access()
         relay.accept()
         await relay.until(lambda: relay.account.pausing.state.health is Health.PAUSED)

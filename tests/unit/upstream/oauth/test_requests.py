@@ -195,7 +195,7 @@ async def test_the_address_after_a_browser_login_is_exchanged_for_a_refresh_toke
     assert login.verifier not in login.url
     client = LoginClient(_browser(), "s", answer)
     address = f" http://127.0.0.1:1/?state={login.state}&code=4/the-code&scope=mail\n"
-    with pytest.raises(LoginFailed, match="of another login"):
+    with pytest.raises(LoginFailed, match="another login"):
         await finish_in_browser(client, login, address.replace(login.state, "another"))
     assert not forms
     granted = await finish_in_browser(client, login, address)
