@@ -52,10 +52,7 @@ ENDS: Mapping[str, tuple[int, str]] = {
     "relay.spool.interface.SpoolBusy": (os.EX_TEMPFAIL, "the spool is in use, and no relay answers: {}"),
     "relay.spool.interface.SpoolError": (os.EX_TEMPFAIL, "the spool cannot be used now: {}"),
     "relay.spool.database.DatabaseError": (os.EX_TEMPFAIL, "the database: {}"),
-    "relay.throttle.history.HistoryError": (
-        os.EX_TEMPFAIL,
-        "the history cannot be used, so nothing is sent: {}",
-    ),
+    "relay.throttle.history.HistoryError": (os.EX_TEMPFAIL, "the history cannot be used: {}"),
     "sqlite3.Error": (os.EX_TEMPFAIL, "the database of ended messages cannot be read: {}"),
     "builtins.PermissionError": (os.EX_NOPERM, "{}; run this as the user that the relay runs as"),
     "builtins.OSError": (os.EX_IOERR, "{}"),

@@ -169,8 +169,7 @@ def faults_of_lanes(lane_settings: Lanes) -> Iterator[Fault]:
     if total > ALL_PERCENT:
         yield Fault(f"the shares add up to {total} percent, 100 at most", ("lanes", with_share[-1], "share"))
     if total == ALL_PERCENT and len(with_share) < len(_with_default(lane_settings)):
-        words = "the shares add up to 100 percent, and leave nothing for lanes without a share"
-        yield Fault(words, ("lanes", with_share[-1], "share"))
+        yield Fault("the shares leave nothing for lanes without a share", ("lanes", with_share[-1], "share"))
 
 
 def faults_of_routes(routes: Routes) -> Iterator[Fault]:

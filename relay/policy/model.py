@@ -160,8 +160,7 @@ class Listen(Section):
         if self.users and self.users_file is None:
             yield Fault("users needs a users_file", ("users",))
         if is_open and self.users_file is not None and self.certificate is None:
-            words = "users_file needs a certificate: passwords would cross the network in the clear"
-            yield Fault(words, ("users_file",))
+            yield Fault("a users_file needs a certificate: passwords need TLS", ("users_file",))
         if self.key is not None and self.certificate is None:
             yield Fault("a key needs a certificate", ("key",))
         if self.tls is Tls.NONE:
@@ -323,8 +322,7 @@ class Upstream(Section):
     def faults(self) -> Iterator[Fault]:
         auth = self.auth
         if self.tls is Tls.NONE and auth is not None and not is_loopback_host(self.host):
-            words = "the password would cross the network in the clear: write starttls or implicit"
-            yield Fault(words, ("tls",))
+            yield Fault("a password needs TLS: write starttls or implicit", ("tls",))
         if self.tls is Tls.NONE and self.tls_certificate is not None:
             yield Fault("a client certificate needs TLS, and tls is none", ("tls_certificate",))
         if self.tls_certificate is None:
@@ -352,9 +350,7 @@ class SpoolSettings(DatabaseLogin):
     def faults(self) -> Iterator[Fault]:
         yield from super().faults()
         if (self.engine is SpoolEngine.POSTGRESQL) != (self.postgresql is not None):
-            yield Fault(
-                "the key postgresql belongs to the engine postgresql: write both or neither", ("engine",)
-            )
+            yield Fault("engine and key postgresql belong together: write both or neither", ("engine",))
 
 
 def _spool_settings(value: object) -> object:
@@ -490,11 +486,9 @@ class Practice(Section):
     def faults(self) -> Iterator[Fault]:
         for key in ("connections", "bytes", "for_each"):
             if getattr(self.limit, key) is not None:
-                words = "the practice smarthost counts only messages or recipients, without for_each"
-                yield Fault(words, ("limit", key))
+                yield Fault("practice counts only messages or recipients of all mail", ("limit", key))
         if not self.address.is_loopback:
-            words = "the practice smarthost takes passwords without TLS: write 127.0.0.1 or [::1]"
-            yield Fault(words, ("address",))
+            yield Fault("practice takes passwords without TLS: write 127.0.0.1 or [::1]", ("address",))
 
 
 class HistoryPlace(NamedTuple):

@@ -105,8 +105,7 @@ def read_service_account(path: Path) -> str:
         match json.loads(content):
             case {"client_email": str(), "private_key": str()}:
                 return content.decode("utf-8")
-    words = "not a service account key: expected JSON with client_email and private_key"
-    raise SecretError(words, path)
+    raise SecretError("expected a service account key: JSON with client_email and private_key", path)
 
 
 def read_password_file(path: Path) -> str:
@@ -345,8 +344,7 @@ def _read(path: Path, most_bytes: int, exposed: int = 0) -> bytes:
             mode = stat.S_IMODE(status.st_mode)
             raise SecretError(f"other users can access the file (mode {mode:04o}): run chmod 600", path)
         if exposed and status.st_uid not in (os.geteuid(), 0):
-            words = f"user {status.st_uid} owns the file: chown it to the relay's user or root"
-            raise SecretError(words, path)
+            raise SecretError(f"user {status.st_uid} owns it: chown it to the relay's user or root", path)
 
     try:
         content = read_regular(path, most_bytes, check)

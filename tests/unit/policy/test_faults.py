@@ -41,7 +41,7 @@ limits: [], auth: {user: ¦123, password_env: A} | auth.user | a number needs qu
 limits: [], auth: ¦{user: a}             | auth | expected one of password_file
 limits: [], auth: {user: a, password_file: f, password_env: ¦E} | auth.password_env | one password
 limits: [], auth: {user: a, password_env: ¦a-b} | auth.password_env | an environment variable
-limits: [], tls: ¦none, auth: {user: a, password_env: A} | tls | in the clear
+limits: [], tls: ¦none, auth: {user: a, password_env: A} | tls | needs TLS
 limits: [], auth: {user: a, password_file: f, oauth2: ¦GRANT} | auth.oauth2 | one password
 limits: [], auth: {user: a, mechanism: ¦plain, oauth2: GRANT} | auth.mechanism | oauth2.mechanism
 limits: [], provider: ¦gmial             | provider | gmail
