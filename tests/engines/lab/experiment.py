@@ -55,14 +55,16 @@ class Laboratory:
     def play(self, rounds: int, most: int, until_s: float | None = None) -> None:
         """Use the disk and judge up to `most` images. Afterwards the disk is an image that a cut left.
 
-        After `until_s` it stops, but not before LEAST_IMAGES images.
+        After `until_s` it stops, but not before LEAST_IMAGES images.  If a sync is left out, it stops at the
+        first lost message.
         """
         notes, epochs = self._record(rounds)
         platter = Platter(self._base, self._log, epochs, self._folder)
         with closing(platter), closing(kernel.Loop(platter.image)) as loop:
             for cut in self._draw(notes, epochs, most):
                 is_late = until_s is not None and time.monotonic() > until_s
-                if is_late and self.figures.images >= LEAST_IMAGES:
+                is_noticed = self._careless and any("is lost" in each for each in self.figures.violations)
+                if is_noticed or (is_late and self.figures.images >= LEAST_IMAGES):
                     break
                 platter.build(cut)
                 loop.forget()
