@@ -65,7 +65,7 @@ def convert(
         raise FileNotFoundError(2, "no spool is here", root)
     for name in (found, target):
         if name not in engines:
-            raise ValueError(f"this relay has no engine {name}, or its policy names no database for it")
+            raise ValueError(f"unknown engine {name}, or the policy has no database for it")
     with kernel_errors("conversion"), opened(disk, without_intakes(root, disk)):
         old, new = engines[found], f"{root}/{CONVERTING}"
         done = Converted(found, target)
@@ -120,21 +120,21 @@ def _compare_all(source: Spool, copy: Spool, queue_ids: Sequence[QueueId]) -> No
         _compare(source, copy, page)
         compared += [message.queue_id for message in page]
     if compared != queue_ids:
-        raise Unavailable("what was copied is not what was there")
+        raise Unavailable("the copy has other messages than the spool; the old spool stays in force")
 
 
 def _compare(source: Spool, target: Spool, page: Sequence[Message]) -> None:
     queue_ids = [message.queue_id for message in page]
-    for was, now in zip(source.read(queue_ids), target.read(queue_ids), strict=True):
+    for queue_id, was, now in zip(queue_ids, source.read(queue_ids), target.read(queue_ids), strict=True):
         # An engine need not return the hint of the next attempt from `read`, only from `claim`.
         if not (
             isinstance(was, Message)
             and isinstance(now, Message)
             and was == now._replace(next_attempt_at_ns=was.next_attempt_at_ns)
         ):
-            raise Unavailable(f"{was} was copied as {now}")
-        if now.content is None and list(source.content(now.queue_id)) != list(target.content(now.queue_id)):
-            raise Unavailable(f"{now.queue_id} was copied with another content")
+            raise Unavailable(f"message {queue_id} differs in the copy; the old spool stays in force")
+        if now.content is None and list(source.content(queue_id)) != list(target.content(queue_id)):
+            raise Unavailable(f"the content of {queue_id} differs in the copy; the old spool stays in force")
 
 
 def _count(root: str, engine: Engine, disk: Disk) -> None:
@@ -161,7 +161,7 @@ def _content(source: Spool, message: Message) -> Generator[bytes, None, None]:
 
 
 def _nothing_is_damaged(name: str, why: str) -> None:
-    raise Unavailable(f"{name} was copied, and is damaged: {why}")
+    raise Unavailable(f"the copy of {name} is damaged: {why}; the old spool stays in force")
 
 
 def _remove_pieces(engine: Engine, root: str, disk: Disk) -> None:

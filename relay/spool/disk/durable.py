@@ -241,9 +241,10 @@ class RealDisk:
     def why_not_ours(self, path: str) -> str | None:
         found = os.stat(path)
         if os.geteuid() not in (0, found.st_uid):
-            return f"belongs to user {found.st_uid}, and is not ours"
+            return f"belongs to user {found.st_uid}, not to the user of this process"
         mode = stat.S_IMODE(found.st_mode)
-        return f"has mode {mode:04o}: others may write it" if mode & 0o022 else None
+        is_open = mode & 0o022
+        return f"has mode {mode:04o}: remove write permission for group and others" if is_open else None
 
     def make_directory(self, path: str) -> None:
         if os.path.isdir(path):
@@ -354,4 +355,6 @@ def doubt_about(path: str) -> str | None:
             is_above = point in ("/", real) or real.startswith(point + "/")
             if is_above and len(point) >= len(best):
                 best, kind = point, file_system
-    return f"{best} is {kind}, which does not keep what it is told" if kind in _UNFIT_FILE_SYSTEMS else None
+    if kind not in _UNFIT_FILE_SYSTEMS:
+        return None
+    return f"{best} is a {kind} file system, which is not durable or has no reliable locks"

@@ -175,7 +175,7 @@ class LogSpool(BaseSpool):
             if QueueId(name) in queued.places:
                 continue
             if not name.endswith(PART) and any(segment.is_damaged for segment in queued.segments.values()):
-                self._aside.move(path, "its record may be what is damaged in the log")
+                self._aside.move(path, "no record names it: its record may be in a damaged part of the log")
                 continue
             with contextlib.suppress(FileNotFoundError):
                 self._disk.unlink(path)
@@ -204,7 +204,7 @@ class LogSpool(BaseSpool):
         try:
             fd = self._disk.open_read(path)
         except FileNotFoundError:
-            raise Corrupt("its content is not there") from None
+            raise Corrupt("its file is missing") from None
         with opened(self._disk, fd):
             if place.is_long:
                 yield Stretch(fd, self._disk.size(fd))
@@ -240,7 +240,7 @@ class LogSpool(BaseSpool):
             # Crash here: the next start finds the message damaged again, or without content.
             self._write([Record(said.ASIDE, queue_id)])
         except OSError as error:
-            self._aside.leave(queue_id, f"{why}; it cannot be set aside: {error}")
+            self._aside.leave(queue_id, f"{why}; cannot be set aside: {error.strerror}")
 
     def _keep_damage(self, segment: Segment, group: ReadGroup) -> None:
         """Copy the damaged stretches of a group to corrupt/."""

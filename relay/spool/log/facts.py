@@ -60,7 +60,7 @@ class Facts:
     def laid_over(self, message: Message) -> Message:
         """Return a message with these facts applied.  Raises Corrupt."""
         if any(index >= len(message.statuses) for index in (*self.statuses, *self.told)):
-            raise Corrupt("what became of a recipient that it does not have")
+            raise Corrupt("a record names a recipient that the message does not have")
         after = message.after(self.statuses)._replace(
             told=frozenset(self.told),
             is_held=self.is_held,

@@ -141,4 +141,4 @@ class LogIntake:
                 raise
             # The sender took the new lock file for a dead listener's, and removed it.
             self._disk.close(fd)
-        raise OSError(errno.EAGAIN, "each new stream was taken for abandoned")
+        raise OSError(errno.EAGAIN, "cannot begin a stream: the sender locked or removed each new lock file")

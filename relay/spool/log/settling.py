@@ -52,7 +52,7 @@ class LogSettling:
         known = self._marks.setdefault(own, {})
         known.update(marks)
         if each.ends and len(facts.statuses.keys() | known) < len(each.envelope.recipients):
-            raise AssertionError(f"{own} is to be removed with recipients to do")
+            raise AssertionError(f"{own} cannot be removed: it has recipients left to do")
         if new := _news(each, facts, marks):
             self.records.append(Record(said.SAID, own, said.encode(new)))
         self.records += report
@@ -65,11 +65,12 @@ class LogSettling:
             UNKNOWN_CRC,
             recipients_crc(each.envelope.recipients),
         ):
-            raise Corrupt("its recipients are not those that it is settled for")
+            raise Corrupt("its recipients differ from those of the settlement")
         before = {**facts.statuses, **self._marks.get(each.queue_id, {})}
         for index, status in each.marks.items():
             if before.get(index, status) is not status:
-                raise Corrupt(f"recipient {index} is {before[index].name} already, and not {status.name}")
+                was = before[index].name
+                raise Corrupt(f"recipient {index} is already {was} and cannot become {status.name}")
         return {index: status for index, status in each.marks.items() if index not in before}
 
     def _report(self, each: Settlement, facts: Facts) -> list[Record]:

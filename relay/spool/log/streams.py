@@ -142,7 +142,9 @@ class Streams:
                 del self._streams[stream.name]
         if announced is None and not is_dead and is_all:
             # A start needs these messages to read the sender's stream, and `tidy` to tell orphans.
-            raise OSError(errno.EAGAIN, "a listener is just announcing its mail")
+            raise OSError(
+                errno.EAGAIN, f"{path} cannot be decoded: its listener may be rewriting it, try again"
+            )
         # An announcement that cannot be decoded leaves the previous one in force.
         stream.is_dead, stream.announced = is_dead, stream.announced if announced is None else announced
 

@@ -106,7 +106,7 @@ class MaildirSpool(BaseSpool):
         if self._disk.inode(first) == self._disk.inode(path):
             self._disk.unlink(path)
         else:
-            self._aside.move(path, "a message of this id is queued already")
+            self._aside.move(path, "another message with this id is queued already")
 
     def _next(self) -> list[str]:
         """Return new messages of listeners, and from time to time those that could not be read."""
@@ -136,7 +136,7 @@ class MaildirSpool(BaseSpool):
                 message = self._known(message, at)
             if is_new:
                 if self._disk.inode(self._layout.queued(queue_id)) is not None:
-                    raise Corrupt("a message of this id is queued already")
+                    raise Corrupt("another message with this id is queued already")
                 # Crash here, or after the rename: the next start finds the message in new/ or in cur/.
                 self._disk.rename(path, self._layout.queued(queue_id))
             return message
@@ -339,7 +339,7 @@ class MaildirSpool(BaseSpool):
     def _end(self, group: Group, marks: dict[int, tuple[int, Marks]]) -> None:
         for index, each in group.going(lambda each: each.ends):
             if index in marks and marks[index][1].has_left:
-                raise AssertionError(f"{each.queue_id} is to be removed with recipients to do")
+                raise AssertionError(f"{each.queue_id} cannot be removed: it has recipients left to do")
             try:
                 with contextlib.suppress(FileNotFoundError):
                     self._disk.unlink(self._home(each.queue_id))

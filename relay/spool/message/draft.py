@@ -103,13 +103,13 @@ class SpoolDraft:
         Raises OSError for a discarded draft, and for an envelope that could not be read back.
         """
         if self.is_given_up:
-            raise OSError(errno.EINVAL, "a draft that was given up")
+            raise OSError(errno.EINVAL, "the draft was discarded")
         if not envelope.boot_id:
             envelope = replace(envelope, boot_id=clock.boot_id(), boottime_ns=clock.boottime_ns())
         try:
             tail = message_file.encode_envelope(self.queue_id, envelope)
         except ValueError as error:
-            raise OSError(errno.EINVAL, f"an envelope that cannot be stored: {error}") from error
+            raise OSError(errno.EINVAL, f"the envelope cannot be stored: {error}") from error
         shape = Shape(self.content_bytes, self.eight_bit, envelope.smtputf8)
         recipients = len(envelope.recipients)
         return message_file.encode_header(self.content_bytes, tail, recipients, shape, self.crc), tail
@@ -139,7 +139,7 @@ class SpoolDraft:
 
 def ours(draft: Draft) -> SpoolDraft:
     if not isinstance(draft, SpoolDraft):
-        raise TypeError("a draft of another spool")
+        raise TypeError("not a draft of this spool")
     return draft
 
 
@@ -148,7 +148,7 @@ def _create(disk: Disk, path: str) -> int:
     try:
         # `tidy` may lock the file first, take its writer for dead, and remove it.
         if not disk.lock_open(fd):
-            raise OSError(errno.EAGAIN, "a draft was taken for abandoned")
+            raise OSError(errno.EAGAIN, "another process locked the new draft")
     except OSError:
         with contextlib.suppress(OSError):
             disk.unlink(path)

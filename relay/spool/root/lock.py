@@ -51,12 +51,12 @@ def take_lock(root: str, disk: Disk, form: bytes) -> int:
     path = f"{root}/lock"
     fd = disk.lock(path, wait=False)
     if fd is None:
-        holder = ""
+        holder = "another process"
         # Only the flock counts; the text in the file is for people.
         with contextlib.suppress(OSError), opened(disk, disk.open_read(path)) as reader:
             text = disk.pread(reader, 32, 0).decode("ascii", "replace").strip()
-            holder = text if text.isdecimal() else ""
-        raise SpoolBusy(f"{root} is held by process {holder or 'unknown'}")
+            holder = f"process {text}" if text.isdecimal() else holder
+        raise SpoolBusy(f"{holder} owns the queue in {root}")
     # On a full disk the sender must still be able to empty the spool.
     with contextlib.suppress(OSError):
         disk.truncate(fd, 0)
@@ -79,7 +79,7 @@ def without_intakes(root: str, disk: Disk) -> int:
     """Keep intakes from opening until the returned descriptor is closed.  Raises OSError, SpoolBusy."""
     fd = disk.lock(f"{root}/intakes", wait=False)
     if fd is None:
-        raise SpoolBusy(f"a listener takes mail into {root}")
+        raise SpoolBusy(f"a listener, `relay sendmail` or another conversion uses {root}: stop it first")
     return fd
 
 
@@ -100,5 +100,5 @@ def _still(root: str, disk: Disk, form: bytes, fd: int) -> int:
 def _own_format(root: str, disk: Disk, form: bytes) -> bytes | None:
     """Return a spool's format, or None without a spool.  Raises OSError, and ValueError for another."""
     if (found := format_of(root, disk)) not in (None, form):
-        raise ValueError(f"{root}/format says {found[:60]!r}, and not {form!r}: this engine does not know it")
+        raise ValueError(f"{root}/format is {found[:60]!r}, but this engine needs {form!r}")
     return found

@@ -36,7 +36,7 @@ class Quarantine:
             self._disk.rename(path, self._free_path(name))
             self._disk.sync_directory(self._folder)
         except OSError as error:
-            self.leave(path, f"{why}; it cannot be set aside: {error.strerror}")
+            self.leave(path, f"{why}; cannot be moved to corrupt/: {error.strerror}")
         else:
             self._on_corrupt(describe(name), why)
 
@@ -45,7 +45,7 @@ class Quarantine:
         try:
             self._copy(self._free_path(name), content)
         except OSError as error:
-            self.leave(name, f"{why}; it cannot be set aside: {error.strerror}")
+            self.leave(name, f"{why}; cannot be copied to corrupt/: {error.strerror}")
             return False
         self._on_corrupt(describe(name), why)
         return True
@@ -70,7 +70,7 @@ class Quarantine:
     def list(self, most: int) -> list[SetAside]:
         """Return `most` entries at most.  Raises OSError if the folder cannot be read."""
         listed = [
-            SetAside(describe(path.rpartition("/")[2]), 0, 0, "", 0, f"left where it is: {why}")
+            SetAside(describe(path.rpartition("/")[2]), 0, 0, "", 0, f"left in place: {why}")
             for path, why in self._left.items()
         ]
         names = sorted(self._disk.names(self._folder))[: max(0, most - len(listed))]
@@ -100,7 +100,7 @@ class Quarantine:
             why = str(fault) if isinstance(fault, Corrupt) else f"cannot be read: {fault.strerror}"
             return SetAside(describe(name), size_bytes, modified_at_ns, "", 0, why)
         arrival_at_ns, reverse_path = message.envelope.arrival_at_ns, message.envelope.reverse_path
-        why = "can be read, and was set aside for another reason: see the log"
+        why = "is readable; see the log for the reason it was set aside"
         return SetAside(describe(name), size_bytes, arrival_at_ns, reverse_path, len(message.left), why)
 
     def _free_path(self, name: str) -> str:

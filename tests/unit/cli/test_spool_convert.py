@@ -60,7 +60,7 @@ def test_who_uses_the_spool_is_not_disturbed(engine: MaildirEngine, run: Run) ->
         said.append(run(*CONVERT))
         opened.close()
     assert [ran.code for ran in said] == [os.EX_TEMPFAIL] * 3
-    for ran, why in zip(said, ("stop it first", "is held by process", "a listener takes mail"), strict=True):
+    for ran, why in zip(said, ("a relay runs", "owns the queue", "a listener, `relay"), strict=True):
         assert why in ran.err
     assert format_of(engine) == FORMATS["maildir"]
 

@@ -130,7 +130,7 @@ def test_what_keeps_an_answer_back_has_its_exit_code(policy_path: Path, run: Run
     prepare(str(spool), RealDisk())
     holder = MaildirSpool(str(spool), RealDisk(), SystemClock(), lambda _name, _why: None)
     code, _, err = run("status")
-    assert (code, f"held by process {os.getpid()}" in err) == (os.EX_TEMPFAIL, True)
+    assert (code, f"process {os.getpid()} owns the queue" in err) == (os.EX_TEMPFAIL, True)
     holder.close()
 
 
