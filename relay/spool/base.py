@@ -21,7 +21,7 @@ from relay.spool.interface import (
     Message,
     SetAside,
     Settlement,
-    SpoolLook,
+    SpoolCounts,
     Status,
     Unavailable,
 )
@@ -97,14 +97,14 @@ class BaseSpool(ABC):
         with kernel_errors("adopted messages"):
             self._take([(each.message.queue_id, each.message.envelope, each.content) for each in adopted])
         # Crash here: the messages are queued without statuses and facts; the caller adopts them again.
-        for failure in self.settle([as_it_is(each.message) for each in adopted]):
+        for failure in self.settle([adopting_settlement(each.message) for each in adopted]):
             if failure is not None:
                 raise failure
 
-    def look(self) -> SpoolLook:
+    def look(self) -> SpoolCounts:
         with kernel_errors("look"):
             free_bytes, free_inodes = self._disk.free(self._root)
-            return SpoolLook(free_bytes, free_inodes, self._aside.count(), self._unclaimed())
+            return SpoolCounts(free_bytes, free_inodes, self._aside.count(), self._unclaimed())
 
     def set_aside(self, most: int) -> list[SetAside]:
         with kernel_errors("corrupt"):
@@ -128,12 +128,12 @@ class BaseSpool(ABC):
                         break  # return these now: no later call claims them again
                     raise
                 message = None
-                self._aside.leave(name, f"cannot be read now: {error.strerror}")
+                self._aside.record_left(name, f"cannot be read now: {error.strerror}")
                 self._unread.add(name)
                 self._reads_again_at_ns = self._clock.boottime_ns() + READ_AGAIN_NS
             self._ahead.popleft()
             if message is not None:
-                self._aside.forget(name)
+                self._aside.forget_left(name)
                 page.append(message)
                 size_bytes += len(message.head)
         return page
@@ -160,7 +160,7 @@ class BaseSpool(ABC):
             return Unavailable(str(error.strerror))
 
 
-def as_it_is(message: Message) -> Settlement:
+def adopting_settlement(message: Message) -> Settlement:
     """Return the settlement that gives a newly adopted message its statuses and facts."""
     return Settlement(
         message.queue_id,
@@ -181,7 +181,7 @@ class Group:
         self._settlements = settlements
         self.results: list[Failure | None] = [None] * len(settlements)
 
-    def going(
+    def unfailed(
         self, asks: Callable[[Settlement], object] = lambda _each: True
     ) -> list[tuple[int, Settlement]]:
         """Return the settlements for which `asks` is true and no step failed, each with its index."""

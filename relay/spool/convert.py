@@ -29,7 +29,7 @@ from relay.spool.disk.replacing import put_in_place
 from relay.spool.engines import ENGINES, Engine, engine_of
 from relay.spool.errors import kernel_errors
 from relay.spool.interface import Adopted, Message, SharedSpool, Spool, Unavailable
-from relay.spool.root.lock import without_intakes
+from relay.spool.root.lock import lock_out_intakes
 from relay.spool.root.quarantine import OnCorrupt, corrupt_folder
 
 CONVERTING = "converting"
@@ -66,7 +66,7 @@ def convert(
     for name in (found, target):
         if name not in engines:
             raise ValueError(f"unknown engine {name}, or the policy has no database for it")
-    with kernel_errors("conversion"), opened(disk, without_intakes(root, disk)):
+    with kernel_errors("conversion"), opened(disk, lock_out_intakes(root, disk)):
         old, new = engines[found], f"{root}/{CONVERTING}"
         done = Converted(found, target)
         with closing(old.spool(root, disk, clock, on_corrupt)) as source:

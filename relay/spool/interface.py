@@ -218,7 +218,7 @@ class Settlement:
 
 
 @dataclass(frozen=True, slots=True)
-class SpoolLook:
+class SpoolCounts:
     """Free room of a store, and counts of what is in it."""
 
     free_bytes: int = 0
@@ -307,7 +307,7 @@ class Spool(Protocol):
         Skips content that is here already.  Raises Full, Unavailable, and what reading the content raises.
         """
 
-    def look(self) -> SpoolLook:
+    def look(self) -> SpoolCounts:
         """Return free room and counts.  Raises Unavailable."""
 
     def set_aside(self, most: int) -> list[SetAside]:

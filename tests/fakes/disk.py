@@ -264,7 +264,7 @@ class ModelDisk:
         at_ns = self.platter.modified_at_ns.get(self._entry(fd)[0], 0)
         return FileStatus(self.size(fd), 0, 0)._replace(modified_at_ns=at_ns)
 
-    def why_not_ours(self, path: str) -> str | None:  # noqa: ARG002 - every file is
+    def why_others_may_write(self, path: str) -> str | None:  # noqa: ARG002 - every file is
         return None
 
     def set_modified_at_ns(self, fd: int, at_ns: int) -> None:

@@ -39,14 +39,14 @@ def written(choices: Choices) -> bytes:
 
 
 def _record(choices: Choices) -> Record:
-    kind, queue_id = choices.pick((MESSAGE, MOVED, facts.SAID, facts.ENDED, facts.ASIDE)), choices.pick(IDS)
-    if kind != facts.SAID:
+    kind, queue_id = choices.pick((MESSAGE, MOVED, facts.FACTS, facts.ENDED, facts.ASIDE)), choices.pick(IDS)
+    if kind != facts.FACTS:
         return Record(kind, queue_id, choices.octets() if kind in (MESSAGE, MOVED) else b"")
     index = choices.number(3)
     notes = [Note(index, "5.1.1", "bounced", choices.text(), None, 7)] if choices.yes() else []
     told = [index] if choices.yes() else []
     new = facts.as_json({index: choices.pick(STATUSES)}, notes, told=told, warned=choices.yes(), next=7)
-    return Record(kind, queue_id, facts.encode(new | {"held": choices.yes()}))
+    return facts.facts_record(queue_id, new | {"held": choices.yes()})
 
 
 def read(content: bytes, at: int = 0) -> list[ReadGroup]:

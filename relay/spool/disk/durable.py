@@ -110,7 +110,7 @@ class Disk(Protocol):
 
     def set_modified_at_ns(self, fd: int, at_ns: int) -> None: ...
 
-    def why_not_ours(self, path: str) -> str | None:
+    def why_others_may_write(self, path: str) -> str | None:
         """Return why another user may change a file, or the names in a folder; None if only ours may."""
 
     def make_directory(self, path: str) -> None:
@@ -238,7 +238,7 @@ class RealDisk:
     def set_modified_at_ns(self, fd: int, at_ns: int) -> None:
         os.utime(fd, ns=(at_ns, at_ns))
 
-    def why_not_ours(self, path: str) -> str | None:
+    def why_others_may_write(self, path: str) -> str | None:
         found = os.stat(path)
         if os.geteuid() not in (0, found.st_uid):
             return f"belongs to user {found.st_uid}, not to the user of this process"

@@ -53,7 +53,7 @@ def decode(raw: bytes) -> Checkpoint:
         for queue_id, offset, length, *known in rows:
             index.put(queue_id, RecordPlace(segment, offset, length))
             for each in known:
-                index.say(queue_id, each)
+                index.apply_facts(queue_id, each)
     for segment, line in zip(read, sections, strict=True):
         segment.section = line
     return index, {stream: Position(*at) for stream, at in json.loads(first).items()}

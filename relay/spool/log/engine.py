@@ -25,8 +25,8 @@ from relay.spool.disk.os_errors import is_lack_of_room
 from relay.spool.errors import kernel_errors
 from relay.spool.interface import Absent, Corrupt, Message, Settlement
 from relay.spool.log import checkpoint
-from relay.spool.log import facts as said
 from relay.spool.log.content import discard, name_long, record_of
+from relay.spool.log.facts import ASIDE, ENDED
 from relay.spool.log.index import Index, Segment
 from relay.spool.log.journal import Cleaner, Journal
 from relay.spool.log.layout import FORMAT, PART, SENDER, LogLayout, prepare
@@ -81,7 +81,7 @@ class LogSpool(BaseSpool):
             try:
                 if not self._ahead:
                     self._ahead.extend(self._due_again())
-                    self._listen(_READ_AHEAD_BYTES)
+                    self._read_new(_READ_AHEAD_BYTES)
             except OSError:
                 if not self._ahead:
                     raise
@@ -94,7 +94,7 @@ class LogSpool(BaseSpool):
         try:
             log = self._log()
             settling = LogSettling(log.queued, self._record_of)
-            for index, each in group.going():
+            for index, each in group.unfailed():
                 try:
                     settling.add(each)
                 except (Absent, Corrupt, OSError) as failure:
@@ -107,7 +107,7 @@ class LogSpool(BaseSpool):
             self._write_group(settling)
             self._keep_up()
         except OSError as error:
-            for index, _ in group.going():
+            for index, _ in group.unfailed():
                 group.fail(index, error)
         return group.results
 
@@ -116,7 +116,7 @@ class LogSpool(BaseSpool):
             log = self._log()
             found = list(abandoned(self._disk, self._layout.long))
             # Read all records first: long content of an unread record is no orphan.
-            self._listen(None)
+            self._read_new(None)
             for _ in range(_SLICES):
                 if not log.cleaner.clean(2 * self._segment_bytes):
                     break
@@ -139,7 +139,7 @@ class LogSpool(BaseSpool):
         streams = Streams(self._disk, self._layout, queued, positions)
         damages: list[tuple[Segment, ReadGroup]] = []
         # Read the messages before the sender's stream, which says what became of them.
-        for segment, group in chain(streams.listen(None), streams.replay_sender()):
+        for segment, group in chain(streams.read_new(None), streams.replay_sender()):
             _take_in(queued, segment, group)
             damages += [(segment, group)] if group.damages else []
         writer = StreamWriter(self._disk, self._layout, SENDER, self._segment_bytes, streams.end_of_sender())
@@ -155,12 +155,12 @@ class LogSpool(BaseSpool):
                 self._checkpoint(self._found)
         return self._found
 
-    def _listen(self, most_bytes: int | None) -> None:
+    def _read_new(self, most_bytes: int | None) -> None:
         """Take in new mail, about `most_bytes` a stream.  Raises OSError, and keeps what was read by then."""
         log = self._log()
         came: list[QueueId] = []
         try:
-            for segment, group in log.streams.listen(most_bytes):
+            for segment, group in log.streams.read_new(most_bytes):
                 came += _take_in(log.queued, segment, group)
                 self._read_bytes += group.end - group.at
                 self._keep_damage(segment, group)
@@ -238,9 +238,9 @@ class LogSpool(BaseSpool):
                 if not self._aside.keep(queue_id, raw, why):
                     return
             # Crash here: the next start finds the message damaged again, or without content.
-            self._write([Record(said.ASIDE, queue_id)])
+            self._write([Record(ASIDE, queue_id)])
         except OSError as error:
-            self._aside.leave(queue_id, f"{why}; cannot be set aside: {error.strerror}")
+            self._aside.record_left(queue_id, f"{why}; cannot be set aside: {error.strerror}")
 
     def _keep_damage(self, segment: Segment, group: ReadGroup) -> None:
         """Copy the damaged stretches of a group to corrupt/."""
@@ -252,12 +252,12 @@ class LogSpool(BaseSpool):
                     content = self._disk.pread(fd, end - begin, begin)
                 self._aside.keep(f"{segment.name}-{begin}", content, why)
             except OSError as error:
-                self._aside.leave(path, f"{why}, and cannot be copied: {error.strerror}")
+                self._aside.record_left(path, f"{why}, and cannot be copied: {error.strerror}")
 
     def _write_group(self, settling: LogSettling) -> None:
         """Write settled records.  Raises OSError: none is durable, except perhaps the relayed marks."""
         places = self._log().queued.places
-        ending = [each.queue_id for each in settling.records if each.kind == said.ENDED]
+        ending = [each.queue_id for each in settling.records if each.kind == ENDED]
         long = [queue_id for queue_id in ending if queue_id in places and places[queue_id].is_long]
         try:
             self._write(settling.records)

@@ -22,10 +22,10 @@ from relay.spool.interface import Full, Unavailable
 from relay.spool.log.content import discard, name_long, record_of
 from relay.spool.log.layout import FORMAT, LogLayout
 from relay.spool.log.record import Record
-from relay.spool.log.writer import NOT_BEGUN, SEGMENT_BYTES, StreamWriter
+from relay.spool.log.writer import EMPTY_STREAM, SEGMENT_BYTES, StreamWriter
 from relay.spool.message.draft import SpoolDraft, ours
 from relay.spool.root.headroom import leave_headroom, room
-from relay.spool.root.lock import as_intake
+from relay.spool.root.lock import take_intake_lock
 
 _TRIES = 3
 
@@ -43,7 +43,7 @@ class LogIntake:
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         """Raise OSError, SpoolBusy if the spool is being converted, ValueError for another format."""
-        self._lock_fd: int | None = as_intake(root, disk, FORMAT)
+        self._lock_fd: int | None = take_intake_lock(root, disk, FORMAT)
         self._layout = LogLayout(root)
         self._disk = disk
         self._clock = clock
@@ -134,7 +134,7 @@ class LogIntake:
             try:
                 if self._disk.leads_to(path, fd):
                     self._stream_fd, self._messages = fd, 0
-                    return StreamWriter(self._disk, self._layout, name, self._segment_bytes, NOT_BEGUN)
+                    return StreamWriter(self._disk, self._layout, name, self._segment_bytes, EMPTY_STREAM)
             except OSError:
                 # Release the lock: while it is held, the stream looks alive.
                 self._disk.close(fd)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from relay.mail.envelope import QueueId
 from relay.spool.disk.durable import Disk, opened
-from relay.spool.log import facts as said
+from relay.spool.log.facts import facts_record
 from relay.spool.log.index import Index
 from relay.spool.log.layout import LogLayout, SegmentName
 from relay.spool.log.record import MOVED, Record, record_in
@@ -29,8 +29,8 @@ class Journal:
 
     def hint(self, queue_id: QueueId, at_ns: int) -> None:
         new = {"next": at_ns}
-        self._index.say(queue_id, new)
-        self._hints[queue_id] = Record(said.SAID, queue_id, said.encode(new))
+        self._index.apply_facts(queue_id, new)
+        self._hints[queue_id] = facts_record(queue_id, new)
 
     def write(self, records: Sequence[Record]) -> list[QueueId]:
         """Write at least one record; return the ids of the new messages.  Raises OSError."""
@@ -38,7 +38,7 @@ class Journal:
         name, offsets = self.writer.append(group)
         self._hints = {}
         if self._name is not None and self._name != name:
-            self._index.segment(self._name).is_done = True
+            self._index.segment(self._name).is_finished = True
         self._name, segment = name, self._index.segment(name)
         end = self.writer.position.end
         self.written_bytes += end - segment.end

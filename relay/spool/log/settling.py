@@ -9,8 +9,7 @@ from typing import Any
 
 from relay.mail.envelope import Envelope, QueueId
 from relay.spool.interface import Absent, Corrupt, Settlement, Status
-from relay.spool.log import facts as said
-from relay.spool.log.facts import Facts
+from relay.spool.log.facts import ENDED, Facts, as_json, facts_record
 from relay.spool.log.index import UNKNOWN_CRC, Index, recipients_crc
 from relay.spool.log.record import Record
 
@@ -42,7 +41,7 @@ class LogSettling:
         facts = self._index.facts.get(own, _NOTHING)
         marks = self._new_marks(each, facts)
         relayed = {index: status for index, status in marks.items() if status.is_relayed}
-        relayed_alone = [Record(said.SAID, own, said.encode(said.as_json(relayed, ())))] if relayed else []
+        relayed_alone = [facts_record(own, as_json(relayed, ()))] if relayed else []
         self.relayed += relayed_alone
         try:
             report = self._report(each, facts)
@@ -54,9 +53,9 @@ class LogSettling:
         if each.ends and len(facts.statuses.keys() | known) < len(each.envelope.recipients):
             raise AssertionError(f"{own} cannot be removed: it has recipients left to do")
         if new := _news(each, facts, marks):
-            self.records.append(Record(said.SAID, own, said.encode(new)))
+            self.records.append(facts_record(own, new))
         self.records += report
-        self.records += [Record(said.ENDED, own)] if each.ends else []
+        self.records += [Record(ENDED, own)] if each.ends else []
 
     def _new_marks(self, each: Settlement, facts: Facts) -> dict[int, Status]:
         if not (each.marks or each.told or each.ends):
@@ -87,5 +86,5 @@ class LogSettling:
 
 def _news(each: Settlement, facts: Facts, marks: Mapping[int, Status]) -> dict[str, Any]:
     told = [index for index in each.told if index not in facts.told]
-    new = said.as_json(marks, each.notes, told=told, warned=each.is_warned and not facts.is_warned)
+    new = as_json(marks, each.notes, told=told, warned=each.is_warned and not facts.is_warned)
     return new if each.is_held in (None, facts.is_held) else new | {"held": each.is_held}

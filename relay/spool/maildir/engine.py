@@ -22,7 +22,7 @@ from relay.spool.identity import is_queue_id, warning_id
 from relay.spool.interface import Absent, Corrupt, Message, Note, Settlement
 from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.maildir.layout import FORMAT, MaildirLayout, prepare
-from relay.spool.maildir.marks import Marks, tellings
+from relay.spool.maildir.marks import Marks, told_in_two_steps
 from relay.spool.message import notes, reading
 from relay.spool.message.draft import remove_abandoned
 from relay.spool.message.reading import Stretch
@@ -157,7 +157,7 @@ class MaildirSpool(BaseSpool):
             return message
         hint_ns = self._disk.status(fd).modified_at_ns
         marks = Marks(self._disk, fd, message.envelope)
-        for some in tellings(told, ends=not marks.has_left):
+        for some in told_in_two_steps(told, ends=not marks.has_left):
             marks.tell(some)
             self._disk.sync_content(fd)
         if is_warned:
@@ -206,7 +206,7 @@ class MaildirSpool(BaseSpool):
         return self._layout.home(queue_id, is_held=queue_id in self._held)
 
     def _note(self, group: Group) -> None:
-        noted = group.going(lambda each: each.notes)
+        noted = group.unfailed(lambda each: each.notes)
         fds: list[int] = []
         written: dict[int, int] = {}
         for index, each in noted:
@@ -258,7 +258,7 @@ class MaildirSpool(BaseSpool):
         return there
 
     def _publish(self, group: Group, marks: dict[int, tuple[int, Marks]]) -> None:
-        asked = group.going(lambda each: each.report)
+        asked = group.unfailed(lambda each: each.report)
         # The report of a repeated settlement may be relayed already, and gone.
         asked = [(i, each) for i, each in asked if i in marks and not marks[i][1].are_told(each.told)]
         if not asked:
@@ -275,12 +275,12 @@ class MaildirSpool(BaseSpool):
                 group.fail(index, failure)
 
     def _tell(self, group: Group, marks: dict[int, tuple[int, Marks]]) -> None:
-        asked = group.going(lambda each: each.told or each.is_warned)
+        asked = group.unfailed(lambda each: each.told or each.is_warned)
         asked = [(index, each) for index, each in asked if index in marks]
         for is_last in (False, True):
             written: dict[int, int] = {}
             for index, each in asked:
-                told = tellings(each.told, ends=each.ends)[is_last]
+                told = told_in_two_steps(each.told, ends=each.ends)[is_last]
                 warns = each.is_warned and not is_last
                 if group.results[index] is not None or not (told or warns):
                     continue
@@ -308,13 +308,13 @@ class MaildirSpool(BaseSpool):
                 self._disk.rename(f"{self._layout.new}/{queue_id}", self._layout.queued(queue_id))
 
     def _postpone(self, group: Group) -> None:
-        for _, each in group.going(lambda each: each.next_attempt_at_ns is not None):
+        for _, each in group.unfailed(lambda each: each.next_attempt_at_ns is not None):
             path = self._home(each.queue_id)
             with contextlib.suppress(OSError), opened(self._disk, self._disk.open_update(path)) as fd:
                 self._disk.set_modified_at_ns(fd, each.next_attempt_at_ns or 0)
 
     def _hold(self, group: Group) -> None:
-        asked = group.going(lambda each: each.is_held is not None)
+        asked = group.unfailed(lambda each: each.is_held is not None)
         touched: set[str] = set()
         for index, each in asked:
             source = self._layout.home(each.queue_id, is_held=not each.is_held)
@@ -337,7 +337,7 @@ class MaildirSpool(BaseSpool):
                     group.fail(index, failed)
 
     def _end(self, group: Group, marks: dict[int, tuple[int, Marks]]) -> None:
-        for index, each in group.going(lambda each: each.ends):
+        for index, each in group.unfailed(lambda each: each.ends):
             if index in marks and marks[index][1].has_left:
                 raise AssertionError(f"{each.queue_id} cannot be removed: it has recipients left to do")
             try:

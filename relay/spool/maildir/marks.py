@@ -69,7 +69,7 @@ class Marks:
         self._marks[index] = mark
 
 
-def tellings(told: Sequence[int], *, ends: bool) -> tuple[Sequence[int], Sequence[int]]:
+def told_in_two_steps(told: Sequence[int], *, ends: bool) -> tuple[Sequence[int], Sequence[int]]:
     """Return which recipients to mark as told first, and which once those marks are durable: the first one.
 
     The report's id comes from its first recipient that is not marked, so after a crash between the steps it

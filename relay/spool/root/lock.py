@@ -33,7 +33,7 @@ def prepare_root(root: str, disk: Disk, form: bytes, folders: Sequence[str]) -> 
     found = _own_format(root, disk, form)
     for folder in (root, *folders):
         disk.make_directory(folder)
-    if (why := disk.why_not_ours(root)) is not None:
+    if (why := disk.why_others_may_write(root)) is not None:
         raise ValueError(f"{root} {why}")
     if found is None:
         # Several processes may start at once.  Each writes its own draft; any of them may win the rename.
@@ -61,10 +61,10 @@ def take_lock(root: str, disk: Disk, form: bytes) -> int:
     with contextlib.suppress(OSError):
         disk.truncate(fd, 0)
         disk.write_all(fd, b"%d\n" % os.getpid())
-    return _still(root, disk, form, fd)
+    return _verified(root, disk, form, fd)
 
 
-def as_intake(root: str, disk: Disk, form: bytes) -> int:
+def take_intake_lock(root: str, disk: Disk, form: bytes) -> int:
     """Keep conversions from starting until the returned descriptor is closed.
 
     Raises OSError, SpoolBusy, and ValueError for a spool of another format.
@@ -72,10 +72,10 @@ def as_intake(root: str, disk: Disk, form: bytes) -> int:
     fd = disk.lock(f"{root}/intakes", wait=False, is_shared=True)
     if fd is None:
         raise SpoolBusy(f"{root} is being converted")
-    return _still(root, disk, form, fd)
+    return _verified(root, disk, form, fd)
 
 
-def without_intakes(root: str, disk: Disk) -> int:
+def lock_out_intakes(root: str, disk: Disk) -> int:
     """Keep intakes from opening until the returned descriptor is closed.  Raises OSError, SpoolBusy."""
     fd = disk.lock(f"{root}/intakes", wait=False)
     if fd is None:
@@ -83,7 +83,7 @@ def without_intakes(root: str, disk: Disk) -> int:
     return fd
 
 
-def _still(root: str, disk: Disk, form: bytes, fd: int) -> int:
+def _verified(root: str, disk: Disk, form: bytes, fd: int) -> int:
     """Check the format again under the lock, because a conversion may just have ended; return the lock.
 
     Sync the file system: what killed processes wrote may be in memory only, and would count as durable.

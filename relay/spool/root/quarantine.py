@@ -36,7 +36,7 @@ class Quarantine:
             self._disk.rename(path, self._free_path(name))
             self._disk.sync_directory(self._folder)
         except OSError as error:
-            self.leave(path, f"{why}; cannot be moved to corrupt/: {error.strerror}")
+            self.record_left(path, f"{why}; cannot be moved to corrupt/: {error.strerror}")
         else:
             self._on_corrupt(describe(name), why)
 
@@ -45,19 +45,19 @@ class Quarantine:
         try:
             self._copy(self._free_path(name), content)
         except OSError as error:
-            self.leave(name, f"{why}; cannot be copied to corrupt/: {error.strerror}")
+            self.record_left(name, f"{why}; cannot be copied to corrupt/: {error.strerror}")
             return False
         self._on_corrupt(describe(name), why)
         return True
 
-    def leave(self, path: str, why: str) -> None:
+    def record_left(self, path: str, why: str) -> None:
         """Record and report, once, that something is left in place."""
         if path not in self._left:
             self._left[path] = why
             self._on_corrupt(describe(path.rpartition("/")[2]), why)
 
-    def forget(self, path: str) -> None:
-        """Undo `leave`: the message could be read."""
+    def forget_left(self, path: str) -> None:
+        """Undo `record_left`: the message could be read."""
         self._left.pop(path, None)
 
     def has_left(self, path: str) -> bool:
