@@ -22,19 +22,6 @@ from relay.spool.message.message_file import HEADER_BYTES
 
 
 class SpoolDraft:
-    __slots__ = (
-        "_buffer",
-        "_disk",
-        "_leave_room",
-        "_path",
-        "content_bytes",
-        "crc",
-        "eight_bit",
-        "fd",
-        "is_given_up",
-        "queue_id",
-    )
-
     def __init__(self, queue_id: QueueId, disk: Disk, path: str, leave_room: Callable[[int], None]) -> None:
         """`leave_room` raises OSError if that many bytes more may not be written."""
         self.queue_id = queue_id
