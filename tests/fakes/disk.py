@@ -297,14 +297,12 @@ class ModelDisk:
 
     def make_fifo(self, path: str) -> None:
         folder, name = self._place(path)
-        if (inode := self.platter.names[folder].get(name)) is None:
+        if name not in self.platter.names[folder]:
             self._begin("make_fifo", path)
             inode = self.platter.number()
             self.platter.fifos.add(inode)
             self.platter.change_names((folder, name, inode))
             self._end()
-        elif inode not in self.platter.fifos:
-            raise disk_error(errno.EEXIST, path)
 
     def lock(self, path: str, *, wait: bool, is_shared: bool = False) -> int | None:
         fd = self.open_append(path)

@@ -120,7 +120,7 @@ class Disk(Protocol):
         """Remove an empty folder."""
 
     def make_fifo(self, path: str) -> None:
-        """Create a FIFO; no error if it exists, FileExistsError if another kind of file does."""
+        """Create a FIFO; no error if the name is taken."""
 
     def lock(self, path: str, *, wait: bool, is_shared: bool = False) -> int | None:
         """Return a descriptor that holds the lock until it is closed, or None if the lock is taken.
@@ -260,11 +260,8 @@ class RealDisk:
         os.rmdir(path)
 
     def make_fifo(self, path: str) -> None:
-        try:
+        with contextlib.suppress(FileExistsError):
             os.mkfifo(path, FILE_MODE)
-        except FileExistsError:
-            if not stat.S_ISFIFO(os.stat(path, follow_symlinks=False).st_mode):
-                raise
 
     def lock(self, path: str, *, wait: bool, is_shared: bool = False) -> int | None:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)

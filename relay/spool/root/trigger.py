@@ -5,12 +5,12 @@ new mail every few seconds anyway, so a lost pull costs seconds, never a message
 """
 
 import contextlib
-import errno
 import os
-import stat
 from typing import Protocol
 
 from relay.spool.disk.durable import Disk
+
+_FLAGS = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class TriggerPort(Protocol):
@@ -29,9 +29,7 @@ class TriggerPort(Protocol):
 class Trigger:
     def __init__(self, root: str, disk: Disk) -> None:
         self._path = f"{root}/trigger"
-        # If another kind of file has this name, pulls are lost and `listen` raises.
-        with contextlib.suppress(FileExistsError):
-            disk.make_fifo(self._path)
+        disk.make_fifo(self._path)
         self._write_fd: int | None = None
         self._read_fd: int | None = None
 
@@ -39,7 +37,7 @@ class Trigger:
         if self._write_fd is None:
             # ENXIO: no sender listens; it looks for new mail when it starts.
             with contextlib.suppress(OSError):
-                self._write_fd = self._open(os.O_WRONLY)
+                self._write_fd = os.open(self._path, os.O_WRONLY | _FLAGS)
         if self._write_fd is not None:
             try:
                 os.write(self._write_fd, b"!")
@@ -51,7 +49,7 @@ class Trigger:
     def listen(self) -> int:
         if self._read_fd is None:
             # O_RDWR (Linux, fifo(7)): never at end of file, however many writers come and go.
-            self._read_fd = self._open(os.O_RDWR)
+            self._read_fd = os.open(self._path, os.O_RDWR | _FLAGS)
         return self._read_fd
 
     def clear(self) -> None:
@@ -59,14 +57,6 @@ class Trigger:
             with contextlib.suppress(BlockingIOError):
                 while len(os.read(self._read_fd, 65536)) == 65536:
                     pass
-
-    def _open(self, flags: int) -> int:
-        """Open the FIFO; raise OSError, also if another kind of file has its name."""
-        fd = os.open(self._path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        if not stat.S_ISFIFO(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise OSError(errno.EINVAL, "not a FIFO", self._path)
-        return fd
 
     def close(self) -> None:
         for fd in (self._write_fd, self._read_fd):
