@@ -30,7 +30,7 @@ from relay.spool.engines import ENGINES, Engine, engine_of
 from relay.spool.errors import kernel_errors
 from relay.spool.interface import Adopted, Message, SharedSpool, Spool, Unavailable
 from relay.spool.root.lock import lock_out_intakes
-from relay.spool.root.quarantine import OnCorrupt, corrupt_folder
+from relay.spool.root.quarantine import OnCorrupt
 
 CONVERTING = "converting"
 AT_ONCE = 256
@@ -82,9 +82,7 @@ def convert(
                     open_copy = partial(engines[target].spool, new, disk, clock, _nothing_is_damaged)
                     with closing(open_copy()) as copy:
                         queue_ids = _copy(source, copy, done)
-                    left = source.look()
-                    is_unread = not source.is_shared and left.corrupt > len(disk.names(corrupt_folder(root)))
-                    if left.unclaimed or is_unread:
+                    if source.look().unclaimed:
                         raise Unavailable(f"some messages of {root} cannot be read now")
                     with closing(open_copy()) as copy:
                         _compare_all(source, copy, queue_ids)

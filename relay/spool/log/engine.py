@@ -5,8 +5,7 @@ Memory changes only once the group is durable.  A recipient whose mark is durabl
 Damage: an unsound stretch is copied to corrupt/, reading resumes at the next sound record, and the segment
 is never removed.  An end in a damaged group is ignored: a message may come again, but must not be lost.
 Failed reads: until a start has read all, all calls raise Unavailable.  A message that cannot be read later is
-logged, left in its place, and claimed again after READ_AGAIN_NS.  A damaged message that cannot be set aside
-stays until the next start.
+logged, left in its place, and claimed again after READ_AGAIN_NS.
 Assumes: one thread at a time calls it, and no group before the last one of a stream is torn.
 """
 
@@ -97,10 +96,10 @@ class LogSpool(BaseSpool):
             for index, each in group.unfailed():
                 try:
                     settling.add(each)
-                except (Absent, Corrupt, OSError) as failure:
+                except Corrupt as fault:
+                    group.fail(index, self._damaged(each.queue_id, fault))
+                except (Absent, OSError) as failure:
                     group.fail(index, failure)
-                    if isinstance(failure, Corrupt):
-                        self._set_aside(each.queue_id, str(failure))
                 else:
                     if each.next_attempt_at_ns is not None and each.queue_id in log.queued.places:
                         log.journal.hint(each.queue_id, each.next_attempt_at_ns)
@@ -137,21 +136,20 @@ class LogSpool(BaseSpool):
         orphans = list(abandoned(self._disk, self._layout.long))
         queued, positions = checkpoint.read(self._disk, self._layout, partial(self._aside.keep, "checkpoint"))
         streams = Streams(self._disk, self._layout, queued, positions)
-        damages: list[tuple[Segment, ReadGroup]] = []
+        has_damage = False
         # Read the messages before the sender's stream, which says what became of them.
         for segment, group in chain(streams.read_new(None), streams.replay_sender()):
             _take_in(queued, segment, group)
-            damages += [(segment, group)] if group.damages else []
+            self._keep_damage(segment, group)
+            has_damage = has_damage or bool(group.damages)
         writer = StreamWriter(self._disk, self._layout, SENDER, self._segment_bytes, streams.end_of_sender())
         journal = Journal(queued, writer)
         cleaner = Cleaner(self._disk, self._layout, queued, journal)
         self._found = _Log(queued, streams, journal, cleaner)
         self._ahead = deque(sorted(queued.places))
-        for segment, group in damages:
-            self._keep_damage(segment, group)
         with contextlib.suppress(OSError):
             self._remove_orphans(orphans)
-            if damages:
+            if has_damage:
                 self._checkpoint(self._found)
         return self._found
 
@@ -184,7 +182,7 @@ class LogSpool(BaseSpool):
 
     def _claimed(self, name: str) -> Message | None:
         queue_id = QueueId(name)
-        if queue_id not in self._log().queued.places or self._is_left(name):
+        if queue_id not in self._log().queued.places:
             return None
         try:
             with self._at(queue_id) as at:
@@ -219,40 +217,30 @@ class LogSpool(BaseSpool):
 
     def _unclaimed(self) -> int:
         coming = 0 if self._found is None else self._found.streams.unread
-        return coming + len(self._unread.union(self._ahead))
+        return coming + len({*self._unread, *self._ahead})
 
     def _set_aside(self, queue_id: QueueId, why: str) -> None:
         place = self._log().queued.places.get(queue_id)
-        if place is None or self._is_left(queue_id):
+        if place is None:
             return
         path, raw = self._layout.content(queue_id), b""
-        try:
-            if place.is_long and self._disk.inode(path) is not None:
-                self._aside.move(path, why)
-                if self._aside.has_left(path):
-                    return
-            else:
-                # If its content is gone, an empty file keeps its name.
-                with contextlib.suppress(Corrupt), self._at(queue_id) as at:
-                    raw = self._disk.pread(at.fd, at.size_bytes, at.begin)
-                if not self._aside.keep(queue_id, raw, why):
-                    return
-            # Crash here: the next start finds the message damaged again, or without content.
-            self._write([Record(ASIDE, queue_id)])
-        except OSError as error:
-            self._aside.record_left(queue_id, f"{why}; cannot be set aside: {error.strerror}")
+        if place.is_long and self._disk.inode(path) is not None:
+            self._aside.move(path, why)
+        else:
+            # If its content is gone, an empty file keeps its name.
+            with contextlib.suppress(Corrupt), self._at(queue_id) as at:
+                raw = self._disk.pread(at.fd, at.size_bytes, at.begin)
+            self._aside.keep(queue_id, raw, why)
+        # Crash here: the next start finds the message damaged again, or without content.
+        self._write([Record(ASIDE, queue_id)])
 
     def _keep_damage(self, segment: Segment, group: ReadGroup) -> None:
-        """Copy the damaged stretches of a group to corrupt/."""
+        """Copy the damaged stretches of a group to corrupt/.  Raises OSError."""
         for begin, end in group.damages:
             segment.is_damaged, segment.section = True, None
-            path, why = self._layout.segment(segment.name), f"damaged at {begin} of {segment.name}"
-            try:
-                with opened(self._disk, self._disk.open_read(path)) as fd:
-                    content = self._disk.pread(fd, end - begin, begin)
-                self._aside.keep(f"{segment.name}-{begin}", content, why)
-            except OSError as error:
-                self._aside.record_left(path, f"{why}, and cannot be copied: {error.strerror}")
+            with opened(self._disk, self._disk.open_read(self._layout.segment(segment.name))) as fd:
+                content = self._disk.pread(fd, end - begin, begin)
+            self._aside.keep(f"{segment.name}-{begin}", content, f"damaged at {begin} of {segment.name}")
 
     def _write_group(self, settling: LogSettling) -> None:
         """Write settled records.  Raises OSError: none is durable, except perhaps the relayed marks."""

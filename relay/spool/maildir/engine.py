@@ -124,8 +124,6 @@ class MaildirSpool(BaseSpool):
         is_new = path.startswith(f"{self._layout.new}/")
         if not is_queue_id(queue_id) or queue_id in self._untold:
             return None
-        if self._is_left(path):
-            return None
         try:
             with opened(self._disk, self._disk.open_update(path)) as fd:
                 # The listener holds this lock until the message is durable; then it pulls the trigger.
@@ -200,7 +198,7 @@ class MaildirSpool(BaseSpool):
         self._aside.move(self._home(queue_id), why)
 
     def _unclaimed(self) -> int:
-        return len(self._ahead) or len(self._unread.union(self._accepted()))
+        return len(self._ahead) or len({*self._unread, *self._accepted()})
 
     def _home(self, queue_id: QueueId) -> str:
         return self._layout.home(queue_id, is_held=queue_id in self._held)
@@ -245,8 +243,7 @@ class MaildirSpool(BaseSpool):
                     group.fail(index, Absent(each.queue_id))
                 continue
             except Corrupt as fault:
-                self._aside.move(path, str(fault))
-                group.fail(index, fault)
+                group.fail(index, self._damaged(each.queue_id, fault))
                 continue
             except OSError as error:
                 group.fail(index, error)
