@@ -7,7 +7,6 @@ also refused to take its bytes back.
 Assumes: the folders exist (`layout.prepare`).  Does not: know SMTP, or when to send.
 """
 
-import errno
 import os
 from collections.abc import Callable, Sequence
 
@@ -23,11 +22,9 @@ from relay.spool.log.content import discard, name_long, record_of
 from relay.spool.log.layout import FORMAT, LogLayout
 from relay.spool.log.record import Record
 from relay.spool.log.writer import EMPTY_STREAM, SEGMENT_BYTES, StreamWriter
-from relay.spool.message.draft import SpoolDraft, ours
+from relay.spool.message.draft import SpoolDraft, create_locked, ours
 from relay.spool.root.headroom import leave_headroom, room
 from relay.spool.root.lock import take_intake_lock
-
-_TRIES = 3
 
 
 class LogIntake:
@@ -126,19 +123,14 @@ class LogIntake:
 
     def _begin(self) -> StreamWriter:
         """Raise OSError."""
-        for _ in range(_TRIES):
-            name = self._streams.next_id()
-            path = self._layout.stream_lock(name)
-            if (fd := self._disk.lock(path, wait=False)) is None:
-                continue
-            try:
-                if self._disk.leads_to(path, fd):
-                    self._stream_fd, self._messages = fd, 0
-                    return StreamWriter(self._disk, self._layout, name, self._segment_bytes, EMPTY_STREAM)
-            except OSError:
-                # Release the lock: while it is held, the stream looks alive.
-                self._disk.close(fd)
-                raise
-            # The sender took the new lock file for a dead listener's, and removed it.
+        name = self._streams.next_id()
+        # Name the lock file once it is locked: an unlocked one is that of a dead listener.
+        # Crash here: an abandoned file in long/, which `tidy` or a start removes.
+        fd = create_locked(self._disk, self._layout.part(name))
+        try:
+            self._disk.rename(self._layout.part(name), self._layout.stream_lock(name))
+        except OSError:
             self._disk.close(fd)
-        raise OSError(errno.EAGAIN, "cannot begin a stream: the sender locked or removed each new lock file")
+            raise
+        self._stream_fd, self._messages = fd, 0
+        return StreamWriter(self._disk, self._layout, name, self._segment_bytes, EMPTY_STREAM)

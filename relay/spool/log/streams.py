@@ -138,10 +138,6 @@ class Streams:
             is_dead = self._disk.lock_open(fd)
             raw = self._disk.pread(fd, self._disk.size(fd), 0)
             announced = decode_position(raw) if raw else Position()
-            if is_dead and not (stream.read.number or self._listed()[stream.name]):
-                # Unlink under the lock: a listener that is about to begin this stream begins another.
-                self._disk.unlink(path)
-                del self._listeners[stream.name]
         if announced is None and not is_dead and is_all:
             # A start needs these messages to read the sender's stream, and `tidy` to tell orphans.
             raise OSError(

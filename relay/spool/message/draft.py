@@ -117,7 +117,7 @@ class SpoolDraft:
 
     def _write(self, tail: bytes, begin: bytes) -> int:
         if self.fd is None:
-            self.fd = _create(self._disk, self._path)
+            self.fd = create_locked(self._disk, self._path)
             self._disk.write_all(self.fd, begin + self.take_buffer() + tail)
         else:
             self._disk.write_all(self.fd, self.take_buffer() + tail)
@@ -130,7 +130,8 @@ def ours(draft: Draft) -> SpoolDraft:
     return draft
 
 
-def _create(disk: Disk, path: str) -> int:
+def create_locked(disk: Disk, path: str) -> int:
+    """Create a file that stays locked until it is closed; return its descriptor.  Raises OSError."""
     fd = disk.open_new(path)
     try:
         # `tidy` may lock the file first, take its writer for dead, and remove it.

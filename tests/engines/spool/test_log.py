@@ -485,21 +485,27 @@ def test_a_hold_lasts_also_of_mail_whose_listener_was_killed_while_it_was_accept
     assert held
 
 
-def test_who_just_begins_a_stream_is_not_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("starts", [False, True])
+def test_who_just_begins_a_stream_is_not_taken_for_dead(
+    monkeypatch: pytest.MonkeyPatch, *, starts: bool
+) -> None:
+    """Only a start, or the hourly tidying, at that very instant makes its client come again."""
     life = Life(ModelDisk())
     spool, view = life.open(), life.disk.another()
+    if not starts:
+        assert claimed(spool) == []
     intake = LogIntake(ROOT, view, life.engine.clock, random.Random(3).randbytes)
+    lock = view.lock_open
 
-    is_first = iter([True])
+    def look_and_lock(fd: int) -> bool:
+        # The file is there, and its lock is free.
+        assert claimed(spool) == []
+        return lock(fd)
 
-    def lock(path: str, **_: bool) -> int | None:
-        fd = view.open_append(path)
-        if next(is_first, False):
-            # The file is there, and its lock is free.
-            assert claimed(spool) == []
-        return fd if view.lock_open(fd) else None
-
-    monkeypatch.setattr(view, "lock", lock)
+    monkeypatch.setattr(view, "lock_open", look_and_lock)
+    if starts:
+        (failure,) = intake.accept([(intake.draft(), ENVELOPE)])
+        assert isinstance(failure, Unavailable)
     for _ in range(2):
         accepted = accept(intake)
         assert [message.queue_id for message in claimed(spool)] == [accepted]
