@@ -31,7 +31,7 @@ STATUSES = [status for status in Status if status is not Status.TODO]
 
 
 def written(choices: Choices) -> bytes:
-    raw, _ = encode_group(MARK, [header_of(Position(6, 1234, 5))], 0, 0)
+    raw, _ = encode_group(MARK, [header_of(Position(6, 1234))], 0, 0)
     for number in range(1, 1 + choices.number(5)):
         group = [_record(choices) for _ in range(1 + choices.number(4))]
         raw += encode_group(MARK, group, len(raw), number)[0]
@@ -86,7 +86,7 @@ def target(raw: bytes) -> None:
     assert index.facts.keys() <= index.places.keys()
     header = decode_header(NAME, content)
     assert header in (None, decode_header(NAME, whole))
-    position = Position(choices.number(2**64), choices.number(2**64), choices.number(2**64)).encoded()
+    position = Position(choices.number(2**64), choices.number(2**64)).encoded()
     assert decode_position(choices.spoiled(position, TOKENS)) in (None, decode_position(position))
 
 

@@ -1,7 +1,7 @@
 r"""The checkpoint, which saves a start from reading old records: one file, replaced whole, and a copy of it.
 
     CRC\n
-    JSON: how far each stream was read: segment number, offset, messages
+    JSON: how far each stream was read: segment number, offset
     JSON: a segment, whether it is damaged, and its messages: id, offset, length, facts
     …
 

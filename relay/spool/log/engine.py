@@ -216,8 +216,7 @@ class LogSpool(BaseSpool):
         return message if facts is None else facts.laid_over(message)
 
     def _unclaimed(self) -> int:
-        coming = 0 if self._found is None else self._found.streams.unread
-        return coming + len({*self._unread, *self._ahead})
+        return len({*self._unread, *self._ahead})
 
     def _set_aside(self, queue_id: QueueId, why: str) -> None:
         place = self._log().queued.places.get(queue_id)

@@ -49,7 +49,6 @@ class LogIntake:
         self._segment_bytes = segment_bytes
         self._writer: StreamWriter | None = None
         self._stream_fd = -1
-        self._messages = 0
 
     def draft(self) -> SpoolDraft:
         queue_id = self._identities.next_id()
@@ -112,10 +111,8 @@ class LogIntake:
             self._writer.append(records)
         except OSError as error:
             return error
-        self._messages += len(records)
         try:
-            position = self._writer.position._replace(messages=self._messages)
-            self._disk.write_at(self._stream_fd, position.encoded(), 0)
+            self._disk.write_at(self._stream_fd, self._writer.position.encoded(), 0)
         except OSError:
             # The mail is accepted but not announced: end the stream, as a dead stream is read to its end.
             self._end_stream()
@@ -132,5 +129,5 @@ class LogIntake:
         except OSError:
             self._disk.close(fd)
             raise
-        self._stream_fd, self._messages = fd, 0
+        self._stream_fd = fd
         return StreamWriter(self._disk, self._layout, name, self._segment_bytes, EMPTY_STREAM)

@@ -28,7 +28,7 @@ from relay.spool.log.layout import SegmentName
 _HEAD = struct.Struct("<8scBIIII")
 _CRC = struct.Struct("<I")
 RECORD_HEAD_BYTES = _HEAD.size + _CRC.size
-SEGMENT_HEADER_BYTES = RECORD_HEAD_BYTES + 9 + 3 * 20 + 2
+SEGMENT_HEADER_BYTES = RECORD_HEAD_BYTES + 9 + 2 * 20 + 1
 LONGEST_ID = 24
 _READ_BYTES = 1024 * 1024
 
@@ -46,12 +46,10 @@ class Position(NamedTuple):
     number: int = 0
     """Number of the segment; 0: there is none."""
     end: int = 0
-    messages: int = 0
-    """Messages of the stream up to here, where they are counted; else 0."""
 
     def encoded(self) -> bytes:
-        """Return 71 bytes: the length is fixed, since one position overwrites another."""
-        return sealed(b"%020d %020d %020d" % self)
+        """Return 50 bytes: the length is fixed, since one position overwrites another."""
+        return sealed(b"%020d %020d" % self)
 
 
 class Record(NamedTuple):

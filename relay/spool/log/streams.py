@@ -16,7 +16,6 @@ from relay.spool.disk.durable import Disk, opened
 from relay.spool.log.index import Index, Segment
 from relay.spool.log.layout import NAMES, SENDER, LogLayout, SegmentName
 from relay.spool.log.record import (
-    MESSAGE,
     SEGMENT_HEADER_BYTES,
     Position,
     ReadGroup,
@@ -43,7 +42,7 @@ class Stream:
     def has_news(self) -> bool:
         """Return whether there may be more to read: while the writer lives, only what it announced."""
         is_announced = self.announced.number > 0
-        return self.has_no_writer or (is_announced and self.announced[:2] != self.read[:2])
+        return self.has_no_writer or (is_announced and self.announced != self.read)
 
 
 class StreamPart(NamedTuple):
@@ -68,12 +67,6 @@ class Streams:
     def positions(self) -> dict[str, Position]:
         """Return how far each listener's stream was read."""
         return {name: stream.read for name, stream in self._listeners.items() if stream.read.number}
-
-    @property
-    def unread(self) -> int:
-        """Return how many messages are announced and not read, as of the last `read_new`."""
-        alive = [stream for stream in self._listeners.values() if not stream.is_read_to_end]
-        return sum(max(0, stream.announced.messages - stream.read.messages) for stream in alive)
 
     def read_new(self, most_bytes: int | None) -> Iterator[Found]:
         """Yield groups of all listeners, about `most_bytes` of each stream; None: all there is.
@@ -149,8 +142,7 @@ class Streams:
     def _read_stream(self, stream: Stream, numbers: Sequence[int], most_bytes: int | None) -> Iterator[Found]:
         read_bytes = 0
         for segment, group in self._groups(stream, numbers):
-            count = sum(each.kind == MESSAGE for each in group.records)
-            stream.read = Position(segment.name.number, group.end, stream.read.messages + count)
+            stream.read = Position(segment.name.number, group.end)
             segment.end = group.end
             yield segment, group
             read_bytes += group.end - group.at

@@ -35,7 +35,7 @@ class StreamWriter:
         self._layout = layout
         self._stream = stream
         self._segment_bytes = segment_bytes
-        (self._number, self._end, _), self._highest = end
+        (self._number, self._end), self._highest = end
         self._fd: int | None = None
         self._groups = 0
         """Groups written into the segment, or tried."""
