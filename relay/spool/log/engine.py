@@ -42,8 +42,6 @@ CHECKPOINT_BYTES = 8 * 1024 * 1024
 """Bytes written before the next checkpoint; or four times the size of the last one, if that is more."""
 _READ_AHEAD_BYTES = 256 * 1024
 """Read from each stream in one `claim`, so that no stream makes the others wait."""
-_SLICES = 64
-"""Slices that one `tidy` cleans at most."""
 
 
 class _Log(NamedTuple):
@@ -112,13 +110,10 @@ class LogSpool(BaseSpool):
 
     def tidy(self) -> int:
         with kernel_errors("tidy"):
-            log = self._log()
+            self._log()
             found = list(abandoned(self._disk, self._layout.long))
             # Read all records first: long content of an unread record is no orphan.
             self._read_new(None)
-            for _ in range(_SLICES):
-                if not log.cleaner.clean(2 * self._segment_bytes):
-                    break
             return self._remove_orphans(found)
 
     def close(self) -> None:

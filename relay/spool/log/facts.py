@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from relay.mail.envelope import QueueId
-from relay.spool.interface import Corrupt, Message, Note, Status
+from relay.spool.interface import Message, Note, Status
 from relay.spool.log.record import Record
 
 FACTS = b"S"
@@ -60,9 +60,7 @@ class Facts:
         )
 
     def laid_over(self, message: Message) -> Message:
-        """Return a message with these facts applied.  Raises Corrupt."""
-        if any(index >= len(message.statuses) for index in (*self.statuses, *self.told)):
-            raise Corrupt("a record names a recipient that the message does not have")
+        """Return a message with these facts applied."""
         after = message.after(self.statuses)._replace(
             told=frozenset(self.told),
             is_held=self.is_held,

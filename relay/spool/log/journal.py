@@ -62,11 +62,11 @@ class Cleaner:
         self._journal = journal
         self._ahead: list[QueueId] = []
 
-    def clean(self, spare_bytes: int) -> bool:
-        """Copy a slice forward if cleaning is due; return whether it was.  Raises OSError."""
+    def clean(self, spare_bytes: int) -> None:
+        """Copy a slice forward if cleaning is due.  Raises OSError."""
         if not self._ahead:
             if (segment := self._index.crowded(spare_bytes)) is None:
-                return False
+                return
             segment.was_cleaned = True
             places = self._index.places.items()
             self._ahead = [queue_id for queue_id, place in places if place.segment is segment]
@@ -78,7 +78,6 @@ class Cleaner:
             # Crash here, before or after: a copy that is there says the same as its original.
             self._journal.write(copies)
         self._ahead = left
-        return True
 
     def _copy(self, queue_id: QueueId) -> list[Record]:
         """Return a copy of a message's record; none if the message ended, or stays as it cannot be read."""
