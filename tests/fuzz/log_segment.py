@@ -51,7 +51,7 @@ def _record(choices: Choices) -> Record:
 
 def read(content: bytes, at: int = 0) -> list[ReadGroup]:
     with bounded(1_000 + 200 * content.count(MARK)):
-        return list(SegmentReader(MARK, lambda at, size: content[at : at + size], len(content)).groups(at))
+        return list(SegmentReader(MARK, lambda size, at: content[at : at + size], len(content)).groups(at))
 
 
 def indexed(groups: list[ReadGroup]) -> Index:

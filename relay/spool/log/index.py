@@ -24,7 +24,7 @@ class Segment:
     def __init__(self, name: SegmentName) -> None:
         self.name = name
         self.end = 0
-        """Offset up to which it was read or written."""
+        """Offset up to which it was read or written; 0 if all of it is void."""
         self.is_finished = False
         """All that is valid was read, and nothing is added to it."""
         self.is_damaged = False
@@ -35,6 +35,9 @@ class Segment:
         """Bytes of queued messages."""
         self.section: bytes | None = None
         """Its line in the next checkpoint; None if something changed."""
+
+    def extend(self, end: int) -> None:
+        self.end, self.section = end, None
 
     @property
     def is_dead(self) -> bool:

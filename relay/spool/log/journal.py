@@ -42,7 +42,7 @@ class Journal:
         self._name, segment = name, self._index.segment(name)
         end = self.writer.position.end
         self.written_bytes += end - segment.end
-        segment.end = end
+        segment.extend(end)
         pairs = zip(group, offsets, strict=True)
         return [new.queue_id for new, at in pairs if self._index.take_in(segment, new._replace(at=at))]
 

@@ -10,6 +10,7 @@ whole, with its sound records.  Raises OSError if accepted mail cannot be read; 
 import contextlib
 import errno
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from relay.spool.disk.durable import Disk, opened
@@ -143,7 +144,7 @@ class Streams:
         read_bytes = 0
         for segment, group in self._groups(stream, numbers):
             stream.read = Position(segment.name.number, group.end)
-            segment.end = group.end
+            segment.extend(group.end)
             yield segment, group
             read_bytes += group.end - group.at
             if most_bytes is not None and read_bytes >= most_bytes:
@@ -152,13 +153,6 @@ class Streams:
             stream.is_read_to_end = stream.has_no_writer
         for number in numbers:
             segment = self._index.segment(SegmentName(stream.name, number))
-            if not segment.end:
-                # A listener whose first write failed removes it again.
-                with (
-                    contextlib.suppress(FileNotFoundError),
-                    opened(self._disk, self._disk.open_read(self._layout.segment(segment.name))) as fd,
-                ):
-                    segment.end = self._disk.size(fd)
             segment.is_finished = stream.is_read_to_end or number < stream.read.number
 
     def _groups(self, stream: Stream, numbers: Sequence[int]) -> Iterator[Found]:
@@ -171,13 +165,8 @@ class Streams:
                     # A killed writer may have synced neither the file nor its name.
                     self._disk.sync(fd)
                     self._disk.sync_directory(self._layout.log)
-
-                def read(at: int, size: int, fd: int = fd) -> bytes:
-                    return self._disk.pread(fd, size, at)
-
-                for group in SegmentReader(mark_of(segment.name), read, end).groups(
-                    before.end if number == before.number else 0
-                ):
+                reader = SegmentReader(mark_of(segment.name), partial(self._disk.pread, fd), end)
+                for group in reader.groups(before.end if number == before.number else 0):
                     waiting.append(group)
                     if group.is_whole:
                         yield from ((segment, each) for each in waiting)
