@@ -18,7 +18,6 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from relay.spool.disk.durable import FileStatus
 from tests.fakes import power
 from tests.fakes.platter import ContentChange, Platter, disk_error
 
@@ -260,9 +259,8 @@ class ModelDisk:
         inode = self.inode(path)
         return None if inode is None else len(self.platter.contents.get(inode, b""))
 
-    def status(self, fd: int) -> FileStatus:
-        at_ns = self.platter.modified_at_ns.get(self._entry(fd)[0], 0)
-        return FileStatus(self.size(fd), 0, 0)._replace(modified_at_ns=at_ns)
+    def modified_at_ns(self, fd: int) -> int:
+        return self.platter.modified_at_ns.get(self._entry(fd)[0], 0)
 
     def why_others_may_write(self, path: str) -> str | None:  # noqa: ARG002 - every file is
         return None

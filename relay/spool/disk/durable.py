@@ -21,7 +21,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from relay.spool.disk.kernel_syncs import KernelSyncs
 from relay.spool.disk.os_errors import error_of, is_lack_of_room
@@ -32,15 +32,6 @@ ROOM_BYTES = 64 * 1024
 """A file of small groups grows by this much at once: room for some hundreds of groups."""
 _PLENTY_BYTES = 64 * ROOM_BYTES
 """With less free, no zeros are added: a full disk empties only while every necessary write finds room."""
-
-
-class FileStatus(NamedTuple):
-    """What one fstat(2) tells of an open file."""
-
-    size_bytes: int
-    modified_at_ns: int
-    """A hint; a crash may lose it."""
-    owner: int
 
 
 class Disk(Protocol):
@@ -106,7 +97,8 @@ class Disk(Protocol):
     def leads_to(self, path: str, fd: int) -> bool:
         """Return whether a name still leads to an open file, and not to another that replaced it."""
 
-    def status(self, fd: int) -> FileStatus: ...
+    def modified_at_ns(self, fd: int) -> int:
+        """Return when an open file was last written; a hint, since a crash may lose it."""
 
     def set_modified_at_ns(self, fd: int, at_ns: int) -> None: ...
 
@@ -231,9 +223,8 @@ class RealDisk:
         except (FileNotFoundError, NotADirectoryError):
             return False
 
-    def status(self, fd: int) -> FileStatus:
-        found = os.fstat(fd)
-        return FileStatus(found.st_size, found.st_mtime_ns, found.st_uid)
+    def modified_at_ns(self, fd: int) -> int:
+        return os.fstat(fd).st_mtime_ns
 
     def set_modified_at_ns(self, fd: int, at_ns: int) -> None:
         os.utime(fd, ns=(at_ns, at_ns))

@@ -153,7 +153,7 @@ class MaildirSpool(BaseSpool):
         is_warned = not message.is_warned and warning_id(message.queue_id) in self._notices
         if not told and not is_warned:
             return message
-        hint_ns = self._disk.status(fd).modified_at_ns
+        hint_ns = self._disk.modified_at_ns(fd)
         marks = Marks(self._disk, fd, message.envelope)
         for some in told_in_two_steps(told, ends=not marks.has_left):
             marks.tell(some)
@@ -166,7 +166,7 @@ class MaildirSpool(BaseSpool):
         return message._replace(told=message.told.union(told), is_warned=is_warned)
 
     def _with_hint(self, fd: int, message: Message) -> Message:
-        at_ns = self._disk.status(fd).modified_at_ns
+        at_ns = self._disk.modified_at_ns(fd)
         is_hint = at_ns > message.envelope.arrival_at_ns + _PLAUSIBLE_DEFERRAL_NS
         return message._replace(next_attempt_at_ns=at_ns) if is_hint else message
 
@@ -283,7 +283,7 @@ class MaildirSpool(BaseSpool):
                     continue
                 fd, lines = marks[index]
                 try:
-                    hint_ns = self._disk.status(fd).modified_at_ns
+                    hint_ns = self._disk.modified_at_ns(fd)
                     lines.tell(told)
                     if warns:
                         lines.warn()

@@ -49,7 +49,7 @@ class Quarantine:
         size_bytes = modified_at_ns = 0
         try:
             with opened(self._disk, self._disk.open_read(f"{self._folder}/{name}")) as fd:
-                size_bytes, modified_at_ns, _ = self._disk.status(fd)
+                size_bytes, modified_at_ns = self._disk.size(fd), self._disk.modified_at_ns(fd)
                 queue_id = name.partition(".")[0]
                 if not is_queue_id(queue_id):
                     raise Corrupt("no message")
