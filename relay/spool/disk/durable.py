@@ -28,6 +28,7 @@ from relay.spool.disk.os_errors import error_of, is_lack_of_room
 
 DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 ROOM_BYTES = 64 * 1024
 """A file of small groups grows by this much at once: room for some hundreds of groups."""
 _PLENTY_BYTES = 64 * ROOM_BYTES
@@ -183,20 +184,14 @@ class RealDisk:
         return results + [error_of(sync, fd) for fd in fds[len(results) :]]
 
     def sync_directory(self, path: str) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with opened(self, os.open(path, _DIRECTORY)) as fd:
             os.fsync(fd)
-        finally:
-            os.close(fd)
 
     def sync_all(self, path: str) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with opened(self, os.open(path, _DIRECTORY)) as fd:
             if ctypes.CDLL(None, use_errno=True).syncfs(fd):
                 number = ctypes.get_errno()
                 raise OSError(number, os.strerror(number), path)
-        finally:
-            os.close(fd)
 
     def link(self, source: str, target: str) -> None:
         os.link(source, target, follow_symlinks=False)

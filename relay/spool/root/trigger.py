@@ -8,7 +8,7 @@ import contextlib
 import os
 from typing import Protocol
 
-from relay.spool.disk.durable import Disk
+from relay.spool.disk.durable import Disk, opened
 
 _FLAGS = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -29,22 +29,18 @@ class TriggerPort(Protocol):
 class Trigger:
     def __init__(self, root: str, disk: Disk) -> None:
         self._path = f"{root}/trigger"
+        self._disk = disk
         disk.make_fifo(self._path)
-        self._write_fd: int | None = None
         self._read_fd: int | None = None
 
     def pull(self) -> None:
-        if self._write_fd is None:
-            # ENXIO: no sender listens; it looks for new mail when it starts.
-            with contextlib.suppress(OSError):
-                self._write_fd = os.open(self._path, os.O_WRONLY | _FLAGS)
-        if self._write_fd is not None:
-            try:
-                os.write(self._write_fd, b"!")
-            except BlockingIOError:
-                pass  # the pipe is full of earlier pulls, and one is enough
-            except OSError:
-                self.close()
+        # ENXIO: no sender listens; it looks for new mail when it starts.
+        # EAGAIN: the pipe is full of earlier pulls, and one is enough.
+        with (
+            contextlib.suppress(OSError),
+            opened(self._disk, os.open(self._path, os.O_WRONLY | _FLAGS)) as fd,
+        ):
+            os.write(fd, b"!")
 
     def listen(self) -> int:
         if self._read_fd is None:
@@ -59,7 +55,6 @@ class Trigger:
                     pass
 
     def close(self) -> None:
-        for fd in (self._write_fd, self._read_fd):
-            if fd is not None:
-                os.close(fd)
-        self._write_fd = self._read_fd = None
+        if self._read_fd is not None:
+            os.close(self._read_fd)
+            self._read_fd = None
