@@ -16,7 +16,7 @@ Assumes: nobody owns the queue and no intake is open.  Holds both locks meanwhil
 Does not: convert damaged messages; they stay in corrupt/, or set aside in the database.
 """
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,7 @@ from typing import cast
 from relay.clock import Clock
 from relay.mail.envelope import QueueId
 from relay.spool.disk.durable import Disk, opened
-from relay.spool.disk.replacing import put_in_place
+from relay.spool.disk.replacing import replace_file
 from relay.spool.engines import ENGINES, Engine, engine_of
 from relay.spool.errors import kernel_errors
 from relay.spool.interface import Adopted, Message, SharedSpool, Spool, Unavailable
@@ -99,11 +99,7 @@ def convert(
 def _copy(source: Spool, copy: Spool, done: Converted) -> list[QueueId]:
     queue_ids = []
     for page in _pages(source):
-        contents = [_content(source, message) for message in page]
-        with ExitStack() as files:
-            for content in contents:
-                files.enter_context(closing(content))
-            copy.adopt([Adopted(*each) for each in zip(page, contents, strict=True)])
+        copy.adopt([Adopted(message, _content(source, message)) for message in page])
         queue_ids += [message.queue_id for message in page]
         done.messages += len(page)
         done.recipients += sum(len(message.left) for message in page)
@@ -141,8 +137,7 @@ def _count(root: str, engine: Engine, disk: Disk) -> None:
         disk.rename(f"{new}/{name}", f"{root}/{name}")
     disk.sync_directory(root)
     # Crash here: the old spool is in force; no engine reads the new pieces.
-    with opened(disk, put_in_place(disk, f"{root}/format", engine.format)):
-        pass
+    replace_file(disk, f"{root}/format", engine.format)
     _remove(disk, new)
 
 
@@ -150,7 +145,7 @@ def _pages(spool: Spool) -> Iterator[list[Message]]:
     return iter(lambda: spool.claim(AT_ONCE), [])
 
 
-def _content(source: Spool, message: Message) -> Generator[bytes, None, None]:
+def _content(source: Spool, message: Message) -> Iterator[bytes]:
     if message.content is None:
         yield from source.content(message.queue_id)
     else:
