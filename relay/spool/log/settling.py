@@ -24,7 +24,6 @@ class LogSettling:
         self._index = index
         self._record_of = record_of
         self._marks: dict[QueueId, dict[int, Status]] = {}
-        self._reports: set[QueueId] = set()
         self.records: list[Record] = []
         self.relayed: list[Record] = []
         """Only the marks of relayed recipients, for when `records` find no room."""
@@ -74,14 +73,12 @@ class LogSettling:
 
     def _report(self, each: Settlement, facts: Facts) -> list[Record]:
         report = each.report
-        if report is None or report.queue_id in self._index.places or report.queue_id in self._reports:
+        if report is None or report.queue_id in self._index.places:
             return []
         # A repeated settlement: the report may have been relayed and removed already.
         if (each.told and facts.told.issuperset(each.told)) or (each.is_warned and facts.is_warned):
             return []
-        record = self._record_of(report.queue_id, report.envelope, [report.content])
-        self._reports.add(report.queue_id)
-        return [record]
+        return [self._record_of(report.queue_id, report.envelope, [report.content])]
 
 
 def _news(each: Settlement, facts: Facts, marks: Mapping[int, Status]) -> dict[str, Any]:

@@ -95,8 +95,6 @@ class StreamWriter:
             self._disk.sync_directory(self._layout.log)
         except OSError:
             with contextlib.suppress(OSError):
-                self._disk.truncate(fd, 0)
-            with contextlib.suppress(OSError):
                 self._disk.unlink(path)
             self._disk.close(fd)
             raise
