@@ -16,7 +16,7 @@ Assumes: nobody owns the queue and no intake is open.  Holds both locks meanwhil
 Does not: convert damaged messages; they stay in corrupt/, or set aside in the database.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -99,7 +99,9 @@ def convert(
 def _copy(source: Spool, copy: Spool, done: Converted) -> list[QueueId]:
     queue_ids = []
     for page in _pages(source):
-        copy.adopt([Adopted(message, _content(source, message)) for message in page])
+        with ExitStack() as files:
+            contents = [files.enter_context(closing(_content(source, message))) for message in page]
+            copy.adopt([Adopted(*each) for each in zip(page, contents, strict=True)])
         queue_ids += [message.queue_id for message in page]
         done.messages += len(page)
         done.recipients += sum(len(message.left) for message in page)
@@ -145,7 +147,7 @@ def _pages(spool: Spool) -> Iterator[list[Message]]:
     return iter(lambda: spool.claim(AT_ONCE), [])
 
 
-def _content(source: Spool, message: Message) -> Iterator[bytes]:
+def _content(source: Spool, message: Message) -> Generator[bytes, None, None]:
     if message.content is None:
         yield from source.content(message.queue_id)
     else:
