@@ -1,7 +1,7 @@
 """`make changes`: forty faults of the kinds that people make, and the suite that has to notice each.
 
-Each row puts one fault into a copy of the project and runs its suite there, which has to fail; the simulation
-gets 60 s of processor time.  `python -m tests.changes WORD…` tries only rows with one of these words.
+For each row the fault goes into a copy of the project, and the suite runs there and has to fail.  The
+simulation gets 60 s of processor time.  `python -m tests.changes WORD…` tries the rows with one of the words.
 """
 
 import contextlib
@@ -65,7 +65,7 @@ CHANGES = (
     Change(
         "recipients are marked before the final dot is answered",
         "upstream/transaction.py",
-        "        # Crash here: it may have been relayed; it stays queued and its slot stays charged.\n",
+        "        # Crash here: the message may have been relayed; it stays queued and its slot stays charged.\n",
         '        self._settle_rest(Answer(Verdict.RELAYED, Phase.EOD, None, "it is on its way"))\n',
         SIMULATION,
     ),
@@ -359,7 +359,7 @@ def main() -> int:
 
 @contextlib.contextmanager
 def _changed(copy: Path, change: Change) -> Iterator[None]:
-    """Put a fault into the copy, and take it out again.  Raises ValueError where its place is not found."""
+    """Put a fault into the copy, and take it out again.  Raises ValueError unless it has just one place."""
     file = copy / "relay" / change.file
     text = file.read_text()
     if (found := text.count(change.stands)) != 1:
@@ -372,7 +372,7 @@ def _changed(copy: Path, change: Change) -> Iterator[None]:
 
 
 def _noticed(copy: Path, suite: str) -> str | None:
-    """Return what fails in a suite; None where nothing does.  Raises ValueError where it does not run."""
+    """Return the first failure, or None, also if the time is up.  Raises ValueError if it does not run."""
     if suite == SIMULATION:
         arguments, most_s = ["tests.simulation", "--whole", "1", "1000"], SIMULATION_CPU_S
     else:
@@ -380,7 +380,7 @@ def _noticed(copy: Path, suite: str) -> str | None:
     ran = subprocess.run(
         [sys.executable, "-m", *arguments],
         cwd=copy,
-        # What was compiled of a file a moment ago may be as old and as long as the next fault in it.
+        # No .pyc: it would pass as current if the next fault in its file has the same second and length.
         env=os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,

@@ -1,7 +1,7 @@
-"""What every test shares: how Hypothesis draws, and the seed and budget of the crash runs.
+"""Hooks and fixtures of all tests, the profiles of Hypothesis, and the seed and budget of crash runs.
 
-`make test` and `make test-all` draw the same examples every time, few and many, so that
-they pass or fail for what changed.  `make crash` draws from its seed, which it prints.
+`make test` draws few examples and `make test-all` many, the same every time: only a change of the code
+changes the result.  `make crash` draws from its seed, which it prints.
 """
 
 import os
@@ -21,11 +21,11 @@ from tests.system.demand import demand
 
 SEED = int(os.environ.get("RELAY_CRASH_SEED", "0"))
 BUDGET_S = float(os.environ.get("RELAY_CRASH_BUDGET", "1"))
-"""What a crash run was given: its seed, and about how many seconds it may take."""
+"""The seed of a crash run, and its budget: about how many seconds it may take."""
 
 Of = TypeVar("Of")
 
-# A shell starts what it runs in the background with SIGINT ignored, and programs inherit that.
+# A shell starts background programs with SIGINT ignored, and their children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -40,11 +40,11 @@ settings.load_profile("crash" if "RELAY_CRASH_SEED" in os.environ else os.enviro
 
 _TOLD: list[str] = []
 _COUNTED: Counter[str] = Counter()
-"""Of all tests, in whatever process they ran."""
+"""The sums of the figures of all tests, also of those that ran in other processes."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what a small budget has no time for: `crash(least_s=…)`."""
+    """Deselect tests marked `crash(least_s=…)` if the budget is smaller than that."""
     marks = {item: item.get_closest_marker("crash") for item in items}
     too_long = {item for item, mark in marks.items() if mark and mark.kwargs.get("least_s", 0) > BUDGET_S}
     config.hook.pytest_deselected(items=[*too_long])
@@ -61,7 +61,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what was told and counted."""
+    """Print the lines that tests told, and the sums of their figures."""
     for figures in _TOLD:
         terminalreporter.write_line(figures)
     for figure, count in sorted(_COUNTED.items()):
@@ -70,7 +70,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Return a PostgreSQL of one file of tests."""
+    """Start a PostgreSQL for the tests of one file."""
     demand(missing())
     with started(tmp_path_factory.mktemp("postgresql")) as running:
         yield running
@@ -78,7 +78,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def counts_of_its_own(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Report what a test counted, which may run in another process than the one that prints."""
+    """Report the figures of a test: it may run in another process than the one that prints them."""
     FIGURES.clear()
     yield
     if FIGURES:
@@ -87,7 +87,7 @@ def counts_of_its_own(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def umask_of_its_own() -> Iterator[None]:
-    """Undo what some commands do: they make all that they write private, here in the process of others."""
+    """Restore the umask: some commands make it private, and tests run them in their own process."""
     before = os.umask(0o022)
     os.umask(before)
     yield
@@ -96,13 +96,13 @@ def umask_of_its_own() -> Iterator[None]:
 
 @pytest.fixture
 def crash_seed() -> int:
-    """Return what a crash run draws from: `make crash SEED=`; 0 without."""
+    """Return the seed of a crash run (`make crash SEED=`); 0 without one."""
     return SEED
 
 
 @pytest.fixture
 def crash_budget_s() -> float:
-    """Return about how many seconds one `make crash` may take: `make crash BUDGET=`; a second without."""
+    """Return about how many seconds a crash run may take (`make crash BUDGET=`); 1 without a budget."""
     return BUDGET_S
 
 
@@ -110,9 +110,9 @@ def crash_budget_s() -> float:
 def drawn_in_time(
     crash_seed: int, crash_budget_s: float
 ) -> Callable[[Iterable[Of], float], Iterator[tuple[int, Of]]]:
-    """Return what yields the members of a finite space, numbered, in an order drawn from the seed.
+    """Return a generator of the numbered members of a finite space, in an order drawn from the seed.
 
-    The first is always yielded; the others until this share of the budget is used up.
+    It always yields the first member, and the others until this share of the budget is used up.
     """
 
     def yields(space: Iterable[Of], share: float) -> Iterator[tuple[int, Of]]:
@@ -128,7 +128,7 @@ def drawn_in_time(
 
 @pytest.fixture
 def tell(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Return what shows figures to whoever runs the tests, also when all went well."""
+    """Return a function that prints a line at the end of the run, also if all tests pass."""
 
     def show(figures: str) -> None:
         request.node.user_properties.append(("told", figures))

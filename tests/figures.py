@@ -1,6 +1,6 @@
-"""Figures that tests are run for: counted while they run, printed once at the end."""
+"""Figures that tests count while they run; conftest prints the sums once at the end."""
 
 from collections import Counter
 
 FIGURES: Counter[str] = Counter()
-"""How many of what, e.g. `simulated faults of the spool`."""
+"""The count of each figure, by its name, e.g. `simulated faults of the spool`."""

@@ -1,6 +1,6 @@
-"""How many lines each room and the tests have, beside their budgets.  `make size`; fails above a budget.
+"""`make size`: prints how many lines rooms, tests and pages have, beside their budgets; exits 1 above one.
 
-A line is one of a Python file, blank ones and docstrings included: what a reader scrolls through.
+Every line counts, also blank ones and docstrings: a reader scrolls through all of them.
 """
 
 import sys
@@ -27,7 +27,7 @@ ROOMS = {
     "submission": 780,
     "cli": 2_650,
 }
-"""In the order of a message's journey, as their imports point down."""
+"""The budget of each room in lines; a room imports only rooms above it."""
 ALL_ROOMS, TESTS = 27_000, 35_000
 PAGES = {"README.md": 150, "ARCHITECTURE.md": 250, "docs/*.md": 2_200, "docs/dev/*.md": 800}
 

@@ -1,6 +1,6 @@
-"""`relay check`, `relay plan` and `relay hash-password`: a policy, before it is in force, and its users.
+"""`relay check` and `relay plan`: a policy before it is in force; `relay hash-password`: its users.
 
-`plan` asks the relay that runs, which changes nothing; or reads the spool of one that is down, as `relay
+`plan` asks the running relay, which changes nothing.  If the relay is down, `plan` reads the spool, as `relay
 queue` does, and tells what a start would do.  Its figures are those of `relay.status.eta`.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from relay.status.plan import Plan
 
 UNTOLD = 1
-"""The exit code of `plan` where nobody can tell."""
+"""The exit code of `plan` if it cannot tell."""
 _UNKNOWN = "nobody can tell"
 
 
@@ -52,7 +52,7 @@ def check(policy_path: Path, file: Path | None, *, is_shown: bool) -> None:
 
 
 def _summary(policy: Policy) -> Iterator[tuple[str, str]]:
-    """Yield what each line is about, or nothing where that is as in the line before; and the words."""
+    """Yield the heading and the words of each line; an empty heading repeats that of the line before."""
     yield "spool", f"{policy.spool} ({policy.storage.postgresql or policy.storage.engine})"
     for listen in policy.listen:
         yield "listen", f"{listen.address}: {_listener(listen)}"
@@ -124,13 +124,13 @@ def _notes(policy: Policy, name: str, upstream: Upstream) -> Iterator[str]:
 def plan(where: Where, path: Path, *, as_json: bool) -> int:
     """Tell what the policy in FILE would do, before it is in force.
 
-    Says what differs from the policy in force, which limits would be over at once, and when the mail that
-    waits will have gone under either.  By estimate, as in `relay queue`.  Changes nothing.
+    Prints what differs from the policy in force, which limits would be over at once, and under both policies
+    when waiting mail will have gone, by estimate as in `relay queue`.  Changes nothing.
     """
     from relay.control.operations import NotDone  # noqa: PLC0415 - only this verb asks a relay
     from relay.status.plan import plan_to_json  # noqa: PLC0415 - as above
 
-    # Every fault is told here, as `relay check` does it; the relay that is asked reads the text once more.
+    # This reports every fault, as `relay check` does; the relay then reads the text itself.
     read_policy(path)
     text = policy_bytes(path).decode()
     try:

@@ -1,4 +1,4 @@
-"""`relay spool convert`: the spool, from one engine to another, while no relay runs."""
+"""`relay spool convert`: converts the spool from one engine to another, while no relay runs."""
 
 import os
 
@@ -24,20 +24,20 @@ def spool() -> None:
     "--to",
     "target",
     type=click.Choice([str(each) for each in SpoolEngine]),
-    help="Default: as the policy says.",
+    help="Default: the policy's engine.",
 )
 def convert(where: Where, *, target: str | None) -> None:
     """Convert the spool from one engine to another.
 
-    No relay may run meanwhile.  All that is queued or held is kept, with all that is known of it; what is in
-    corrupt/ stays there.  Killed at any moment, the spool is the old one or the new one, and the same command
-    goes on.  Out of a database all that is queued comes here: stop the relays on all hosts.
+    Stop the relay first.  All queued or held messages are kept, with all that is known of them; files in
+    corrupt/ stay there.  If this command is killed, the spool is the old one or the new one; call it again
+    to go on.  From a database, all queued messages come here: stop the relays on all hosts.
     """
     policy = found_policy(where)
     wanted = target or str(policy.storage.engine)
     if ControlClient(policy.spool).is_up():
         raise Failed(f"a relay runs on {policy.spool}: stop it first", os.EX_TEMPFAIL)
-    # Files of another mode would be set aside.
+    # A start would set aside files that others may write.
     os.umask(0o077)
     with own_spool(policy):
         engines = engines_of(policy)

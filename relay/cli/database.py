@@ -1,4 +1,4 @@
-"""`relay database`: the tables in PostgreSQL, made, brought up to date, and looked at."""
+"""`relay database`: makes, upgrades and checks the tables in PostgreSQL."""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from relay.spool.database.schema import looked_at, make
 from relay.spool.database.schema import upgrade as upgrade_tables
 from relay.status.hosts import databases_of
 
-AS = click.option("--as", "url", metavar="URL", help="Log in by this URL, as who owns the tables.")
+AS = click.option("--as", "url", metavar="URL", help="Log in with this URL, as the tables' owner.")
 
 
 @click.group()
@@ -26,8 +26,8 @@ def database() -> None:
 def init(where: Where, *, url: str | None) -> None:
     """Make the tables.
 
-    With --as by another role, which then owns them: that of the policy may use them, and nothing else.  The
-    password of that role is what libpq finds (PGPASSWORD, ~/.pgpass).
+    With --as, the role of that URL makes and owns them; the policy's role may only use them.  libpq finds
+    the password of the role of --as (PGPASSWORD, ~/.pgpass).
     """
     for login in _databases(where):
         make(_by(login, url), "" if url is None else database_of(login).role)
@@ -48,7 +48,7 @@ def upgrade(where: Where, *, url: str | None) -> None:
 @database.command()
 @where_options
 def check(where: Where) -> None:
-    """Look whether a relay can use them, and tell which hosts and accounts do."""
+    """Check that a relay can use the tables; list their hosts and accounts."""
     for login in _databases(where):
         lines = list(looked_at(database_of(login)))
         say(f"{login.postgresql}: good")
@@ -57,7 +57,7 @@ def check(where: Where) -> None:
 
 
 def _databases(where: Where) -> Iterator[DatabaseLogin]:
-    """Give each database once."""
+    """Yield each database once."""
     if not (logins := databases_of(found_policy(where))):
         raise Failed("the policy names no database: docs/several-hosts.md", os.EX_CONFIG)
     yield from logins.values()

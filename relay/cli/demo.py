@@ -1,8 +1,8 @@
-"""`relay demo`: a relay, an upstream that cuts off whoever exceeds its limit, and a verdict.
+"""`relay demo`: relays mail through an upstream that cuts off whoever exceeds its limit, and gives a verdict.
 
-The upstream is in this program, so that its counts are at hand; the relay is a program of its own, as
-`relay run` starts it.  All is on loopback and in a temporary folder, which is removed at the end, also after
-SIGINT, SIGTERM and SIGHUP.  The verdict rests on what the upstream counted.
+The upstream runs in this process, so that its counts are at hand; the relay is a process of its own, started
+by `relay run`.  Both use loopback only, and a temporary folder, which is removed at the end, also after
+SIGINT, SIGTERM and SIGHUP.  The verdict rests on the upstream's counts.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ LOOKS_A_LINE = 10
 BAR_CELLS = 24
 CLOCK = SystemClock()
 INTERRUPTED = 130
-"""128 and SIGINT, as a shell has it."""
+"""128 + SIGINT, as a shell reports it."""
 _POLICY = """\
 spool: spool
 listen: [{{address: "127.0.0.1:{port}", clients: [127.0.0.0/8]}}]
@@ -58,7 +58,7 @@ _NUMBER = click.IntRange(1, 1000)
 
 @click.command()
 @click.option("--messages", type=_NUMBER, default=60, show_default=True, help="Messages to relay.")
-@click.option("--limit", "count", type=_NUMBER, default=10, show_default=True, help="Most in any window.")
+@click.option("--limit", "count", type=_NUMBER, default=10, show_default=True, help="Messages in a window.")
 @click.option(
     "--per", "per_ns", default="5s", show_default=True, callback=duration, help="Window, e.g. 2s, 1m."
 )
@@ -79,7 +79,7 @@ def demo(messages: int, count: int, per_ns: int) -> int:
 
 
 async def _show(messages: int, limit: LimitSettings, per: str) -> int:
-    """Return the exit code.  Raises OSError, and CancelledError where a signal came."""
+    """Return the exit code.  Raises OSError, and CancelledError after a signal."""
     showing = cast("asyncio.Task[int]", asyncio.current_task())
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, showing.cancel)
@@ -87,7 +87,7 @@ async def _show(messages: int, limit: LimitSettings, per: str) -> int:
     account = PracticeAccount(limit, CUT_OFF_SECONDS * SECOND_NS)
     upstream = PracticeSmarthost(HostPort("127.0.0.1", 0), login, account, CLOCK, observer=arrived.append)
     with tempfile.TemporaryDirectory(prefix="relay-demo-") as name, socket.socket() as reserving:
-        # Nobody else gets a bound port; with SO_REUSEADDR the relay may listen on it (socket(7)).
+        # No other program gets a bound port; SO_REUSEADDR lets the relay listen on it (socket(7)).
         reserving.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserving.bind(("127.0.0.1", 0))
         port, folder = reserving.getsockname()[1], Path(name)
@@ -126,7 +126,7 @@ async def _show(messages: int, limit: LimitSettings, per: str) -> int:
 async def _hand_in(port: int, messages: int) -> None:
     smtp = aiosmtplib.SMTP(hostname="127.0.0.1", port=port, start_tls=False)
     while not smtp.is_connected:
-        # A relay that never listens is seen by `_watch`.
+        # `_watch` notices a relay that never listens.
         with contextlib.suppress(aiosmtplib.SMTPConnectError):
             await smtp.connect()
         await asyncio.sleep(LOOK_SECONDS)

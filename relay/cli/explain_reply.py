@@ -1,7 +1,7 @@
-"""`relay explain-reply`: what a reply of an upstream means for us, which rule says so, and what follows.
+"""`relay explain-reply`: tells what an upstream's reply means, which rule decides, and what the relay does.
 
-Judges and decides as a running relay would, by the same functions: the first time that it hears such a reply,
-with nothing refused before.  Sends nothing and needs no relay that runs.
+The functions of a running relay judge and decide, as when such a reply comes for the first time and nothing
+was refused before.  Sends nothing and needs no running relay.
 """
 
 from collections.abc import Iterator
@@ -59,8 +59,8 @@ def explain_reply(
 ) -> None:
     r"""Explain the reply TEXT to PHASE: which rule decides, and what the relay does.
 
-    TEXT begins with the reply code, as the upstream sends it; `\n` stands between the
-    lines of a long reply.  Without any policy the shipped rules alone are asked.
+    TEXT begins with the reply code, as the upstream sends it; `\n` separates the
+    lines of a long reply.  Without a policy only the shipped rules are used.
     Example: relay explain-reply rcpt "550 5.1.1 no such user"
     """
     reply = _reply(text)
@@ -73,7 +73,7 @@ def explain_reply(
 
 
 def _reply(text: str) -> Reply:
-    """Return a reply as it would come off the wire.  Raises UsageError."""
+    """Parse the text as if the reply came off the wire.  Raises UsageError."""
     code = text.strip()[:3]
     lines = [line.strip() for line in text.replace("\\n", "\n").splitlines() if line.strip()] or [""]
     plain = [line[4:] if line.startswith((f"{code}-", f"{code} ")) else line for line in lines]
@@ -98,7 +98,7 @@ def _judges(
     if name is None and path == default_policy() and not path.exists():
         yield "", standard_rules(), ShieldSettings()
         return
-    # What it says of replies counts, whether or not its secrets can be read here.
+    # Only its rules are needed; this user may have no right to read its secrets.
     policy = read_policy(path, looks_at_files=False)
     chosen = policy.listed_upstreams if name is None else {name: named_upstream(policy, name)}
     for each, its in policy.upstreams.items():
@@ -135,7 +135,7 @@ def _explained(
 
 
 def _decided(answer: Answer, settings: ShieldSettings | None) -> Answer:
-    """Return the answer as it counts: of the first message that the upstream refuses."""
+    """Return the answer as the shield counts it, if this is the first message that is refused."""
     if answer.phase in BEFORE_MAIL:
         return answer
     shield = Shield(is_off=True) if settings is None else Shield(settings.in_a_row)

@@ -1,8 +1,8 @@
-"""`relay fsck` and `relay audit`: what is on disk, read whole, and proven or told of.
+"""`relay audit` proves from the history that limits held; `relay fsck` reads the spool and the histories.
 
-`audit` counts the most that any window of any limit can have held anew from the history; it reads only.
-`fsck` owns the queue meanwhile, so no relay may run; while one runs only the histories are looked at.  It
-sets aside what is damaged, as a start does.
+`audit` counts anew the most that a window of each limit can have held; it reads only.  `fsck` owns the queue
+while it reads, so no relay may run; while one runs, `fsck` reads only the histories.  Like a start, `fsck`
+sets damaged messages aside.
 """
 
 import json
@@ -29,7 +29,7 @@ from relay.throttle.limit import plain_words
 from relay.throttle.opening import Finding, history_findings, recorded_book
 
 EXCEEDED = FINDINGS_THAT_NEED_NOBODY = 1
-"""Exit codes: of `audit` where a window held more than its limit as the policy states it today; of `fsck`."""
+"""Exit codes: of `audit` if a window held more than today's limit, of `fsck` if no finding is damage."""
 AT_ONCE = 256
 MOST_LISTED = 1000
 
@@ -40,10 +40,10 @@ MOST_LISTED = 1000
 def audit(where: Where, *, as_json: bool) -> int:
     """Prove from the history that no limit was exceeded.
 
-    For each limit: the most that any window of its length can have held, wherever within a
-    transaction the upstream counts.  Reads only; works with the relay up or down.  Exit code 1:
-    some window held more than the limit allows today, because an edit lowered the limit, or
-    because something else was sent through the account's history.
+    Prints for each limit the most that any window of its length can have held, whenever the
+    upstream counts within a transaction.  Reads only; works with the relay up or down.  Exit
+    code 1: a window held more than the limit allows today, because an edit lowered it, or
+    something else was sent through the account's history.
     """
     policy, clock = found_policy(where), SystemClock()
     code = os.EX_OK
@@ -71,7 +71,7 @@ def audit(where: Where, *, as_json: bool) -> int:
 
 
 def _told(found: Audit, ahead_ns: int) -> Iterator[dict[str, Any]]:
-    """Yield what is known of each limit; keys may be added, never renamed."""
+    """Yield a JSON object for each limit; keys may be added, never renamed."""
 
     def wall(at_ns: int | None) -> int | None:
         return None if at_ns is None else at_ns + ahead_ns
@@ -85,7 +85,7 @@ def _told(found: Audit, ahead_ns: int) -> Iterator[dict[str, Any]]:
 
 
 def _words(told: Mapping[str, Any]) -> str:
-    """Leave out what was merged, and is not known one by one."""
+    """Return the words for a limit, without merged slots, which are not known one by one."""
     of = f" of {told['key'] or '<>'}" if told["key"] is not None else ""
     at = f" at {told['most_at']}" if told["most_at"] else ""
     verdict = f"not exceeded since {told['exact_since']}" if told["exact_since"] else "never exceeded"
@@ -102,10 +102,10 @@ def _words(told: Mapping[str, Any]) -> str:
 def fsck(where: Where, *, as_json: bool) -> int:
     """Read every message of the spool, and the histories.
 
-    No relay may run; while one runs, only the histories are read.  Each finding is a line: the path,
+    Stop the relay first; while it runs, only the histories are read.  Each finding is a line: the path,
     what is wrong, what the relay does about it, and after an arrow what you can do, if anything.  A damaged
-    message is moved to corrupt/, as a start of the relay does it.  Exit codes: 0 nothing found, 1 the relay
-    repairs it by itself, 65 damage, 66 no spool is there, 75 a relay runs, or the database is away.
+    message is moved to corrupt/, as at a start of the relay.  Exit codes: 0 nothing found, 1 the relay
+    repairs it by itself, 65 damage, 66 no spool, 75 a relay runs, or the database does not answer.
     """
     policy = found_policy(where)
     busy, messages, findings = "", 0, list[Finding]()
@@ -134,7 +134,7 @@ def fsck(where: Where, *, as_json: bool) -> int:
 
 
 def _of_spool(policy: Policy) -> tuple[int, list[Finding]]:
-    """Return how many whole messages there are, and what is set aside.  Raises SpoolError, OSError."""
+    """Return the number of whole messages, and what is set aside.  Raises SpoolError, OSError."""
     spool = open_spool(policy, RealDisk(), SystemClock(), lambda _name, _why: None)
     advice = "look at it, send by hand what is worth it, then remove it"
     try:
@@ -157,7 +157,7 @@ def _whole(spool: Spool) -> Iterator[bool]:
     while page := spool.claim(AT_ONCE):
         for message in page:
             try:
-                # Shorter content came with its message, and was checked.
+                # Short content came with its message, and was checked then.
                 for _ in spool.content(message.queue_id) if message.content is None else ():
                     pass
             except Corrupt:

@@ -1,7 +1,7 @@
-"""The entry point: finds the verb, runs it, and exits as sysexits(3) says.
+"""The entry point: finds the verb, runs it, and exits with a code of sysexits(3).
 
-Guarantees: 0 where the verb did its work, 64 for a wrong call; for what a verb raises the code of ENDS,
-without a traceback; 70 with one for a bug of ours.  A verb may return another code.
+Guarantees: exit code 0 if the verb did its work, 64 for wrong usage.  An exception that ENDS names gives its
+code and no traceback; a bug of the relay gives 70 and a traceback.  A verb may return another code.
 """
 
 import io
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 LINKS = frozenset({"sendmail", "mailq", "newaliases"})
-"""Names of a link to this program under which it acts as sendmail(1) does."""
+"""Called by a link with one of these names, this program acts as sendmail(1) does."""
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "run": ("run", "Accept mail and relay it, in the foreground."),
     "status": ("status", "Show upstreams, limits and the queue by state."),
     "top": ("top", "Watch limits, lanes, upstreams and senders, live."),
     "queue": ("queue", "List the queue, or act on messages in it."),
-    "find": ("status", "Find a message, in the queue and among what ended."),
+    "find": ("status", "Find messages, in the queue or already ended."),
     "pause": ("queue", "Send nothing more through an upstream, for a time."),
     "resume": ("queue", "Use a paused or stopped upstream again."),
     "login": ("probe", "Consent to mail through an upstream by OAuth2."),
-    "probe": ("probe", "Log in at an upstream, and tell each step."),
+    "probe": ("probe", "Log in at an upstream, and print each step."),
     "explain-reply": ("explain_reply", "Explain what a reply of an upstream means for the relay."),
     "audit": ("fsck", "Prove from the history that no limit was exceeded."),
     "sendmail": ("sendmail", "Take a message from stdin, as sendmail(1) does."),
@@ -37,12 +37,12 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "check": ("check", "Check a policy: print every fault, or a summary."),
     "plan": ("check", "Tell what an edited policy would do, before it is in force."),
     "export": ("queue", "Write messages as .eml, with their envelopes."),
-    "fsck": ("fsck", "Check the spool and the histories; changes nothing."),
+    "fsck": ("fsck", "Check spool and histories; set damage aside."),
     "spool": ("convert", "Convert the spool from one engine to another."),
     "database": ("database", "Make, upgrade and check the tables in PostgreSQL."),
     "hash-password": ("check", "Hash a password for a users_file."),
 }
-"""Of each verb its file in `relay.cli`, which is loaded when the verb is called, and what it does."""
+"""For each verb, its file in `relay.cli`, which is loaded when the verb is called, and its summary."""
 
 ENDS: Mapping[str, tuple[int, str]] = {
     "relay.policy.source.PolicyError": (os.EX_CONFIG, "{}"),
@@ -57,9 +57,9 @@ ENDS: Mapping[str, tuple[int, str]] = {
     "builtins.PermissionError": (os.EX_NOPERM, "{}; run this as the user that the relay runs as"),
     "builtins.OSError": (os.EX_IOERR, "{}"),
 }
-"""Of what verbs raise the exit code and what is told, by the class or one that it is made of.
+"""Exit code and error text for an exception of a verb, by its class or a base class.
 
-By their names: `relay --help` is an answer at once, and what reads a policy takes 0.3 s to load.
+Classes stand here by name, so that `relay --help` answers at once: reading a policy takes 0.3 s to load.
 """
 
 
@@ -90,16 +90,16 @@ def relay() -> None:
 
 
 class _Stdout(io.FileIO):
-    """Ends the program where it cannot be written: as a success once its reader has seen enough (`| head`).
+    """Ends the program if stdout cannot be written; exit code 0 if its reader is gone (`| head`).
 
-    By SystemExit: for a verb an OSError is a failure of a disk of the relay, or of the relay.
+    It raises SystemExit, because an OSError in a verb means a failure of the relay or of its disk.
     """
 
     def write(self, content: "ReadableBuffer", /) -> int:
         try:
             return super().write(content)
         except OSError as error:
-            # What is still buffered goes nowhere, without a complaint at the exit.
+            # Discard what is still buffered, so that the flush at exit does not fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), self.fileno())
             if isinstance(error, BrokenPipeError):
                 sys.exit(os.EX_OK)
@@ -116,14 +116,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             line_buffering=bool(sys.stdout.line_buffering),
         )
     code = _run(arguments)
-    click.echo(nl=False)  # what is still buffered
+    click.echo(nl=False)  # flush what is still buffered
     sys.exit(code)
 
 
 def _run(arguments: Sequence[str] | None) -> int:
     try:
         if arguments is None and (name := os.path.basename(sys.argv[0])) in LINKS:  # noqa: PTH119 - a name, no path
-            from relay.cli.sendmail import as_link  # noqa: PLC0415 - as every verb, only when it is called
+            from relay.cli.sendmail import as_link  # noqa: PLC0415 - imported only when called, as every verb
 
             return as_link(name, sys.argv[1:])
         outcome = relay.main(args=arguments, prog_name="relay", standalone_mode=False)
@@ -133,7 +133,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     except click.Abort:
         click.echo("interrupted", err=True)
         return 130  # 128 + SIGINT, as a shell reports it
-    except Exception as error:  # noqa: BLE001 - the last frame: a bug ends as sysexits says
+    except Exception as error:  # noqa: BLE001 - the last frame: a bug gets an exit code
         return _ended_by(error)
     return outcome if isinstance(outcome, int) else os.EX_OK
 
@@ -142,7 +142,7 @@ def _ended_by(error: Exception) -> int:
     names = [f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__]
     end = next((ENDS[name] for name in names if name in ENDS), None)
     if end is None or (isinstance(error, ModuleNotFoundError) and error.name != "psycopg"):
-        import traceback  # noqa: PLC0415 - of a bug alone
+        import traceback  # noqa: PLC0415 - only for a bug
 
         traceback.print_exception(error)
         return os.EX_SOFTWARE

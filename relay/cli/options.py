@@ -1,8 +1,8 @@
-"""What verbs have in common: options, the relay or the spool that they ask, failures, text for a terminal.
+"""What verbs share: options, the relay or spool that they ask, failures, text for a terminal.
 
-A relay that runs is asked even though an edit broke its policy since: it goes on by its last good one.  So of
-the file only the key `spool` is read first, and nothing is loaded that checks a policy (0.2 s) but where a
-value or a verb needs it.
+A running relay is asked even if an edit broke its policy file: it goes on with its last good policy.  So only
+the key `spool` of the file is read first.  The modules that check a policy take 0.2 s to load, and are
+imported only where a value or a verb needs them.
 """
 
 import contextlib
@@ -33,12 +33,12 @@ CliVerb = Callable[..., Any]
 
 
 def default_policy(systems: Path = SYSTEM_POLICY) -> Path:
-    """Return the policy where none is named: that of this folder, or the system's if only that is there."""
+    """Return the default policy: that of this folder, or the system's if only that one exists."""
     return systems if not os.path.lexists(DEFAULT_POLICY) and os.path.lexists(systems) else DEFAULT_POLICY
 
 
 def named(context: click.Context, option: click.Parameter, value: Path | None) -> Path | None:
-    """Return what an option names: people write `relay queue --policy FILE hold ID`, too."""
+    """Return an option's value, which may stand before the verb: `relay queue --policy FILE hold ID`."""
     if value is None and context.parent is not None:
         value = context.parent.params.get(option.name or "")
     if value is None and option.name == "policy_path":
@@ -59,7 +59,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON obj
 
 
 def checked(module: str, function: str) -> Callable[..., Any]:
-    """Return a callback that has a function read a value, or each of several."""
+    """Return a click callback by which `function` converts a value, or each of several values."""
 
     def read(_context: click.Context, _option: click.Parameter, value: Any) -> Any:
         if value is None or value == ():
@@ -67,7 +67,7 @@ def checked(module: str, function: str) -> Callable[..., Any]:
         check, is_many = getattr(import_module(module), function), isinstance(value, tuple)
         try:
             if is_many and "" in value:
-                # As of a shell variable that is not set: it would match what has none.
+                # An unset shell variable gives "", which would match messages without such a value.
                 raise ValueError("expected a value")
             return tuple(map(check, value)) if is_many else check(value)
         except ValueError as error:
@@ -77,11 +77,11 @@ def checked(module: str, function: str) -> Callable[..., Any]:
 
 
 duration = checked("relay.policy.units", "duration_ns")
-"""A time such as `30m`, in nanoseconds."""
+"""The callback for a time such as `30m`; it returns nanoseconds."""
 
 
 def named_upstream(policy: "Policy", name: str) -> "Upstream":
-    """Raise UsageError where the policy has no such upstream."""
+    """Raise UsageError if the policy has no such upstream."""
     if name not in policy.upstreams:
         known = ", ".join(policy.upstreams)
         raise click.UsageError(f"there is no upstream {printable(name)}; the policy has {known}")
@@ -90,14 +90,14 @@ def named_upstream(policy: "Policy", name: str) -> "Upstream":
 
 class Failed(click.ClickException):
     def __init__(self, words: str, code: int) -> None:
-        """`code`: as sysexits(3) has it."""
+        """`code` is one of sysexits(3)."""
         super().__init__(words)
-        self.exit_code = code  # type: ignore[misc]  # of click, which means it to be set
+        self.exit_code = code  # type: ignore[misc]  # click declares it for the class, and means it to be set
 
 
 @contextlib.contextmanager
 def own_spool(policy: "Policy") -> Iterator[None]:
-    """Refuse a folder without a spool, or with one of another user, engine or version."""
+    """Refuse a folder without a spool, and a spool of another user, engine or version."""
     from relay.control.offline import refuse_strangers  # noqa: PLC0415 - few verbs need it
     from relay.spool.disk.durable import RealDisk  # noqa: PLC0415 - as above
     from relay.spool.engines import engine_of  # noqa: PLC0415 - as above
@@ -116,18 +116,18 @@ def say(text: object, *, err: bool = False) -> None:
 
 
 def printable(text: object) -> str:
-    """Return text that any terminal and any encoding of stdout takes: one line, nothing that steers."""
+    """Return text as one line that no terminal interprets, with escapes for what is not printable."""
     plain = str(text)
     if plain.isprintable():
         return plain
-    # Surrogates are not printable either.
+    # Lone surrogates, which UTF-8 cannot encode, are not printable either.
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in plain)
 
 
 MOST_BYTES = 1 << 20
-"""Of a policy that are read for its spool."""
+"""How much of a policy is read to find its spool."""
 _SPOOL = re.compile(r"^spool:.*(?:\n[ \t].*)*", re.MULTILINE)
-"""The key, and all that is indented below it: the rest may be no YAML."""
+"""The key `spool` and all lines indented below it; the rest of the file may be invalid YAML."""
 _NO_UTF_8 = re.compile("[\ud800-\udfff]")
 FROM_STDIN = "-"
 
@@ -135,13 +135,13 @@ FROM_STDIN = "-"
 class Where(NamedTuple):
     policy_path: Path
     spool: Path | None
-    """As the operator named it; None: the policy says it."""
+    """The value of --spool; None: the spool that the policy names."""
 
 
 def where_options(verb: CliVerb) -> CliVerb:
     """Give a verb `--policy FILE` and `--spool DIR`, which it takes as `where: Where`.
 
-    Its texts are asked of a relay, as JSON: what is no UTF-8 is refused.
+    The verb's texts go to a relay as JSON.  Raises UsageError for a text that is not UTF-8.
     """
 
     @functools.wraps(verb)
@@ -165,7 +165,7 @@ def where_options(verb: CliVerb) -> CliVerb:
 
 @contextlib.contextmanager
 def asked(where: Where) -> "Iterator[Session]":
-    """Give the relay that runs, or the spool of one that is down, as a start would read it."""
+    """Yield a session with the running relay; if none runs, with the spool, read as a start reads it."""
     session: Session
     session, policy = located(where)
     with contextlib.ExitStack() as stack:
@@ -181,9 +181,9 @@ def asked(where: Where) -> "Iterator[Session]":
 
 
 def located(where: Where) -> "tuple[ControlClient, Policy | None]":
-    """Return the relay on the spool; and the policy, if none runs.
+    """Return a client of the relay on the spool, and the policy if no relay runs there.
 
-    Raises PolicyError where there is neither, and Failed where a spool was named on which none runs.
+    If no relay runs, raises PolicyError for a bad policy, and Failed if it has another spool than --spool.
     """
     from relay.control.client import ControlClient  # noqa: PLC0415 - see the beginning
 
@@ -206,7 +206,7 @@ def located(where: Where) -> "tuple[ControlClient, Policy | None]":
 
 
 def found_policy(where: Where) -> "Policy":
-    """Return the policy; where that is broken or another spool was named, the one by which the relay runs."""
+    """Return the policy of the file; if it is bad or --spool was given, that of the relay if it runs."""
     from relay.policy.source import PolicyError, parse_policy  # noqa: PLC0415 - see the beginning
 
     if where.spool is None:
@@ -222,12 +222,12 @@ def found_policy(where: Where) -> "Policy":
 def _policy_in(path: Path) -> "Policy":
     from relay.policy.source import read_policy  # noqa: PLC0415 - see the beginning
 
-    # An operator need not be the user who may read its secrets.
+    # The operator's user may have no right to read the secrets.
     return read_policy(path, looks_at_files=False)
 
 
 def _spool_in(policy_path: Path) -> Path | None:
-    """Return where the spool is, by a policy that may be no good otherwise; None where that is not told."""
+    """Return the spool that a policy names, even if other keys are bad; None if no spool can be read."""
     import yaml  # noqa: PLC0415 - some verbs need no policy
 
     try:
@@ -240,7 +240,7 @@ def _spool_in(policy_path: Path) -> Path | None:
 
 
 def checked_ids(words: Sequence[str]) -> list[QueueId]:
-    """Return ids, each once, those on stdin in the place of `-`.  Raises UsageError."""
+    """Return the ids, each once; `-` stands for the ids on stdin.  Raises UsageError."""
     names = [name for word in words for name in (sys.stdin.read().split() if word == FROM_STDIN else [word])]
     if wrong := next((name for name in names if not QUEUE_ID_PATTERN.match(name)), None):
         raise click.UsageError(f"{printable(wrong)} is not a queue id")
@@ -260,27 +260,27 @@ _sender = checked("relay.policy.lane", "sender_pattern")
 _text = checked("builtins", "str")
 _FILTERS: tuple[tuple[str, str, str, Any, str], ...] = (
     ("--sender", "senders", "WHO", _sender, "By reverse-path: address, @domain, pattern, <>."),
-    ("--recipient", "recipients", "WHO", _sender, "By a recipient left."),
+    ("--recipient", "recipients", "WHO", _sender, "By remaining recipient."),
     (
         *("--domain", "domains", "DOMAIN", checked("relay.policy.lane", "domain_pattern")),
-        "By the domain of a recipient left; *.x.example: below it.",
+        "By a remaining recipient's domain; *.x.example: subdomains.",
     ),
-    ("--user", "users", "NAME", _text, "By who had logged in, or a pattern."),
+    ("--user", "users", "NAME", _text, "By login of the client, or a pattern."),
     (
         *("--client", "clients", "HOST", checked("relay.cli.options", "client_pattern")),
         "By the client's address, network or name.",
     ),
     ("--lane", "lanes", "NAME", _text, "By lane."),
-    ("--upstream", "upstreams", "NAME", _text, "By upstream, also of a part of the message."),
+    ("--upstream", "upstreams", "NAME", _text, "By upstream, also of some recipients only."),
     ("--state", "states", "", None, "By state."),
-    ("--older", "older_ns", "AGE", duration, "At least so old: 2h."),
-    ("--size", "size_bytes", "SIZE", checked("relay.policy.units", "size_bytes"), "At least so large: 1M."),
+    ("--older", "older_ns", "AGE", duration, "Minimum age: 2h."),
+    ("--size", "size_bytes", "SIZE", checked("relay.policy.units", "size_bytes"), "Minimum size: 1M."),
 )
-"""Option, field of `Filters`, what stands for its value, what reads it, help."""
+"""Option, field of `Filters`, metavar, callback, help."""
 
 
 def filter_options(verb: CliVerb) -> CliVerb:
-    """Give a verb the options, which it takes as `filters: Filters`."""
+    """Give a verb the options of _FILTERS, which it takes as `filters: Filters`."""
     from relay.status.filters import Filters  # noqa: PLC0415 - see the beginning
     from relay.status.snapshot import QueueState  # noqa: PLC0415 - see the beginning
 
@@ -302,7 +302,7 @@ def filter_options(verb: CliVerb) -> CliVerb:
 
 
 def client_pattern(value: str) -> str:
-    """Raise ValueError for what looks like a network and is none."""
+    """Raise ValueError for a text with a slash that is not a network."""
     if "/" in value:
         import_module("relay.policy.units").any_network(value)
     return value

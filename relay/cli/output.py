@@ -1,7 +1,6 @@
-"""What verbs print for people: tables, what a snapshot says in words, and messages.
+"""What verbs print for people: tables, snapshots in words, and messages.  Programs use `--json`.
 
-Every text is shown as `printable` has it; a terminal wraps what is longer than its line.  Not for programs,
-which have `--json`.
+Every text goes through `printable`; a terminal wraps long lines.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -20,17 +19,17 @@ from relay.status.snapshot import (
 )
 
 MARKS = {QueueState.ACTIVE: "*", QueueState.HELD: "!"}
-"""After a queue id, as mailq has them."""
+"""Marks after a queue id, as in mailq."""
 EMPTY = "Mail queue is empty"
 _ROW = "{:<17}  {:>9}  {:<20}  {:<9}  {:>4}  {}"
-"""As wide as nearly all rows need, since a listing is printed as it is found."""
+"""Widths that suit nearly all rows: a listing is printed as it is found, so it cannot measure them."""
 _HEADING = _ROW.format("queue id", "size", "arrived", "state", "left", "sender -> recipient (why; ETA)")
 
 
 def table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], numbers: Collection[str] = ()
 ) -> Iterator[str]:
-    """Yield rows below columns that are as wide as they need."""
+    """Yield the heading and the rows; columns are as wide as needed, those in `numbers` right-aligned."""
     cells = [list(columns), *(list(map(printable, row)) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     sides = [">" if column in numbers else "<" for column in columns]
@@ -44,7 +43,7 @@ def relay_words(snapshot: Snapshot, now_ns: int) -> str:
 
 
 def wrong_words(snapshot: Snapshot) -> Iterator[str]:
-    """Yield what is wrong with the relay as a whole, or not done yet."""
+    """Yield what is wrong with the relay as a whole, or not finished yet."""
     policy = snapshot.policy
     if snapshot.refusing_because and snapshot.condition is not Condition.DOWN:
         yield f"refusing mail: {snapshot.refusing_because}"
@@ -61,7 +60,7 @@ def unread_words(snapshot: Snapshot) -> str:
 
 
 def state_words(upstream: UpstreamStatus, now_ns: int) -> str:
-    """Return its state, how long that lasts or what ends it, and why."""
+    """Return the upstream's state, how long it lasts or what ends it, and the reason."""
     words, until_ns = upstream.state_words, upstream.paused_until_ns
     if until_ns is not None and upstream.state is not UpstreamState.OPEN:
         words = f"{upstream.state} for {span(until_ns - now_ns)}"
@@ -88,7 +87,7 @@ def limits_of(snapshot: Snapshot) -> list[LimitStatus]:
 
 
 def in_plain_words(text: str, limits: Iterable[LimitStatus]) -> str:
-    """Return a text with the labels of these limits as people write them."""
+    """Replace the labels of these limits in a text by their words."""
     for limit in limits:
         text = text.replace(limit.label, limit.words)
     return text
@@ -101,10 +100,10 @@ def queue_text(
     *,
     nothing: str = EMPTY,
 ) -> Iterator[str]:
-    """Yield the queue, a page at a time and a line a message, and the sum that mailq has.
+    """Yield the queue page by page, one line for each message, and at the end the sum, as mailq does.
 
-    The limits of the snapshot are written as people write them, and where it has routes, each message says
-    with which upstream it stands.
+    The limits of the snapshot are written in words.  If the snapshot has routes, each line names the
+    upstreams in whose queues the message stands.
     """
     limits = [] if snapshot is None else limits_of(snapshot)
     has_routes = snapshot is not None and bool(snapshot.routes)
@@ -159,7 +158,7 @@ def _why(message: MessageView, at_ns: int, *, has_routes: bool) -> str:
 
 
 def detail_lines(message: MessageView) -> Iterator[str]:
-    """Yield all that is known of a message, by the keys of `--json`."""
+    """Yield all that is known of a message, under the keys of `--json`."""
     told = detail_to_json(message)
     recipients, header = told.pop("recipient_statuses"), told.pop("header")
     for key, value in told.items():

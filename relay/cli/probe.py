@@ -1,8 +1,8 @@
-"""`relay probe` and `relay login`: an account tried, and a consent kept; beside a relay, or without one.
+"""`relay probe` tries an account, `relay login` gets and keeps a consent; with or without a running relay.
 
-Guarantees: a probe reserves a connection in the account's own history, under its lock, where a limit in force
-counts connections, and sends no mail.  A login looks at the file's folder and owner before anybody is asked;
-a token that was given is written, durably, or the error says that it was not.  Nothing shown holds a secret.
+Guarantees: a probe sends no mail.  If a limit in force counts connections, the probe reserves a connection in
+the account's own history, under its lock.  A login checks the token file's folder and owner before it asks
+anybody.  It writes a granted token durably, or its error says that it did not.  Output shows no secret.
 Does not: take the spool's lock, or talk to the running relay.
 """
 
@@ -55,11 +55,11 @@ _STEP_OF = {Phase.CONNECT: "connect", Phase.EHLO: "ehlo", Phase.STARTTLS: "tls",
 @click.argument("upstream")
 @policy_option
 def probe(policy_path: Path, upstream: str) -> int:
-    """Log in at UPSTREAM, and tell each step with its time; no mail is sent.
+    """Log in at UPSTREAM and print each step with its time; send no mail.
 
-    A connection is charged where limits count connections.  Exit codes: 0 where all went well, 75 to try
-    later, 77 if the account was refused, 78 for a fault in the policy, a secret or the certificate.  Works
-    beside a relay that runs, and without one.
+    Limits that count connections count this one.  Exit codes: 0 if all went well, 75 to try later, 77 if
+    the account was refused, 78 for a fault in the policy, a secret or the certificate.  Works with the
+    relay up or down.
     """
     policy = read_policy(policy_path)
     named_upstream(policy, upstream)
@@ -69,7 +69,7 @@ def probe(policy_path: Path, upstream: str) -> int:
 async def probed(policy: Policy, name: str, echo: Callable[[str], object]) -> int:
     """Resolve, connect, TLS, EHLO, AUTH, QUIT; return the exit code.
 
-    Raises SecretError, HistoryError, and PermissionError where the relay runs as another user.
+    Raises SecretError, HistoryError, and PermissionError if the relay runs as another user.
     """
     refuse_strangers(policy.spool)
     upstream, clock, disk = policy.upstreams[name], SystemClock(), RealDisk()
@@ -87,7 +87,7 @@ async def probed(policy: Policy, name: str, echo: Callable[[str], object]) -> in
         mark = "" if is_good else "failed: "
         echo(f"{step:<9}{took_ns / SECOND_NS:8.3f} s  {mark}{printable(text)}")
 
-    # What the log would say, the steps say.
+    # The steps say what the log would say.
     telemetry = Telemetry(Events(io.StringIO(), "text", clock), Metrics(clock), clock)
     logins = Logins(name, upstream, policy.hostname or socket.getfqdn(), disk=disk, telemetry=telemetry)
     history = policy.history_of(name)
@@ -101,7 +101,7 @@ async def probed(policy: Policy, name: str, echo: Callable[[str], object]) -> in
         ),
         clock,
         lambda error: step("history", str(error), is_good=False),
-        # Said once, and so not by the next start.
+        # The relay's next start will not say it, because the history is there by then.
         lambda: step("history", f"begins empty, at {history}: nothing sent before counts"),
     )
     try:
@@ -109,7 +109,7 @@ async def probed(policy: Policy, name: str, echo: Callable[[str], object]) -> in
         await (await open_with_slot(throttle, logins, judge, clock, on_step=step)).close()
     except UpstreamUnavailable as unavailable:
         answer = unavailable.answer
-        # Before any step it is the token that failed, not the connection.
+        # If no step came before, the token failed, not the connection.
         step(_STEP_OF.get(answer.phase, str(answer.phase)) if told else "token", answer.text, is_good=False)
         if isinstance(unavailable.__cause__, ssl.SSLCertVerificationError):
             return os.EX_CONFIG
@@ -131,10 +131,10 @@ async def probed(policy: Policy, name: str, echo: Callable[[str], object]) -> in
 def login(policy_path: Path, upstream: str) -> None:
     """Consent to mail through UPSTREAM by OAuth2, and keep the refresh token.
 
-    Prints an address and a code for any device with a browser, and waits.  Where the provider has no such
-    codes for mail (Gmail), it prints a link, and asks for the address that the browser shows at the end.
-    Needs `grant: refresh_token`; run it as the user that the relay runs as.  A running relay takes the new
-    token by itself.  Exit codes: 0, 75 to try later, 77 if it was refused, 78 for a fault in the policy.
+    Prints an address and a code for any device with a browser, and waits.  If the provider has no such
+    codes for mail (Gmail), prints a link, and asks for the address that the browser shows at the end.
+    Needs `grant: refresh_token`; run it as the user that the relay runs as.  A running relay uses the new
+    token by itself.  Exit codes: 0, 75 to try later, 77 if refused, 78 for a fault in the policy.
     """
 
     def failed(why: str, code: int) -> Failed:
@@ -149,7 +149,7 @@ def login(policy_path: Path, upstream: str) -> None:
     try:
         _refuse_unwritable(path)
         token = asyncio.run(_consent(auth, oauth2))
-        # Crash here: the consent is lost, and is asked for again.
+        # Crash here: the consent is lost; the next login asks for it again.
         RefreshTokenFile(path, RealDisk()).write(token)
     except LoginFailed as error:
         why = str(error).replace("UPSTREAM", upstream)
@@ -182,7 +182,7 @@ async def _consent(auth: Auth, oauth2: OAuth2) -> str:
 
 
 def _refuse_unwritable(path: Path) -> None:
-    """Raise OSError: a file that root makes, the relay could not read."""
+    """Raise OSError for a file or folder of another user: the relay could not read a file that root makes."""
     refuse_strangers(path if path.exists() else path.parent)
     if not os.access(path.parent, os.W_OK | os.X_OK, effective_ids=True):
         raise PermissionError(errno.EACCES, "its folder may not be written", str(path))

@@ -1,7 +1,7 @@
-"""`relay queue`, the verbs on its messages, `relay export`; and `relay pause` and `resume`.
+"""`relay queue` with its verbs on messages, `relay export`, `relay pause` and `relay resume`.
 
-Ids are checked before anything is asked.  Of each id stdout tells what was done, stderr what was not;
-the exit code is 75 if some message was busy, else 1 if some was absent or could not be changed.
+Ids are checked before the relay is asked.  For each id, stdout says what was done, stderr what was not.  The
+exit code is 75 if a message was busy or its result is not known, else 1 if an id was absent or unchangeable.
 """
 
 import contextlib
@@ -67,8 +67,8 @@ _NO_UPSTREAM = {ABSENT: "there is no such upstream"}
 @click.group(invoke_without_command=True)
 @where_options
 @filter_options
-@click.option("--reason", default="", metavar="TEXT", help="By a part of why it waits, or what holds it.")
-@click.option("--sort", type=click.Choice(SORTS), help="In which order; default: arrival.")
+@click.option("--reason", default="", metavar="TEXT", help="By part of the reason for waiting or hold.")
+@click.option("--sort", type=click.Choice(SORTS), help="Sort order; default: arrival.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N.")
 @click.option(
     "--by", type=click.Choice([by.value for by in By]), help="Count messages by this, and by age in minutes."
@@ -80,7 +80,7 @@ def queue(
 ) -> None:
     """List the queue, one line per message; or show or change messages.
 
-    Different filters must all match, of one filter's values any one.  Works with the relay up or down.
+    All filters must match; of one filter's values any one suffices.  Works with the relay up or down.
     """
     filters = replace(filters, reason=reason)
     if context.invoked_subcommand is not None:
@@ -102,11 +102,11 @@ def queue(
 
 
 def _listing(session: Session, snapshot: Snapshot, wanted: Wanted, *, as_json: bool) -> Iterator[str]:
-    """Yield messages as they are found, many lines at a time; say at the end whether there are more."""
+    """Yield messages page by page, as they are found; say on stderr at the end if there are more."""
     pages: Iterable[list[MessageView]] = session.rows(wanted)
     is_cut = False
     if wanted.limit is not None:
-        # With one more it is known whether the list was cut.
+        # One message more than the limit shows whether the list is cut.
         found = session.queue(replace(wanted, limit=wanted.limit + 1))
         pages, is_cut = [found[: wanted.limit]], len(found) > wanted.limit
     if as_json:
@@ -129,7 +129,7 @@ def _summary(
     groups = session.summary(filters, by, limit)
     if as_json:
         return (json.dumps(group_to_json(group)) for group in groups)
-    # The columns of qshape(1): messages in all, and by age in minutes.
+    # The columns of qshape(1): all messages, then messages by age in minutes.
     columns = by.value, "T", *map(str, AGES), f"{AGES[-1]}+"
     rows = (
         ("TOTAL" if group.key is None else group.key or "-", group.messages, *group.messages_by_age)
@@ -139,7 +139,7 @@ def _summary(
 
 
 def _each(ids: Sequence[QueueId], do: Callable[[QueueId], str | None]) -> int:
-    """Do something with each message, which returns what went wrong; return the exit code."""
+    """Call `do`, which returns an error, OK or None, for each message; return the exit code."""
     results: dict[str, str] = {}
     for queue_id in ids:
         try:
@@ -169,7 +169,7 @@ def show(where: Where, ids: Sequence[QueueId], *, as_json: bool) -> int:
 @ids_argument
 @where_options
 def content(where: Where, ids: Sequence[QueueId]) -> int:
-    """Print a message as it is stored; on a terminal without what would steer it."""
+    """Print a message as stored; on a terminal, control characters are escaped."""
     return _print_content(where, ids)
 
 
@@ -201,14 +201,14 @@ def _echo_content(chunks: Iterator[bytes]) -> None:
     "--output",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Write ID.eml and ID.json to this folder; nothing that is there is replaced.",
+    help="Write ID.eml and ID.json to this folder; existing files are not replaced.",
 )
 def export(where: Where, ids: Sequence[QueueId], *, output: Path | None) -> int:
     """Write messages of the queue as .eml, each with its envelope.
 
-    The content goes to stdout as it is stored; with --output each message becomes two files, the content
-    and its envelope: from whom, to whom and how far, when and from where it came.  `-` reads ids from
-    stdin.  Works with the relay up or down, and changes nothing.
+    The content goes to stdout as it is stored.  With --output each message becomes two files: the content,
+    and the envelope with sender, state of each recipient, arrival and client.  `-` reads ids from stdin.
+    Works with the relay up or down, and changes nothing.
     """
     if output is None:
         return _print_content(where, ids)
@@ -216,7 +216,7 @@ def export(where: Where, ids: Sequence[QueueId], *, output: Path | None) -> int:
         output.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise Failed(f"{output}: {error.strerror}", os.EX_CANTCREAT) from error
-    os.umask(0o077)  # it is other people's mail
+    os.umask(0o077)  # the files hold other people's mail
     with asked(where) as session:
         return _each(ids, lambda queue_id: _to_files(session, queue_id, output))
 
@@ -228,7 +228,7 @@ def _to_files(session: Session, queue_id: QueueId, folder: Path) -> str:
         with contextlib.ExitStack() as undo:
             for name, chunks in ((path, session.content(queue_id)), (path.with_suffix(".json"), [envelope])):
                 with name.open("xb") as file:
-                    # Half of a message must not be taken for all of it.
+                    # Nobody must take half a message for the whole.
                     undo.callback(name.unlink, missing_ok=True)
                     file.writelines(chunks)
             undo.pop_all()
@@ -249,7 +249,7 @@ def _verb(verb: Verb) -> None:
     @click.argument("words", metavar="ID...", nargs=-1)
     @where_options
     @filter_options
-    @click.option("--yes", "is_confirmed", is_flag=True, help="Confirm ALL, or what filters find.")
+    @click.option("--yes", "is_confirmed", is_flag=True, help="Confirm ALL, or all that match.")
     def command(where: Where, words: Sequence[str], filters: Filters, *, is_confirmed: bool) -> int:
         if filters.is_any is not bool(words):
             raise click.UsageError("name messages by their ids, or by filters")
@@ -259,9 +259,9 @@ def _verb(verb: Verb) -> None:
         with asked(where) as session:
             if queue_ids:
                 return _act(session, verb, queue_ids)
-            # Ahead of the verb: where the relay goes in it, what was done is told all the same.
+            # Taken before the verb: if the relay stops during the verb, its results are still told.
             snapshot = session.snapshot()
-            # The corrupt are only looked at.
+            # No verb acts on a corrupt message.
             found = [each for each in session.queue(Wanted(filters)) if each.state is not QueueState.CORRUPT]
             if found and is_confirmed:
                 code = _act(session, verb, [each.queue_id for each in found], filters.states)
@@ -298,7 +298,7 @@ def _preview(row: VerbRow, found: Sequence[MessageView], snapshot: Snapshot) -> 
 def told(
     results: Mapping[str, str], done: Mapping[str, str] | None = None, not_done: Mapping[str, str] = _NOT_DONE
 ) -> int:
-    """Say on stdout of what something was done, and on stderr of what not; return the exit code."""
+    """Say for each name on stdout what was done, on stderr what was not; return the exit code."""
     failures: set[str] = set()
     for name, result in results.items():
         if result not in (OK, UNCHANGED):
@@ -318,14 +318,14 @@ def told(
     "length_ns",
     callback=duration,
     metavar="TIME",
-    help="How long, such as 30m or 2h; without it until `relay resume UPSTREAM`.",
+    help="Length, such as 30m or 2h; default: until `relay resume UPSTREAM`.",
 )
 @where_options
 def pause(where: Where, upstream: str, *, length_ns: int | None) -> int:
-    """Send nothing more through UPSTREAM: what is in flight finishes, and nothing new begins.
+    """Send nothing more through UPSTREAM; transactions in flight finish.
 
-    Mail is accepted as before and waits, and does not grow old meanwhile.  The pause survives restarts and
-    reboots.  Asked again, it sets another end.  When it ends, one message goes first, as after
+    Mail is accepted as before and waits, without growing old.  The pause survives restarts and reboots.
+    Calling this again sets another end.  When the pause ends, one message goes first, as after
     `relay resume`.
     """
     until = f"until `relay resume {upstream}`"

@@ -1,4 +1,4 @@
-"""`relay run`: the daemon, in the foreground."""
+"""`relay run`: runs the daemon in the foreground."""
 
 import errno
 import os
@@ -32,8 +32,8 @@ _ADDRESS_ERRORS = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES
 def run(policy_path: Path, style: LogStyle, *, verbose: bool) -> int:
     """Accept mail and relay it, in the foreground.
 
-    SIGTERM and SIGINT finish the transactions in flight, for a minute at most, and exit 0; a second one exits
-    at once.  SIGHUP reads the policy again.
+    SIGTERM and SIGINT finish the transactions in flight, for a minute at most, and exit 0; a second signal
+    exits at once.  SIGHUP reloads the policy.
     """
     # Files that the relay creates are private, whatever umask it was started with.
     os.umask(0o077)
@@ -51,7 +51,7 @@ def run(policy_path: Path, style: LogStyle, *, verbose: bool) -> int:
 
 
 def _greet(policy: Policy) -> None:
-    """Tell a newcomer what to type next; only where the practice smarthost is used."""
+    """Tell a newcomer what to type next, if the policy has a practice smarthost."""
     if (practice := policy.practice) is None:
         return
     address = policy.listen[0].address

@@ -1,8 +1,8 @@
-"""`relay sendmail`, by a link named sendmail or mailq too, and `relay drain`: mail of programs on this host.
+"""`relay sendmail` and its links (LINKS in `main`), and `relay drain`: mail of programs on this host.
 
-Exit codes are those that programs know from sendmail(1), sysexits(3): 0 only once the message is durably
-the relay's; 75 where the program should try again.  Of `drain` 0: nothing that could go is left; 75: some of
-it may go another time; 65: all that is left waits for somebody to act.
+Exit codes are those of sysexits(3), which programs know from sendmail(1): 0 only once the message is durably
+the relay's, 75 if the program should try again.  For `drain`: 0 if no message is left, 75 if another drain
+may hand over some, 65 if all that are left wait for somebody to act.
 """
 
 import contextlib
@@ -43,12 +43,11 @@ from relay.submission.handover import Handover, Refusal, bridged, most_bytes, ta
 from relay.submission.maildir_drain import MaildirDrain, NotRemoved
 
 _STANDS_FOR = {"sendmail": (), "mailq": ("-bp",), "newaliases": ("-bi",)}
-"""What each name of a link means."""
 _REASON_ENDS_AT = 76
 
 
 class _AsItIs(click.Command):
-    """Takes the words as they are: sendmail(1)'s options are not those of other commands."""
+    """Takes the words unparsed: sendmail(1)'s options are not those of other commands."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args == ["--help"]:
@@ -59,11 +58,11 @@ class _AsItIs(click.Command):
 
 @click.command(cls=_AsItIs, options_metavar="[OPTION]... [RECIPIENT]...")
 def sendmail(words: Sequence[str]) -> int:
-    """Take a message from stdin, by the options of Postfix and its kin.
+    """Take a message from stdin, with the options of Postfix and others.
 
     -t  the recipients of To, Cc and Bcc too;  -i  a line with only a dot is content;
-    -f ADDRESS  the envelope's sender;  -F NAME  for a From: that is missing;
-    -N never|success,failure,delay  -R hdrs|full  -V ID  what the sender is told (RFC 3461);
+    -f ADDRESS  the envelope's sender;  -F NAME  the name for a missing From:;
+    -N never|success,failure,delay  -R hdrs|full  -V ID  reports to the sender (RFC 3461);
     -bs  SMTP on stdin and stdout;  -bp  the queue (mailq);  -q  try deferred messages now.
     --policy FILE and --spool DIR as elsewhere.
     """
@@ -71,7 +70,7 @@ def sendmail(words: Sequence[str]) -> int:
 
 
 def as_link(name: str, words: Sequence[str]) -> int:
-    """Act as a link of that name does: in whatever folder it is called, the policy is the system's."""
+    """Act as a link of that name; the default policy is the system's, whatever the current folder."""
     return _run((*_STANDS_FOR[name], *words), SYSTEM_POLICY)
 
 
@@ -87,7 +86,6 @@ def _run(words: Sequence[str], policy_path: Path) -> int:
 
 
 def _failure(error: Exception) -> tuple[str, int]:
-    """Return what to tell of a message that was not taken, and the exit code."""
     match error:
         case Refusal():
             return str(error), error.exit_code
@@ -119,7 +117,7 @@ def _act(call: SendmailCall, where: Where) -> None:
             with asked(where) as session:
                 session.act("retry", [each.queue_id for each in session.queue(deferred)])
         case Mode.NEW_ALIASES:
-            pass  # there are none
+            pass  # the relay has no aliases
 
 
 def _submit(call: SendmailCall, policy: Policy) -> None:
@@ -150,7 +148,7 @@ def _local(at_ns: int) -> datetime:
 
 
 def _read_message(stream: BinaryIO, most: int, *, dot_ends: bool) -> bytes:
-    """Return all lines, or those before a line of a single dot, behind which nothing is read.
+    """Return all lines; with `dot_ends`, those before a line of a single dot, and read nothing behind it.
 
     Raises Refusal for more than `most` octets.
     """
@@ -169,7 +167,7 @@ def _speak(policy: Policy) -> None:
         with taker(policy, _hostname(policy), _tell) as connected:
             bridged(connected, sys.stdin.fileno(), sys.stdout.fileno())
     except Refusal:
-        # The program at the other end reads replies, and perhaps no exit code.
+        # The calling program reads replies, and may ignore the exit code.
         click.echo("421 4.3.0 The relay does not answer, try again later\r")
         raise
 
@@ -179,7 +177,7 @@ def _hostname(policy: Policy) -> str:
 
 
 def _mailq(session: Session) -> Iterator[str]:
-    """Yield the queue in the form of Postfix' showq_compat.c with long queue ids, for scripts."""
+    """Yield the queue in the format of Postfix's showq_compat.c with long queue ids, for scripts."""
     messages = [each for each in session.queue() if each.state is not QueueState.CORRUPT]
     if not messages:
         yield EMPTY
@@ -207,14 +205,14 @@ def _mailq(session: Session) -> Iterator[str]:
     "--prefix",
     default="",
     metavar="TEXT",
-    help="Take TEXT off the address in Delivered-To; all must begin so.",
+    help="Remove TEXT from the start of each Delivered-To; required there.",
 )
-@click.option("--sender", metavar="ADDRESS", help="The envelope's sender, `<>` for none; else Return-Path.")
+@click.option("--sender", metavar="ADDRESS", help="Envelope sender, `<>` for none; default: Return-Path.")
 @click.option(
-    "--to", "recipients", multiple=True, metavar="ADDRESS", help="For whom, instead of Delivered-To."
+    "--to", "recipients", multiple=True, metavar="ADDRESS", help="Recipient, instead of Delivered-To."
 )
 @click.option(
-    "-t", "takes_header", is_flag=True, help="For whom To, Cc and Bcc say, beside --to; no Delivered-To."
+    "-t", "takes_header", is_flag=True, help="Recipients of To, Cc, Bcc, and --to; not Delivered-To."
 )
 @where_options
 def drain(
@@ -228,8 +226,8 @@ def drain(
 ) -> int:
     """Hand the messages of a maildir over to the relay, and remove each once it is durably the relay's.
 
-    The sender is that of Return-Path, the recipient that of Delivered-To: programs that deliver into a
-    maildir write them on top.  Both lines are removed.  What is refused stays.
+    Sender and recipient are those of Return-Path and Delivered-To, which programs that deliver into a
+    maildir write on top.  Both lines are removed.  Refused messages stay.
     """
     if prefix and (recipients or takes_header):
         raise click.UsageError("--prefix is about Delivered-To, which --to and -t leave alone")

@@ -1,8 +1,8 @@
 """`relay status` and `relay find`: what a relay does now, and where a message is or what became of it.
 
-While a relay is down, its spool, histories and pauses say it.  The recent past is read from its database, the
-newest first, and shown as it is found: a relay that runs takes no part in that.  What reads a database is
-imported only where one is asked for.
+While the relay is down, its spool, histories and pauses are read.  The recent past is read from its database,
+without the relay, and shown as it is found, newest first.  The modules that read a database are imported only
+where needed.
 """
 
 import json
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from relay.telemetry.outcomes import PastOutcome
 
 Columns = Mapping[str, Callable[[Any, int], object]]
-"""Of a table: what each has of a value, at this instant."""
+"""For each column of a table, the function that returns its cell for a value and the present time in ns."""
 UPSTREAMS: Columns = {
     "upstream": lambda each, _: each.name,
     "host": lambda each, _: f"{each.host}:{each.port}",
@@ -99,7 +99,7 @@ USAGE: Columns = {
 NOTHING_FOUND = 1
 _ENDED = "{:<20}  {:<8}  {:<17}  {}"
 NUMBERS = {"messages", "recipients", "bytes", "oldest", "share", "ceiling", "used"}
-"""Columns that stand to the right."""
+"""Columns that are right-aligned."""
 
 
 @click.command()
@@ -109,7 +109,7 @@ NUMBERS = {"messages", "recipients", "bytes", "oldest", "share", "ceiling", "use
 def status(where: Where, *, as_json: bool, by: str | None) -> int:
     """Show upstreams, limits and when their next slot opens, and the queue.
 
-    With --by, what was relayed within the length of each limit, as far as `recent` keeps it: a
+    With --by, shows what was relayed in each limit's length, as far as `recent` keeps it; a
     window itself counts slots.  Works with the relay up or down; down, it reads the spool, and the
     exit code is 69.
     """
@@ -129,7 +129,7 @@ def status(where: Where, *, as_json: bool, by: str | None) -> int:
 
 
 def _usage(where: Where, snapshot: Snapshot, by: str) -> dict[str, Any]:
-    """Return what was relayed within the length of each limit; keys may be added, never renamed."""
+    """Return what was relayed within each limit's length; keys may be added, never renamed."""
     from relay.telemetry.outcomes import oldest_ns, past_outcomes, usage  # noqa: PLC0415 - see the beginning
 
     with past_outcomes(str(found_policy(where).spool)) as past:
@@ -190,13 +190,13 @@ def _sought(_context: click.Context, _argument: click.Parameter, words: Sequence
 @click.argument("wanted", nargs=-1, required=True, callback=_sought, metavar="TEXT...")
 @where_options
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N.")
-@click.option("--since", metavar="AGE", callback=duration, help="Leave out what ended earlier: 2h.")
+@click.option("--since", metavar="AGE", callback=duration, help="Leave out older outcomes: 2h.")
 @json_option
 def find(where: Where, wanted: Sought, *, limit: int | None, since: int | None, as_json: bool) -> int:
     """Find messages by parts of an address, a Message-ID, a Subject or a queue id.
 
-    The queue id is ours or the client's.  Of several words all must be there.  Prints messages in
-    the queue first, then those that have ended, the newest first: when, by which upstream, and its
+    The queue id may be the relay's or the client's.  All words must match.  Prints messages in the
+    queue first, then those that have ended, newest first: when, through which upstream, and its
     reply.  Works with the relay up or down.  Exit code 1: nothing found.
     """
     import asyncio  # noqa: PLC0415 - see the beginning
@@ -217,7 +217,7 @@ def find(where: Where, wanted: Sought, *, limit: int | None, since: int | None, 
         click.echo("what ended is not kept: `recent: null` in the policy", err=True)
         return os.EX_OK if messages else NOTHING_FOUND
     if ControlClient(policy.spool).is_up():
-        # What left the queue just now is written by then.
+        # The relay writes what left the queue just now within this time.
         asyncio.run(asyncio.sleep(2 * GATHER_SECONDS))
     left, count = None if limit is None else limit - len(messages), 0
     with past_outcomes(str(policy.spool)) as past:

@@ -1,9 +1,9 @@
-"""`relay top`: asks the relay again and again, shows a table, and asks before a verb.
+"""`relay top`: polls the relay, shows a table, and asks for confirmation before a verb.
 
-Guarantees: no colours, but bold and reverse; keys only, so that the mouse selects text as it does elsewhere.
-A relay that stops answering or is restarted is found again; what was seen last stays.  Costs the relay a
-snapshot each 2 s, and a count of the queue at most a twentieth of the time.
-Does not: read the spool of a relay that is down, whose lock its next start needs.
+Guarantees: bold and reverse, no colours; keys only, so that the mouse selects text as in other programs.  If
+the relay stops answering or restarts, `top` finds it again; the last snapshot stays on the screen.  The relay
+gives a snapshot every 2 s, and spends at most a twentieth of the time on counts of the queue.
+Does not: read the spool of a relay that is down, because the relay's next start needs the lock.
 """
 
 import asyncio
@@ -38,16 +38,16 @@ from relay.verdicts.account import PauseAsked
 EVERY_SECONDS = 2.0
 COUNT_NS = 10_000_000_000
 OFTEN = 20
-"""A count is made again after so many times as long as the last one took, and not before COUNT_NS."""
+"""The next count comes after OFTEN times the duration of the last one, but not before COUNT_NS."""
 MOST_SENDERS = 20
 ENDS = (signal.SIGTERM, signal.SIGHUP)
 _QUESTIONS = {
     "pause": "Pause upstream {}: what is in flight finishes, and mail waits until it is used again",
     "resume": "Use upstream {} again: one message first; what its shield doubts is tried again",
 }
-"""Of the verbs that act on an upstream; the others act on messages."""
+"""For the verbs that act on an upstream; the others act on messages."""
 _FILTERED_BY = {"upstream": "upstreams", "lane": "lanes", "sender": "senders"}
-"""By the kind of a row the filter that finds its messages."""
+"""For each kind of row, the filter that finds its messages."""
 _SAID = {ABSENT: "gone by now", BUSY: "in a transaction"}
 
 
@@ -56,9 +56,9 @@ _SAID = {ABSENT: "gone by now", BUSY: "in a transaction"}
 def top(where: Where) -> int:
     """Watch a running relay in a terminal: limits, lanes, upstreams, senders; and act by keys.
 
-    The last line lists the keys.  While the relay is down it says so, and goes on looking.
+    The last line lists the keys.  While the relay is down, top says so and keeps looking.
     """
-    # All three: the picture goes to standard error, which is the terminal where the others are redirected.
+    # All three: Textual draws on stderr, which may be a terminal though stdin or stdout is redirected.
     is_terminal = all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
     if not is_terminal or os.environ.get("TERM", "dumb") == "dumb":
         raise click.UsageError("`relay top` needs a terminal that moves its cursor; use `relay status`")
@@ -69,10 +69,10 @@ async def _watch(relay: ControlClient) -> int:
     app, loop = Top(relay), asyncio.get_running_loop()
     for number in ENDS:
         loop.add_signal_handler(number, partial(app.exit, return_code=128 + number))
-    # A thread that still waits for an answer would keep the program from ending.
+    # Close the relay's client: a thread that still waits for an answer would keep the program from ending.
     with closing(relay):
         await app.run_async(mouse=False)
-    # The library says 1 of a fault, whose traceback it printed; signals are told apart by more.
+    # Textual returns 1 after a fault, and has printed the traceback; codes of signals are above 128.
     return os.EX_SOFTWARE if app.return_code == 1 else app.return_code or os.EX_OK
 
 
@@ -129,17 +129,17 @@ class Top(App[None]):
     ]
 
     def __init__(self, relay: ControlClient) -> None:
-        # Its own default colours stay those of the terminal.
+        # Textual's default colours are then those of the terminal.
         super().__init__(ansi_color=True)
         self.theme = "ansi-dark"
         self._relay, self._clock = relay, SystemClock()
         self._snapshot: Snapshot | None = None
         self._senders = list[GroupRow]()
         self._seen_ns = self._counts_at_ns = 0
-        """Boottime."""
+        """Boottime of the last snapshot, and from when the next count is due."""
         self._rows: list[Row] = []
         self._asked: Callable[[], str] | None = None
-        """Done by `y`; it tells what came of it."""
+        """What `y` does; it returns the text of the result."""
 
     def compose(self) -> ComposeResult:
         yield Static(f"asking the relay on {self._relay.spool}", id="head", markup=False)
@@ -180,7 +180,7 @@ class Top(App[None]):
         return str(error) if is_up else f"no relay runs on {self._relay.spool}; looking again and again"
 
     def _draw(self, lines: list[str]) -> None:
-        """Show what is known now; a row that was chosen stays so."""
+        """Show the lines and the last snapshot; the chosen row stays chosen."""
         if self._snapshot is not None:
             now_ns = self._snapshot.at_ns + self._clock.boottime_ns() - self._seen_ns
             counts = [(self._snapshot.counts(state).messages, state.value) for state in QueueState]
@@ -221,7 +221,7 @@ class Top(App[None]):
         elif verb == "resume":
             self._asked = lambda: _told(verb, [(row.name, self._relay.resume(row.name))])
         else:
-            filters = Filters(**{_FILTERED_BY[row.kind]: (row.name,)}, states=states)  # type: ignore[arg-type]  # of names
+            filters = Filters(**{_FILTERED_BY[row.kind]: (row.name,)}, states=states)  # type: ignore[arg-type]  # names only
             try:
                 listed = await to_thread(self._relay.queue, Wanted(filters))
             except (Unreachable, OSError) as error:
@@ -230,7 +230,7 @@ class Top(App[None]):
             queue_ids = [each.queue_id for each in listed]
             what = f"{len(queue_ids)} messages of {row.kind} {row.name} ({' or '.join(states)} now)"
             question = f"{verb} {what}: {TABLE[verb].done}"
-            # What is in another state by then is left alone.
+            # The relay leaves alone a message that is in another state by then.
             self._asked = lambda: _told(
                 verb,
                 [
@@ -241,7 +241,7 @@ class Top(App[None]):
         self._update("#said", printable(f"{question}?  y: do it   n, Esc: leave it"))
 
     @work(exclusive=True, group="asking")
-    async def action_answer(self, is_yes: bool) -> None:  # noqa: FBT001 - of a binding
+    async def action_answer(self, is_yes: bool) -> None:  # noqa: FBT001 - a binding passes it
         do, self._asked = self._asked, None
         said = "nothing was done"
         try:

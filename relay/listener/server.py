@@ -69,13 +69,16 @@ class Listener(Reception):
                 accepted.send(refusal.encode("ascii") + b"\r\n")
             raise ConnectionRefusedError
         tls = self.tls if self.is_implicit_tls else None
+        session = ClientSession(self, place)
         try:
             # Counted before the TLS handshake, so silent clients take no more places than others.
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: ClientSession(self, place), accepted, ssl=tls
-            )
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: session, accepted, ssl=tls)
         except BaseException:
-            self.admission.leave(place)
+            # The loop closes the transport, and never reports it as lost.
+            if session in self.sessions:
+                session.task.cancel()
+            else:
+                self.admission.leave(place)
             raise
 
     async def _client_of(self, accepted: socket.socket, peer: Client) -> Client:

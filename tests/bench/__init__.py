@@ -1,20 +1,20 @@
-"""How fast, beside others on the same machine: `make bench`.
+"""`make bench`: how fast the relay is, beside Postfix on the same machine.
 
-The relay and Postfix take mail from smtp-source, store it durably, and hand it to smtp-sink; the rounds
-alternate, so that what else the machine does is shared.  Not a test: numbers, not
-judgements.
+The relay and Postfix take mail from smtp-source, store it durably, and send it to smtp-sink.  Their rounds
+alternate, so that other load on the machine slows both.  It prints figures and judges nothing.
 
 contenders     Postfix and the relay, set up alike
-measure        one round, and what the rounds say together
-decisions      of the throttle a second
-hosts          the same, of hosts on one PostgreSQL
+measure        one round, and tables of all rounds
+decisions      decisions of the throttle a second
+hosts          the same, by hosts that share one PostgreSQL
 cost           processor time a message
 restart        how soon a relay with a long queue takes mail and relays again
 cleaning       how long a settlement waits while a log is cleaned
-disk           an ext4 of their own
+disk           an ext4 for the contenders alone
+filling        spools, mail and databases for the benchmarks
 __main__       the command and its tables
 
-By itself `make bench` measures decisions and mail; each of the others is `--only`:
+By itself `make bench` measures decisions and mail; `--only` selects each of the others:
 
     make bench OPTIONS="--rounds 5"
     make bench OPTIONS="--only age --messages 5000 --rounds 12 --processes 1"
@@ -22,6 +22,4 @@ By itself `make bench` measures decisions and mail; each of the others is `--onl
     make bench OPTIONS="--only mail --engines maildir postgresql --processes 1"
     make bench OPTIONS="--only restart --messages 200000"
     make bench OPTIONS="--only cleaning --messages 60000"
-
-`filling` is of restart, cleaning and hosts.
 """

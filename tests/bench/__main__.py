@@ -149,7 +149,7 @@ _MODES: dict[str, tuple[str, Callable[[argparse.Namespace, dict[str, Any]], Rows
 _SMTP = {"mail", "age", "cost"}
 """These need smtp-source and smtp-sink."""
 _STORING = {"mail", "age", "hosts", "restart", "cleaning"}
-"""By these the disk counts."""
+"""These depend on the disk."""
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,10 +1,10 @@
 """How long a settlement waits while the log is cleaned: `make bench OPTIONS="--only cleaning"`.
 
-Messages are accepted and claimed 20 at a time; of each 20 two are held for ever and 18 end, in one
-settlement.  So a tenth of every segment stays, and has to be copied forward before its segment goes.
+Messages are accepted and claimed 20 at a time.  Of each 20, two are held for ever and 18 end, in one
+settlement.  So a tenth of every segment stays, and is copied forward before the segment is removed.
 
-Beside each settlement 4 KiB are appended to a file of its own and synced: the longest of these says what
-the disk alone takes at worst.  The longest of processor time says what a settlement computes.
+After each settlement 4 KiB are appended to another file and synced: the longest of these is what the disk
+alone takes at worst.  The longest processor time is what a settlement computes at worst.
 """
 
 import os
@@ -29,7 +29,6 @@ class _Spent(NamedTuple):
 
 
 def rows(messages: int, size_bytes: int, engines: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a row for each engine."""
     return [_row(messages, size_bytes, engine) for engine in engines]
 
 

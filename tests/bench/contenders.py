@@ -13,7 +13,7 @@ from tests.system.smtp_tools import SmtpSink, smtp_sink
 
 CONNECTIONS = 20
 MOST_SESSIONS = 1000
-"""That smtp-source may open at once: more than any load here."""
+"""Sessions that the relay allows at once: more than smtp-source opens under any load here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Contender:
 
 
 def sink_policy(sink: SmtpSink) -> dict[str, Any]:
-    """Return the upstream as a policy has it, with a limit that counts every message and is never reached."""
+    """Return the section of the upstream; its limit counts every message and is never reached."""
     return {
         "host": "127.0.0.1",
         "port": sink.port,
@@ -49,14 +49,13 @@ def postfix_contender() -> Iterator[Contender]:
 
 @contextmanager
 def floor_contender() -> Iterator[Contender]:
-    """Have smtp-source hand over to smtp-sink itself: what this machine's SMTP costs without any queue."""
+    """Let smtp-source send to smtp-sink itself: the cost of SMTP on this machine without a queue."""
     with smtp_sink() as sink:
         yield Contender("none: smtp-source to smtp-sink", sink.port, sink)
 
 
 @contextmanager
 def relay_contender(processes: int, engine: str) -> Iterator[Contender]:
-    """Run the relay with a limit that counts every message and is never reached."""
     with ExitStack() as running:
         sink, folder = running.enter_context(smtp_sink()), running.enter_context(temporary_folder())
         spool = {"path": "./spool", "engine": engine}

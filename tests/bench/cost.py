@@ -1,10 +1,10 @@
-"""What a message costs the processors: `make bench OPTIONS="--only cost"`.
+"""Processor time a message: `make bench OPTIONS="--only cost"`.
 
-User and system time of the relay's own processes, from the client's MAIL to the last removal, a message.
-It says how much work there is, where a rate says what else the machine does too.
+It is the user and system time of the relay's own processes, from the client's MAIL to the last removal,
+divided by the messages.  It shows the relay's own work; a rate depends on other load too.
 
-Assumes: Linux (`/proc`).  Batches are larger where the machine is busy, and then a message costs less:
-compare what ran in one call.
+Assumes Linux (`/proc`).  On a busy machine batches are larger, and a message costs less: compare only figures
+of one call.
 """
 
 import os
@@ -25,7 +25,7 @@ from tests.system.smtp_tools import smtp_sink
 WARM_UP = 400
 _TICK_MS = 1000 / os.sysconf("SC_CLK_TCK")
 _SETTLED_S = 0.5
-"""Behind the last message: its removal, and the timers of before."""
+"""The time after the last message in which it is removed and earlier timers fire."""
 
 
 class Spent(NamedTuple):

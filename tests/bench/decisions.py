@@ -1,14 +1,13 @@
-"""Decisions a second: the throttle in memory and durable, at several N.
+"""Decisions of the throttle a second, in memory and durable, at several N.
 
-There is a limit of N a day and a window that is full: N slots that were used evenly over the last day.
-That it is full is seen each time: just before the first slot opens, one more is asked for, and refused.
-Then it is asked by a clock that moves on by a day / N with each decision: as one slot opens, one message
-asks and is let through.  That is the steady state of a queue that waits.  Of an N above half of
-`BOUNDS.exact` slots are opened some at a time, a 1024th of the day late at most: so they are asked for a
-thousandth of the day after they opened, and 99.9 % of the window is full.
+The limit is N a day, and its window is full: N slots were used evenly over the last day.  Each round checks
+that: just before the first slot opens, one more request is refused.  Then the clock moves on by a day / N
+with each decision: as a slot opens, a message asks and gets it, as in the steady state of a queue that waits.
+If N is above half of `BOUNDS.exact`, the throttle opens some slots at a time, at most a 1024th of a day late.
+So they are asked for a thousandth of a day after they opened, and 99.9 % of the window is full.
 
-A decision is all that one transaction costs: the reservation and its end.  Durable: the slot is on disk
-(fsync) before it is granted, for every process that shares the file.
+A decision is all that one transaction costs: the reservation and its end.  Durable means that the slot is on
+disk (fsync) before it is granted, for every process that shares the file.
 """
 
 import statistics
@@ -41,7 +40,7 @@ MEMORY_DECISIONS = 50_000
 DURABLE_DECISIONS = 500
 
 Throttled = tuple[Callable[[int], bool], Callable[[Sequence[int]], None]]
-"""What decides about one message at an instant (ns, ascending), and what uses a slot at each of many."""
+"""Two functions: one decides at an instant (ns, ascending), the other uses a slot at each of many."""
 
 
 @contextmanager
@@ -105,13 +104,13 @@ def rows(rounds: int) -> list[dict[str, Any]]:
 def _round(throttled: Any, count: int, is_durable: bool) -> float:
     decisions = DURABLE_DECISIONS if is_durable else MEMORY_DECISIONS
     gap_ns = DAY_NS // count
-    # Each round of all slots begins later by so much.
+    # Each round of all slots begins later by this.
     late_ns = DAY_NS // 1000 if count > BOUNDS.exact // 2 else 2 * MILLISECOND_NS
     instants_ns = [START_NS + k * gap_ns + k // count * late_ns for k in range(count + decisions)]
     with throttled(count) as (decide, fill):
         fill(instants_ns[:count])
         assert not decide(START_NS + DAY_NS - MILLISECOND_NS), "the window is full"
-        # In memory: the time of this process, so that what else runs does not count.  A disk is waited for.
+        # In memory: processor time, so that other programs do not count.  The wait for a disk does count.
         timer = time.perf_counter if is_durable else time.process_time
         began_s = timer()
         for now_ns in instants_ns[count:]:

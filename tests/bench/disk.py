@@ -1,9 +1,9 @@
-"""What both contenders store on: an ext4 of their own, with its log, as a mail server has it.
+"""A fresh ext4 with a journal, as a mail server has it, on which all contenders store mail.
 
-The folder for temporary files may be on anything.  On an ext4 without a log, which some
-virtual machines have, a new file costs a search through all that were removed in the
-last minute (`recently_deleted` in the kernel's fs/ext4/ialloc.c): there each contender
-pays for those before it.
+The folder for temporary files may be on any file system.  On an ext4 without a journal,
+which some virtual machines have, a new file costs a search through all files removed in
+the last minute (`recently_deleted` in the kernel's fs/ext4/ialloc.c): there each
+contender pays for those before it.
 """
 
 import os
@@ -21,19 +21,18 @@ _APPENDED_BYTES = 4096
 _AT_ONCE = 20
 _FOR_S = 2.0
 SIZE_BYTES = 4 << 30
-"""Of a sparse file: it takes what is written."""
+"""The size of its image, a sparse file: it takes only the space that is written."""
 
 
 def why_missing() -> str | None:
-    """Return why no file system can be made for the contenders, or None."""
     return FILE_SYSTEMS["ext4"].why_missing() or kernel.why_missing()
 
 
 @contextmanager
 def stored_on_ext4() -> Iterator[None]:
-    """Have temporary folders on a fresh ext4, with its log.
+    """Put temporary folders on a fresh ext4 with a journal.
 
-    For a process that has no threads yet: the mount is in a namespace of its own, so that
+    The process must have no other threads yet: the mount is in a namespace of its own, so that
     nothing stays of it however the process ends.  Raises OSError, CalledProcessError.
     """
     kernel.enter_private_namespace()
@@ -41,7 +40,7 @@ def stored_on_ext4() -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="relay-bench-disk-") as name:
         image, mount = Path(name) / "image", Path(name) / "mount"
         mount.mkdir()
-        # Postfix gives its rights away, and has to get here all the same.
+        # Postfix drops its privileges, and still has to reach this folder.
         Path(name).chmod(0o755)
         ext4.make_on(image)
         with (

@@ -28,7 +28,7 @@ def opened_spool(root: Path, engine: str) -> Iterator[tuple[Spool, Intake]]:
 
 @contextmanager
 def database() -> Iterator[str]:
-    """Return the URL of one that has our tables, stored where temporary files are."""
+    """Yield the URL of a database with the relay's tables, stored where temporary files are."""
     with temporary_folder() as folder, started(folder, in_memory=False) as server:
         make(Database(server.url))
         yield server.url

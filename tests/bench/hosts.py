@@ -1,8 +1,8 @@
 """Decisions of hosts that share an account on one PostgreSQL: `make bench OPTIONS="--only hosts"`.
 
-Each host is a process of its own that asks for one message after the other, as fast as it is let through; the
-window never fills.  A decision is a transaction of the database: the lock of the account, the end of the last
-transaction and the reservation of the next, durable.  Each grant is timed from its request.
+Each host is a process that asks for one message after the other, as fast as it gets slots; the window never
+fills.  A decision is one durable transaction of the database: it locks the account, ends the last SMTP
+transaction and reserves the next.  Each grant is timed from its request.
 """
 
 import statistics
@@ -26,11 +26,10 @@ from tests.engines.history.limits import messages
 HOSTS = (1, 2, 8)
 FOR_S = 5.0
 LEAD_S = 6.0
-"""In which the processes of a round start."""
+"""The time in which the processes of a round start."""
 
 
 def rows(rounds: int) -> list[dict[str, Any]]:
-    """Return a row for each number of hosts."""
     found: list[dict[str, Any]] = []
     with database() as url:
         for hosts in HOSTS:
@@ -51,7 +50,7 @@ def rows(rounds: int) -> list[dict[str, Any]]:
 
 
 def _round(url: str, hosts: int, account: str) -> list[float]:
-    """Return how long each grant took."""
+    """Return how long each grant took, in seconds."""
     began_at_s = time.monotonic() + LEAD_S
     with ProcessPoolExecutor(hosts, get_context("spawn")) as pool:
         asked = [pool.submit(_decide, url, account, began_at_s) for _ in range(hosts)]

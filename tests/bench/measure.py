@@ -1,4 +1,4 @@
-"""One round, and what the rounds say together."""
+"""Runs one round of a load, and makes tables of all rounds."""
 
 import statistics
 import time
@@ -19,7 +19,7 @@ class Load:
     sessions: int
     size_bytes: int
     keep_connection: bool
-    """Many messages over one connection, or a new connection for each."""
+    """Whether many messages go over one connection, or each over a new one."""
 
     def __str__(self) -> str:
         return "one connection, many messages" if self.keep_connection else "a connection per message"
@@ -32,9 +32,9 @@ class Round:
     contender: str
     load: str
     accept_rate: float
-    """Until the last 250."""
+    """Measured until the last 250."""
     end_to_end_rate: float
-    """Until the sink has them all."""
+    """Measured until the sink has all messages."""
 
 
 def run_round(contender: Contender, load: Load) -> Round:
@@ -43,7 +43,7 @@ def run_round(contender: Contender, load: Load) -> Round:
 
 
 def send_through(port: int, sink: SmtpSink, load: Load) -> tuple[float, float]:
-    """Send the load to a port; return after how many seconds it had its last 250, and the sink had all."""
+    """Send the load to a port; return the seconds until the last 250, and until the sink had all."""
     already = sink.count
     began_s = time.monotonic()
 
@@ -57,7 +57,7 @@ def send_through(port: int, sink: SmtpSink, load: Load) -> tuple[float, float]:
         )
         return time.monotonic() - began_s
 
-    # The sink is heard meanwhile: a pipe full of its counts, some 2,000, would stop it.
+    # The sink is read meanwhile: it would stop when its pipe is full of counts.
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(send)
         sink.wait_for(already + load.messages, within_s=600)
@@ -66,7 +66,7 @@ def send_through(port: int, sink: SmtpSink, load: Load) -> tuple[float, float]:
 
 
 def summarise(rounds: Sequence[Round]) -> list[dict[str, Any]]:
-    """Return a row for each contender and load: medians, and their ratio to the first one's."""
+    """Return a row for each contender and load: medians, and their ratio to the first contender's."""
     rows: list[dict[str, Any]] = []
     for load in dict.fromkeys(each.load for each in rounds):
         medians = {

@@ -1,9 +1,9 @@
 """How soon a relay with a long queue takes mail and relays again: `make bench OPTIONS="--only restart"`.
 
-Measured from the start of the process: to the first `250`, to the first message relayed, to the whole
-queue known; and memory a message, beyond that of an empty queue.  The empty queue's own times are what
-Python and its imports take.  The upstream lets a few messages through, then the queue stands still.
-The spool's files are in the page cache, as after a restart of the process alone.
+It measures the time from the start of the process to the first `250`, to the first message relayed, and to
+the whole queue known; and memory a message, beyond that of an empty queue.  The times of an empty queue are
+those of Python and its imports.  The limit lets a few messages through, then the queue stands still.  The
+spool's files are in the page cache, as after a restart of the process alone.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ PATIENCE_S = 3600.0
 
 
 def rows(count: int, engines: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a row for each engine, empty and with so many messages."""
+    """Return two rows for each engine: with an empty queue, and with so many messages."""
     found: list[dict[str, Any]] = []
     for engine in engines:
         empty_bytes = 0
@@ -61,7 +61,7 @@ def _envelope(number: int) -> Envelope:
 
 
 def measure(folder: Path, engine: str) -> tuple[dict[str, float], int]:
-    """Return after how many seconds each came, and the most that was resident."""
+    """Return the seconds until each of three events, and the peak of resident memory in bytes."""
     with smtp_sink() as sink:
         isp = {"host": "127.0.0.1", "port": sink.port, "tls": "none"}
         limits = [{"messages": LET_THROUGH, "per": "1h"}]

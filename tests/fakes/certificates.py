@@ -1,4 +1,4 @@
-"""A certificate authority of our own and a certificate for this host, made by the openssl program."""
+"""A test CA and a certificate for this host, made by the openssl program."""
 
 import subprocess
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Certificates:
     key: Path
 
     def policy(self, tls: str = "starttls") -> dict[str, object]:
-        """Return what a listener that shows this certificate has in its policy."""
+        """Return the policy settings of a listener that uses this certificate."""
         return {"tls": tls, "certificate": str(self.cert), "key": str(self.key)}
 
 
@@ -31,7 +31,7 @@ def make_certificates(folder: Path, *, days: int = 2) -> Certificates:
     extensions = folder / "extensions"
     extensions.write_text(_EXTENSIONS, "ascii")
     new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    # A CA that says what it is: OpenSSL 3.2 and Python 3.13 verify strictly.
+    # OpenSSL 3.2 and Python 3.13 verify strictly: the CA needs these extensions.
     is_ca = ["-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=critical,keyCertSign"]
     _openssl(
         "req", "-x509", *new_key, "-keyout", ca_key, "-out", ca, "-days", "2", "-subj", "/CN=test CA", *is_ca

@@ -1,4 +1,4 @@
-"""Clocks that a test moves by hand."""
+"""A clock that a test moves by hand."""
 
 from relay.clock import SECOND_NS
 
@@ -6,7 +6,7 @@ START_WALL_NS = 1_760_000_000 * SECOND_NS
 
 
 class FakeClock:
-    """`relay.clock.Clock`: stands still until told otherwise."""
+    """A `relay.clock.Clock` that stands still until the test moves it."""
 
     def __init__(self, boottime_ns: int = 1000 * SECOND_NS, wall_ns: int = START_WALL_NS) -> None:
         self._boottime_ns = boottime_ns
@@ -28,11 +28,11 @@ class FakeClock:
         self._wall_ns += by_ns
 
     def step_wall(self, by_ns: int) -> None:
-        """Set the wall clock forward or back; no time passes."""
+        """Set the wall clock forward or back. No time passes."""
         self._wall_ns += by_ns
 
     def reboot(self, down_ns: int = 0, *, boottime_ns: int = 5 * SECOND_NS) -> None:
-        """Be off for a while and start again; `boottime_ns` of it have passed since the kernel started."""
+        """Stay off for `down_ns`, then boot; `boottime_ns` have passed since the kernel started."""
         assert down_ns >= 0
         assert boottime_ns >= 0
         self._boots += 1

@@ -1,4 +1,4 @@
-"""A line to a server that loses what comes back: a proxy on a port of loopback, in threads."""
+"""A TCP proxy on a loopback port, in threads. It can cut connections at a chosen octet string."""
 
 import contextlib
 import socket
@@ -8,28 +8,28 @@ from typing import Self
 
 
 class CutLine:
-    """A context manager."""
+    """The proxy; it runs while its context lasts."""
 
     def __init__(self, port: int) -> None:
-        """Lead to a port of this host."""
+        """Forward to this port of this host."""
         self._to = port
         self._cut_at: bytes | None = None
         self._after, self._is_passed_on = 0, True
         self._is_over = threading.Event()
         self.delay_s = 0.0
-        """Of whatever goes to the server."""
+        """Delay of everything that goes to the server."""
         self.before: Callable[[], None] = lambda: None
         """Called before anything goes to the server."""
         self.cuts = 0
-        """How many there were."""
+        """The number of cuts so far."""
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
         self._open: set[socket.socket] = set()
 
     def cut(self, to: bytes = b"", *, after: int = 0, is_passed_on: bool = True) -> None:
-        """Cut the connection on which this goes to the server once more after so many times.
+        """Cut the connection at the next chunk to the server that contains `to`, after `after` such chunks.
 
-        It is passed on, and what the server says to it is lost; or it is lost itself.
+        With `is_passed_on`, the server gets that chunk and its reply is lost. Otherwise the chunk is lost.
         """
         self._cut_at, self._after, self._is_passed_on = to, after, is_passed_on
 

@@ -1,16 +1,15 @@
-"""A disk in memory whose power can be cut: the `Disk` port of relay.spool.disk.durable.
+"""A disk in memory whose power can be cut. It implements the `Disk` port of relay.spool.disk.durable.
 
-What is held apart is what processes see and what is on the platter.  `sync` moves a
-file's content, `sync_directory` the names of a folder, from the first to the second; all
-else is pending, and a power cut may keep any of it (tests.fakes.power).
+The model holds apart what processes see and what is on the platter. `sync` moves a file's content to the
+platter, `sync_directory` the names of a folder. All other changes are pending: a power cut may keep any of
+them (tests.fakes.power).
 
-After a failed `sync` the content that was to be synced never reaches the platter, and the
-next one says that all is well.  Until then everybody goes on reading it; or, where the
-pages are dropped (`Fault.drops_pages`), reads what the disk has, from at once.
+After a failed `sync`, the content to be synced never reaches the platter, and the next `sync` succeeds.
+Until a crash, processes still read that content. If the pages are dropped (`Fault.drops_pages`), they read
+the platter's content at once.
 
-Any state-changing call can be made to fail, once or from then on, or to write only half,
-or to lie: the write says that all is well, and its file's next sync fails.  Opening and
-reading fail where a fault names them.
+Any state-changing call can fail, once or from then on, or write only half. A write can also lie: it succeeds,
+and the next sync of its file fails. Opening and reading fail only if a fault names them.
 """
 
 import errno
@@ -22,12 +21,12 @@ from tests.fakes import power
 from tests.fakes.platter import ContentChange, Platter, disk_error
 
 READS = frozenset({"open", "read", "names"})
-"""Calls that change nothing: no step of a run, and failing only where a fault names them."""
+"""Calls that change nothing. They are no step of a run, and fail only if a fault names them."""
 
 
 @dataclass(slots=True)
 class Fault:
-    """A call that is to fail: the `nth` state-changing one from when it was ordered, from 1."""
+    """A failure to inject: the `nth` state-changing call after `fail` fails. Counts from 1."""
 
     nth: int
     error: int
@@ -35,27 +34,27 @@ class Fault:
     is_short: bool = False
     """Half of a write is written before it fails."""
     is_lying: bool = False
-    """A write succeeds, and is lost before the next sync of its file, which says so."""
+    """The write succeeds but its content is lost; the next sync of the file fails."""
     kinds: frozenset[str] | None = None
     """Only calls of these kinds count."""
     path: str = ""
     """Only calls about a path that contains this count."""
     drops_pages: bool = False
-    """After a failed sync readers see what the disk has, and not what was written."""
+    """After a failed sync, readers see the platter's content instead of the written content."""
 
 
 class ModelDisk:
-    """One process's view of a platter.  Paths are absolute."""
+    """One process's view of a platter. Paths are absolute."""
 
     def __init__(self, platter: Platter | None = None) -> None:
         self.platter = platter or Platter()
         self.now_ns = 0
         self.steps: list[str] = []
-        """Every state-changing call, for messages to people."""
+        """Every state-changing call, for error messages."""
         self.before: Callable[[str], None] | None = None
-        """Called ahead of each state-changing call: another process may do something there."""
+        """Called before each state-changing call; a test may let another process act here."""
         self.after: Callable[[], None] | None = None
-        """Called behind each state-changing call, failed ones too."""
+        """Called after each state-changing call, failed ones too."""
         self.fault: Fault | None = None
         self.has_failed = False
         self._counted = 0
@@ -70,7 +69,7 @@ class ModelDisk:
         return other
 
     def die(self) -> None:
-        """Let go of what a dead process had: descriptors and locks."""
+        """Release the descriptors and locks of a dead process."""
         for fd in list(self._fds):
             self.close(fd)
 
@@ -78,17 +77,17 @@ class ModelDisk:
         return ModelDisk(self.platter.copy())
 
     def prefixes(self) -> "Iterator[ModelDisk]":
-        """Yield what a power cut now may leave behind if all that was not synced has one order."""
+        """Yield what a power cut now may leave if unsynced changes reach the platter in order."""
         for kept in power.prefixes(self.platter.pending):
             yield ModelDisk(self.platter.after_cut(kept))
 
     def cuts(self, rng: random.Random, most: int) -> "Iterator[ModelDisk]":
-        """Yield what a power cut now may leave behind: all of it, or `most` drawn by `rng`."""
+        """Yield what a power cut now may leave: all images, or `most` drawn by `rng`."""
         for kept in power.survivors(self.platter.pending, rng, most):
             yield ModelDisk(self.platter.after_cut(kept))
 
     def fingerprint(self) -> frozenset[tuple[object, int | bytes]]:
-        """Return a value that is equal for disks of equal content, whatever the numbers of the files."""
+        """Return a value that is equal for disks of equal content, whatever their inode numbers."""
         return self.platter.fingerprint()
 
     @property
@@ -102,7 +101,7 @@ class ModelDisk:
         self.fault = None
 
     def plant(self, path: str, content: bytes | None = None, *, kind: str = "file") -> None:
-        """Put a file or folder somewhere, durably."""
+        """Put a file or folder in place durably."""
         folder, name = self._place(path)
         if kind == "folder":
             inode = self.platter.add_folder()
@@ -324,7 +323,7 @@ class ModelDisk:
 
     def _begin(self, kind: str, *paths: str) -> None:
         if self.platter.is_safe and self.fault is None and self.before is None:
-            return  # nobody asks for the steps
+            return  # no one uses the steps
         fault = self._next_fault(kind, *paths)
         if fault is not None:
             raise self._failed(fault)

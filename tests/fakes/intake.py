@@ -1,4 +1,4 @@
-"""An intake in memory, which can be told to refuse, to fail and to hang; and an observer that remembers."""
+"""An intake in memory that can refuse, fail and hang, and an observer that records events."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from relay.smtp.commands import Refused
 
 
 class MemoryDraft:
-    """Keeps what is appended, and how much was ever in memory at once."""
+    """Keeps its content, and the most octets that were in memory at once."""
 
     def __init__(self, queue_id: QueueId) -> None:
         self.queue_id = queue_id
@@ -43,20 +43,18 @@ class MemoryDraft:
 
 @dataclass(frozen=True)
 class Accepted:
-    """One message that was taken."""
-
     queue_id: QueueId
     envelope: Envelope
     content: bytes
 
     @property
     def trace(self) -> bytes:
-        """The Received line that the listener put on top, unfolded by nobody."""
+        """The Received line that the listener put on top, still folded."""
         return self.content[: len(self.content) - len(self.received)]
 
     @property
     def received(self) -> bytes:
-        """What the client sent: everything below the first header line."""
+        """What the client sent: everything below the first header field."""
         lines = self.content.split(b"\r\n")
         folded = 1
         while folded < len(lines) and lines[folded].startswith(b"\t"):
@@ -65,22 +63,22 @@ class Accepted:
 
 
 class MemoryIntake:
-    """Takes messages into a list.  Set the attributes to make it misbehave."""
+    """Takes messages into a list. Set the attributes to make it misbehave."""
 
     def __init__(self) -> None:
         self.drafts: list[MemoryDraft] = []
         self.accepted: list[Accepted] = []
         self.ended: set[QueueId] = set()
-        """Drafts that were discarded, or given to `accept`: from then on they are the intake's affair."""
+        """Drafts that were discarded or passed to `accept`: the session must not touch them again."""
         self.refuses: str | None = None
         """Returned by `refusal`."""
         self.spill_error: Exception | None = None
         self.accept_error: Exception | None = None
         self.gate = asyncio.Event()
-        """Clear it and `accept` hangs until it is set."""
+        """While it is clear, `accept` hangs."""
         self.gate.set()
         self.is_accepting = asyncio.Event()
-        """Set while somebody waits in `accept`."""
+        """Set while a caller waits in `accept`."""
 
     def draft(self) -> Draft:
         draft = MemoryDraft(QueueId(f"{len(self.drafts):016d}"))
@@ -116,13 +114,13 @@ class MemoryIntake:
 
     @property
     def open_drafts(self) -> set[QueueId]:
-        """Leaks, once all sessions are over."""
+        """Drafts that were not ended: leaks, if all sessions are over."""
         return {draft.queue_id for draft in self.drafts} - self.ended
 
 
 @dataclass
 class MemoryObserver:
-    """Remembers what it was told."""
+    """Records the events of listeners."""
 
     opened: list[str] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)

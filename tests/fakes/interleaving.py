@@ -1,4 +1,4 @@
-"""Two calls on one PostgreSQL server, each held before any of its statements while the other one goes on."""
+"""Runs two calls on one PostgreSQL server, and holds each before any of its statements in turn."""
 
 import itertools
 import threading
@@ -10,14 +10,14 @@ import psycopg
 from tests.fakes.cut_line import CutLine
 
 ALL = 1_000
-"""More than any call has."""
+"""More statements than any call has."""
 Call = Callable[[], object]
 Pair = tuple[Call, Call]
 BLOCKED = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
 
 
 class Held:
-    """Lets so many statements of a line through, and no more."""
+    """Lets a number of statements pass a line and holds the next one."""
 
     def __init__(self, line: CutLine) -> None:
         self._changed = threading.Condition()
@@ -49,10 +49,10 @@ class Held:
 
 
 def interleaved(lines: tuple[CutLine, CutLine], url: str, pair: Callable[[], Pair]) -> Iterator[None]:
-    """Yield after each pair of points at which two calls can be held.
+    """Yield after each pair of points at which the two calls can be held.
 
-    `pair` makes both anew.  The first call goes as far as it is let, then the second, until it is held or has
-    to wait for the first; then the first goes on to its end, or until it has to wait, and then the second.
+    `pair` makes both calls anew. The first call runs until it is held. The second runs until it is held or
+    waits for a lock of the first. Then the first ends, or runs until it waits for a lock, then the second.
     """
     one, other = map(Held, lines)
     with ExitStack() as closing:

@@ -1,16 +1,17 @@
-"""What PostgreSQL promises to queue, histories and pauses, in memory: takes `psycopg.connect`'s place.
+"""A model of PostgreSQL in memory that replaces `psycopg.connect`, for queue, histories and pauses.
 
-Guarantees (READ COMMITTED): a statement sees what was committed before it and what its own transaction
-wrote.  Who wants a row that another transaction locked or wrote waits until that is over, and goes by what
-the row is then; what a WITH found stays as it was found.  SKIP LOCKED passes such rows by.  A transaction
-ends whole, by COMMIT, or leaves nothing: by ROLLBACK, an error, the end of its connection, or IDLE_SECONDS
-without a statement.  NOTIFY is heard behind COMMIT, or never.  Faults are asked for: the server is away, or
-a connection is lost before or behind the effect of a statement, so that nobody is told of a COMMIT; or it
-falls silent.
+It guarantees READ COMMITTED. A statement sees what was committed before it and what its own transaction
+wrote. A statement that wants a row locked or written by another transaction waits until that transaction
+ends, and then uses the row's new content; the result of a WITH stays as it was read. SKIP LOCKED skips such
+rows. A transaction ends whole by COMMIT. It leaves nothing after a ROLLBACK, an error, the end of its
+connection, or IDLE_SECONDS without a statement. NOTIFY arrives after COMMIT, or never.
 
-SQLite judges statements, keys, NOT NULL and types, on the tables of schema.sql: `_WORDS` is how it spells
-PostgreSQL's words.  What it does not know is an AssertionError, and no answer.
-Does not: check foreign keys, find deadlocks before locks time out, show who holds what.
+A test can ask for faults: the server is away, or a connection is lost before or after the effect of a
+statement (so the client does not learn the outcome of a COMMIT), or a connection falls silent.
+
+SQLite checks statements, keys, NOT NULL and types on the tables of schema.sql; `_WORDS` translates
+PostgreSQL's words for it. A word that it does not know raises AssertionError. The model does not check
+foreign keys, detects no deadlock before a lock times out, and does not show who holds a lock.
 """
 
 import functools
@@ -35,9 +36,9 @@ from relay.spool.database.connection import IDLE_SECONDS, STATEMENT_SECONDS
 
 DELAYS_S = (0.0, 0.0002, 0.002, 0.04)
 AGAIN_S = 0.02
-"""How often one who waits for a row looks."""
+"""Interval in which a waiting statement checks whether its row is free."""
 Key = tuple[Any, ...]
-"""A table, and the key of a row."""
+"""A table and the key of a row."""
 Row = tuple[Any, ...]
 
 _WORDS = (
@@ -91,24 +92,24 @@ class ModelDatabase:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.holders: dict[Key, Session] = {}
-        """Who locked a row, or wrote it, and has not ended."""
+        """The session that locked or wrote the row, until its transaction ends."""
         self.sessions: list[Session] = []
         self.offset_ns = 0
-        """By which the server's clock was stepped."""
+        """The step of the server's clock."""
         self.is_away = False
-        """It takes no connection."""
+        """If true, the server refuses connections."""
         self.cut_after = {"statement": -1, "COMMIT": -1}
-        """After so many of them the connection of the next one is lost."""
+        """The connection is lost at the next statement or COMMIT after this many; -1: never."""
         self.tables = _Tables(self)
 
-    # What a simulation does in its own way.
+    # The simulation overrides these.
 
     def time_ns(self) -> int:
-        """Return the time that nobody sets."""
+        """Return the time without steps."""
         return time.time_ns()
 
     def sleep(self, seconds: float) -> None:
-        """Let other threads do something meanwhile."""
+        """Let other threads run."""
         del seconds
         os.sched_yield()
 
@@ -130,13 +131,13 @@ class ModelDatabase:
         return session
 
     def stop(self) -> None:
-        """End every connection, and take none until `is_away` is false again."""
+        """End every connection, and refuse new ones until `is_away` is false."""
         self.is_away = True
         for session in list(self.sessions):
             session.lose()
 
     def is_taken(self, key: Key) -> bool:
-        """Whether anybody has a row."""
+        """Return whether a transaction holds the row."""
         holder = self.holders.get(key)
         if holder is not None and holder.is_left_alone():
             holder.lose()
@@ -154,13 +155,13 @@ class ModelDatabase:
 
 
 class Session:
-    """`psycopg.Connection`, and its `pgconn`."""
+    """Stands for `psycopg.Connection` and its `pgconn`."""
 
     def __init__(self, store: ModelDatabase) -> None:
         self.store = store
         self.closed = self.autocommit = False
         self.is_cut_off = False
-        """Neither side hears of the other any more, nor of the end of the other."""
+        """Neither side receives anything from the other, not even the end of the connection."""
         self.channels: set[str] = set()
         self.heard = 0
         self.descriptor = store.new_descriptor()
@@ -229,7 +230,7 @@ class Session:
         return ConnStatus.BAD if self.closed else ConnStatus.OK
 
     def lose(self) -> None:
-        """End the connection, as whichever side; what is not committed is gone."""
+        """End the connection from either side; uncommitted changes are gone."""
         if not self.closed:
             self.closed = True
             self._end(is_kept=False)
@@ -241,7 +242,7 @@ class Session:
         return since_ns is not None and now_ns - since_ns > IDLE_SECONDS * SECOND_NS
 
     def wait_for(self, key: Key, until_ns: int) -> None:
-        """Wait until nobody has this row."""
+        """Wait until no transaction holds the row. Raises LockNotAvailable after `until_ns`."""
         store = self.store
         while store.is_taken(key):
             store.sleep(AGAIN_S)
@@ -251,7 +252,7 @@ class Session:
                 raise psycopg.errors.LockNotAvailable("canceling statement due to lock timeout")
 
     def _asked(self, does: Callable[[], Any], what: str = "statement") -> Any:
-        """Have the server do something; the time that it takes passes before that, or behind it."""
+        """Let the server execute something. Its time passes before the effect or after it."""
         store = self.store
         if self.closed:
             raise psycopg.OperationalError("the connection is closed")
@@ -310,15 +311,15 @@ class _Answer:
 
 
 class _Tables:
-    """The rows, in SQLite: what is committed; and what a session wrote, only while that one asks."""
+    """The rows, in SQLite. It holds committed rows; a session's writes are applied only while it asks."""
 
     def __init__(self, store: ModelDatabase) -> None:
         self._store = store
         self._turn = threading.Lock()
         self._session: Session | None = None
-        """Who asks."""
+        """The session that asks now."""
         self._wanted: Key | None = None
-        """The row of another one that it came upon."""
+        """The row of another transaction that the statement met."""
         self._written: dict[Key, None] = {}
         self._sql = sql = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         functions: dict[str, Callable[..., Any]] = {
@@ -348,11 +349,11 @@ class _Tables:
             sql.execute(f"CREATE TRIGGER {event}_{table} {does}")
         cascade = "BEGIN DELETE FROM chunk WHERE queue_id = old.queue_id; END"
         sql.execute(f"CREATE TRIGGER cascade AFTER DELETE ON message {cascade}")
-        # Without an order any may come first.
+        # Without ORDER BY, rows may come in any order.
         sql.execute("PRAGMA reverse_unordered_selects = true")
 
     def count(self, table: str) -> int:
-        """Return how many rows are committed."""
+        """Return the number of committed rows."""
         (number,) = self._sql.execute(f"SELECT count(*) FROM {table}").fetchone()
         return int(number)
 
@@ -386,7 +387,7 @@ class _Tables:
     def _ask(
         self, session: Session, sql: str, values: Mapping[str, Any]
     ) -> tuple[list[str], list[Row]] | None:
-        """Return columns and rows; None where somebody has a row that this wants, which changed nothing."""
+        """Return columns and rows; None, without any change, if another transaction holds a wanted row."""
         with self._turn:
             self._sql.execute("SAVEPOINT asked")
             try:
@@ -427,7 +428,7 @@ class _Tables:
         return ", ".join((f"'{table}'", *(before + each for each in self._keys[table])))
 
     def _locking(self, sql: str) -> str:
-        """Return a statement that takes the rows that it is FOR UPDATE of, and only those."""
+        """Return the statement so that it locks the rows of its FOR UPDATE, and only those."""
         while found := re.search(r" FOR UPDATE( SKIP LOCKED)?", sql):
             begin, depth = found.start(), 0
             while begin and depth >= 0:
@@ -470,7 +471,7 @@ def _spelt(text: str, words: Sequence[tuple[str, str]]) -> str:
 
 @functools.cache
 def _parts(text: str) -> list[tuple[str, str]]:
-    """Return what a statement does, one after another, each with its name in the WITH, or without one."""
+    """Return the parts of a statement in order, each with its name in the WITH; the last has no name."""
     numbers = itertools.count()
     text = re.sub("%s", lambda _: f"%(p{next(numbers)})s", " ".join(text.split()))
     text, parts = _spelt(text, _WORDS), []

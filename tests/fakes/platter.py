@@ -1,11 +1,9 @@
-"""What a disk holds, and what of it outlives power: the lower half of tests.fakes.disk.
+"""The content of a disk and its durable part: the lower half of tests.fakes.disk.
 
-A change of a name or of content is pending until a sync makes it durable; which of the rest a power cut may
-keep is in tests.fakes.power.  A name that was changed later is not set back by an older change that arrives
-after it.
+A change of a name or of content is pending until a sync makes it durable. tests.fakes.power decides which
+pending changes a power cut keeps. A name's older change that arrives after a newer one is ignored.
 
-Values are never changed in place, so that a copy of a platter is cheap and every instant
-of a run can be kept.
+Values are never changed in place: so a copy of a platter is cheap, and every instant of a run can be kept.
 """
 
 import errno
@@ -20,7 +18,7 @@ ROOT = 1
 
 @dataclass(frozen=True, slots=True)
 class NameChange:
-    """Names that change together: (inode of the folder, name, inode or None)."""
+    """Names that change together: (inode of the folder, name, inode or None if removed)."""
 
     number: int
     changes: tuple[tuple[int, str, int | None], ...]
@@ -34,7 +32,7 @@ class NameChange:
 
 @dataclass(frozen=True, slots=True)
 class ContentChange:
-    """Bytes at an offset of a file; without bytes, its length is set to the offset."""
+    """Bytes at an offset of a file. Without bytes, the file is truncated or extended to the offset."""
 
     inode: int
     offset: int
@@ -61,7 +59,7 @@ class ContentChange:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """A file's new size, without the content that made it grow."""
+    """A file's new size without the content that made the file grow."""
 
     inode: int
     size: int
@@ -73,12 +71,12 @@ class Growth:
 Change = NameChange | ContentChange | Growth
 Names = dict[str, int]
 DurableNames = dict[str, tuple[int | None, int]]
-"""Name to inode and the number of the change that set it; None: removed."""
+"""Name to inode (None: removed) and the number of the change that set it."""
 
 
 @dataclass(slots=True)
 class Platter:
-    """Everything that outlives a process, and what of it outlives power."""
+    """Everything that survives a process, and the part of it that survives a power cut."""
 
     names: dict[int, Names] = field(default_factory=lambda: {ROOT: {}})
     contents: dict[int, bytes] = field(default_factory=dict)
@@ -88,19 +86,19 @@ class Platter:
     durable_contents: dict[int, bytes] = field(default_factory=dict)
     pending: list[Change] = field(default_factory=list)
     locks: dict[int, tuple[object, int]] = field(default_factory=dict)
-    """By inode: which process holds the lock, by which descriptor."""
+    """For each inode: the process that holds the exclusive lock, and its descriptor."""
     shared: dict[int, set[tuple[object, int]]] = field(default_factory=dict)
-    """By inode: who hold it together."""
+    """For each inode: the holders of a shared lock."""
     last_number: int = ROOT
     folders: dict[str, int] = field(default_factory=lambda: {"": ROOT})
-    """Inodes of folders by path, as far as they were looked up."""
+    """Inodes of folders by path: a cache of lookups."""
     is_safe: bool = False
-    """The power will not be cut any more: what is durable is not kept apart."""
+    """The power will not be cut any more, so durable state is no longer tracked."""
     _dark: "Platter | None" = None
-    """What a cut leaves that keeps nothing that is pending; until the next change."""
+    """Cache of the image that a cut leaves if it keeps no pending change; the next change clears it."""
 
     def number(self) -> int:
-        """Return a number that was never returned before: of an inode or of a change."""
+        """Return a new number for an inode or a change."""
         self.last_number += 1
         return self.last_number
 
@@ -120,7 +118,7 @@ class Platter:
         )
 
     def folder(self, path: str) -> int:
-        """Return the inode of a folder.  Raises OSError."""
+        """Return the inode of a folder. Raises OSError."""
         if (known := self.folders.get(path)) is not None:
             return known
         parent, _, name = path.rpartition("/")
@@ -139,7 +137,7 @@ class Platter:
         return inode
 
     def change_names(self, *changes: tuple[int, str, int | None]) -> None:
-        """Change names for processes, all at once; the platter follows when it likes."""
+        """Change names at once for all processes; the platter gets the change at any later time."""
         self._dark = None
         for folder, name, inode in changes:
             names = dict(self.names[folder])
@@ -171,7 +169,7 @@ class Platter:
             self._settle_some(lambda change: not isinstance(change, NameChange) and change.inode == inode)
 
     def lose_content(self, inode: int, *, drops_pages: bool) -> None:
-        """Let a file's pending content never reach the platter, though its new size still may."""
+        """Drop a file's pending content; its new size may still reach the platter."""
         self._dark = None
         self.pending = [change for change in self.pending if not _is_lost_with(change, inode)]
         if drops_pages:
@@ -187,11 +185,11 @@ class Platter:
         self._settle_some(lambda _change: True)
 
     def forget_what_is_dark(self) -> None:
-        """To be called where a test has changed what is durable behind our back."""
+        """Clear the cached image. A test must call it after it changed durable content directly."""
         self._dark = None
 
     def after_cut(self, survivors: Sequence[Change]) -> "Platter":
-        """Return what the next boot finds if these of the pending changes had reached the platter."""
+        """Return what the next boot finds if exactly these pending changes reached the platter."""
         if self._dark is None:
             self._dark = self._without_what_is_pending()
         image = self._dark.copy()
@@ -232,7 +230,7 @@ class Platter:
             inode: image.durable_contents.get(inode, b"") for inode in self.contents if inode in named
         }
         if any(inode in self.names for change in self._name_changes() for _, _, inode in change.changes):
-            # A folder's own name is pending, and may be missing.
+            # A folder's own name is pending and may be missing.
             image.folders = {"": ROOT}
         return image
 

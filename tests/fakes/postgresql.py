@@ -1,4 +1,4 @@
-"""A PostgreSQL server of one test run: in a folder of its own, on a Unix socket and a port of loopback."""
+"""A PostgreSQL server for one test run, in its own folder, on a Unix socket and a loopback port."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ from tests.fakes.certificates import Certificates
 
 ENOUGH_BYTES = 1 << 30
 USER = "postgres"
-"""As which it runs: it refuses root."""
+"""The system user of the server, which refuses to run as root."""
 
 
 @dataclass
@@ -29,16 +29,15 @@ class Server:
     port: int
     bin: Path
     databases: set[str] = field(default_factory=set)
-    """Those that `make_database` made."""
+    """The databases that `make_database` created."""
     addresses: str = "127.0.0.1"
-    """Where the next start listens."""
+    """The addresses on which the next start listens."""
 
     @property
     def url(self) -> str:
         return f"postgresql://{USER}@127.0.0.1:{self.port}/postgres"
 
     def control(self, *arguments: str) -> None:
-        """Call pg_ctl."""
         self.run("pg_ctl", "-D", str(self.folder / "data"), "-w", *arguments)
 
     def run(self, program: str, *arguments: str) -> bytes:
@@ -55,7 +54,7 @@ class Server:
         self.control("-m", how, "stop")
 
     def connect(self, database: str) -> "psycopg.Connection[Any]":
-        """Come in by the socket, as the superuser; each statement is a transaction."""
+        """Connect by the socket as superuser, in autocommit."""
         return psycopg.connect(
             host=str(self.folder), port=self.port, user=USER, dbname=database, autocommit=True
         )
@@ -66,13 +65,13 @@ class Server:
                 connection.execute(each.encode())
 
     def is_so(self, condition: str, *, database: str) -> bool:
-        """Ask whether there is a row."""
+        """Return whether the query has a row."""
         with self.connect(database) as connection:
             (is_there,) = connection.execute(f"SELECT EXISTS (SELECT {condition})".encode()).fetchall()[0]
         return bool(is_there)
 
     def make_database(self, name: str) -> str:
-        """Return the URL of one without tables, in which nobody is."""
+        """Return the URL of a database without tables and without connections."""
         if name in self.databases:
             others = f"FROM pg_stat_activity WHERE datname = '{name}' AND pid <> pg_backend_pid()"
             self.execute(f"SELECT pg_terminate_backend(pid, 10000) {others}")
@@ -83,7 +82,7 @@ class Server:
         return self.url.rpartition("/")[0] + f"/{name}"
 
     def ask_for_passwords_over_tls(self, certificates: Certificates) -> None:
-        """Let nobody in by TCP without both; the tests' own way in is the socket."""
+        """Require a password and TLS over TCP. The tests' own connections use the socket."""
         for path in (certificates.cert, certificates.key):
             copy = self.folder / "data" / path.name
             copy.write_bytes(path.read_bytes())
@@ -101,7 +100,7 @@ class Server:
 
     @contextlib.contextmanager
     def standby(self) -> Iterator["Server"]:
-        """Start one that follows it; `control("promote")` has it take its place."""
+        """Start a standby of this server. `control("promote")` on it makes it the primary."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             copy = Server(self.folder / "standby", free.getsockname()[1], self.bin)
@@ -122,7 +121,7 @@ class Server:
         return int((self.folder / "data" / "postmaster.pid").read_text().split()[0])
 
     def kill(self) -> None:
-        """Kill all its processes; the next start recovers."""
+        """Kill all processes of the server; the next start recovers."""
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
         pids = [self.pid, *map(int, children)]
         with contextlib.ExitStack() as closing:
@@ -132,18 +131,17 @@ class Server:
                     closing.callback(os.close, ended)
                     os.kill(pid, signal.SIGKILL)
                     select.select([ended], [], [])
-        # It may wait for its parent to hear of it, and a next one would take it for alive.
+        # The dead server may remain a zombie until its parent reaps it, and a start would take it for alive.
         for name in ("data/postmaster.pid", f".s.PGSQL.{self.port}.lock"):
             (self.folder / name).unlink(missing_ok=True)
 
 
 def missing() -> str | None:
-    """Return why no server can be started here, or None."""
     return None if programs() else "no PostgreSQL here: apt install postgresql"
 
 
 def programs() -> Path | None:
-    """Return where its programs are, the newest; None where there are none."""
+    """Return the folder of the newest installed server's programs, or None."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
     if found:
         return found[-1]
@@ -153,7 +151,7 @@ def programs() -> Path | None:
 
 @contextlib.contextmanager
 def started(folder: Path, *, in_memory: bool = True) -> Iterator[Server]:
-    """Start one whose data is in memory, where there is a place for that: no test of it loses power."""
+    """Start a server, with its data in memory if there is room: no test cuts its power."""
     bin_folder = programs()
     assert bin_folder is not None
     with socket.socket() as free:

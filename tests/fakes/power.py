@@ -1,11 +1,11 @@
-"""What a power cut may leave of what was not synced: any part of it, in any order.
+"""The choices of a power cut: it may keep any part of the unsynced changes, in any order.
 
-It is what POSIX promises, and no more: a sync of a file keeps its content, one of a folder its names.  A
-rename or a link is there or not.  A write may keep any of its sectors of 512 bytes, and a file its new size
-without the content.  Modification times are lost.
+The model promises only what POSIX does: a sync of a file keeps its content, and a sync of a folder its
+names. A rename or a link is there or not. A write may keep any of its sectors of 512 bytes, and a file its
+new size without the content. Modification times are lost.
 
-Real disks lose less.  As measured with real crash images, ext4 and xfs keep names in their order, and an
-fsync of a file all names that were changed before; btrfs has a log for each folder and each file.
+Real disks lose less. In measured crash images, ext4 and xfs keep names in order, and an fsync of a file
+keeps all names that were changed before it. btrfs has a log for each folder and each file.
 """
 
 import itertools
@@ -18,7 +18,7 @@ Survivors = Iterator[Sequence[Change]]
 
 
 def prefixes(pending: Sequence[Change]) -> Survivors:
-    """Yield the oldest so many changes, the last of them torn or not."""
+    """Yield each prefix of the changes, the oldest first, with its last change torn or whole."""
     for count, following in enumerate(pending):
         yield pending[:count]
         if len(pieces := following.pieces()) > 1:
@@ -27,7 +27,7 @@ def prefixes(pending: Sequence[Change]) -> Survivors:
 
 
 def survivors(pending: Sequence[Change], rng: random.Random, most: int) -> Survivors:
-    """Yield everything that a cut may keep if that is at most `most`, else that many drawn by `rng`."""
+    """Yield every set that a cut may keep if there are at most `most`, else `most` sets drawn by `rng`."""
     pieces = [piece for change in pending for piece in change.pieces()]
     if len(pieces) < 30 and 1 << len(pieces) <= most:
         for bits in itertools.product((False, True), repeat=len(pieces)):
@@ -37,7 +37,7 @@ def survivors(pending: Sequence[Change], rng: random.Random, most: int) -> Survi
 
 
 def _drawn(pieces: Sequence[Change], rng: random.Random) -> Survivors:
-    """Yield none, all; then in turn what chance says, and all but one, one alone, or the oldest."""
+    """Yield none and all; then random sets, alternating with all but one, one alone, or a prefix."""
     yield []
     yield pieces
     telling: list[Sequence[Change]] = []

@@ -1,18 +1,17 @@
-"""A smarthost that does what its script says, byte for byte; for tests.
+"""A smarthost for tests that follows a script, octet for octet.
 
     async with Smarthost(Script(rcpt=turns("250 ok", "550 5.1.1 who?"), eod=[b"25", CLOSE])) as host:
         ...connect to 127.0.0.1, host.port...
         await host.until(lambda: host.transactions)
 
-Every phase has a *turn*: what is said there.  A turn is a text (CRLF is added), octets
-(sent as they are), an act, or a sequence of these; texts and octets that follow each
-other leave in one segment.  `turns(...)` gives one turn after the other and then the
-default; a function is given the argument of the command.  A phase that the script does
-not name is done properly.
+Every phase has a *turn*: what the host says there. A turn is a text (CRLF is added), octets (sent as they
+are), an act, or a sequence of these. Adjacent texts and octets leave in one segment. `turns(...)` gives one
+turn after the other and then the default. A function gets the argument of the command. A phase without a
+script answers as a proper server does.
 
-It is strict about its client: a command that does not end in CRLF, a command sent before the reply
-to the last one (but behind MAIL and RCPT where it offers PIPELINING), a dot for nobody, or octets
-behind the final dot raise AssertionError on exit.
+The host is strict about its client. These raise AssertionError on exit: a command that does not end in CRLF,
+a command sent before the reply to the last one (except after MAIL and RCPT if the host offers PIPELINING), a
+final dot without an accepted recipient, and octets behind the final dot.
 """
 
 import asyncio
@@ -27,16 +26,16 @@ from types import TracebackType
 from typing import ClassVar, NamedTuple, Self, cast
 
 PATIENCE_S = 120.0
-"""How long something may take before it counts as hung."""
+"""The time after which a wait counts as hung."""
 LONGEST_COMMAND = 510
 """RFC 5321, 4.5.3.1.4: 512 octets with CRLF."""
 LONGEST_WITH_PATH = 998
-"""Of MAIL and RCPT: paths in use are longer than RFC 5321 says, and it asks to impose no limit."""
+"""The limit for MAIL and RCPT: paths in use exceed the limit of RFC 5321, which asks to impose none."""
 
 
 @dataclass(frozen=True)
 class Act:
-    """Something else than saying something."""
+    """A step of a turn other than saying something."""
 
     name: str
 
@@ -44,29 +43,29 @@ class Act:
 CLOSE = Act("close")
 """End the connection (FIN)."""
 RESET = Act("reset")
-"""End it with RST."""
+"""End the connection with RST."""
 HALF_CLOSE = Act("half-close")
-"""Say nothing more, but go on listening."""
+"""Close the sending side, but go on reading."""
 SILENCE = Act("silence")
-"""Say nothing more; the connection stays until the client ends it."""
+"""Say nothing more; the connection stays until the client closes it."""
 DEAF = Act("deaf")
 """Say nothing more and read nothing more."""
 DEFAULT = Act("default")
-"""What would be said without a script."""
+"""Say what an unscripted host says."""
 GAP = Act("gap")
-"""What was said leaves; what follows is another segment."""
+"""Send what was said so far; the rest goes in another segment."""
 
 
 @dataclass(frozen=True)
 class Drip:
-    """Octets one by one, each in a segment of its own."""
+    """Octets sent one by one, each in its own segment."""
 
     octets: bytes
 
 
 @dataclass(frozen=True)
 class Until:
-    """Waits for the test."""
+    """Waits until the test sets the event."""
 
     event: asyncio.Event
 
@@ -76,7 +75,7 @@ Turn = Step | Sequence[Step]
 
 
 class Turns:
-    """One turn after the other, over all connections; then the default."""
+    """Gives one turn after the other, over all connections; then the default."""
 
     def __init__(self, given: Sequence[Turn]) -> None:
         self._given = list(given)
@@ -91,7 +90,7 @@ def turns(*given: Turn) -> Turns:
 
 @dataclass(frozen=True)
 class During:
-    """A turn in the middle of the content, after so many octets of it."""
+    """A turn in the middle of the content, after this many octets of it."""
 
     octets: int
     turn: Turn
@@ -102,13 +101,13 @@ Scripted = Turn | Turns | Callable[[str], Turn]
 
 @dataclass
 class Script:
-    """What is said in each phase.  None: the default."""
+    """What the host says in each phase. None: the default."""
 
     connect: Scripted | None = None
     ehlo: Scripted | None = None
     starttls: Scripted | None = None
     auth: Scripted | None = None
-    """The reply that decides, after the exchange of the mechanism."""
+    """The final reply, after the exchange of the mechanism."""
     challenge: Scripted | None = None
     """Each 334 of LOGIN and CRAM-MD5."""
     mail: Scripted | None = None
@@ -138,49 +137,49 @@ def turn_of(scripted: Scripted | None, argument: str) -> Turn:
 
 @dataclass
 class Recorded:
-    """A transaction; a host has those whose final dot arrived."""
+    """A transaction. A host lists the transactions whose final dot arrived."""
 
     session: "Session"
     reverse_path: str = ""
     parameters: list[str] = field(default_factory=list)
     recipients: list[str] = field(default_factory=list)
-    """Those that were not refused."""
+    """The accepted recipients."""
     raw: bytes = b""
-    """The content as it came, with its final dot."""
+    """The content as received, with its final dot."""
     said: bytes = b""
-    """What was said to the dot."""
+    """The reply to the final dot."""
 
     @property
     def content(self) -> bytes:
-        """Return it without the stuffed dots."""
+        """Return the content without dot-stuffing."""
         lines = self.raw.removesuffix(b".\r\n").split(b"\r\n")
         return b"\r\n".join(line[1:] if line.startswith(b".") else line for line in lines)
 
     @property
     def is_relayed(self) -> bool:
-        """Whether a client has a right to believe that it was taken."""
+        """Return whether the client may believe that the message was accepted."""
         return self.said.startswith(b"250") and self.said.endswith(b"\r\n")
 
 
 class ShownToken(NamedTuple):
-    """An access token, and the user it is said to be of."""
+    """An access token, and the user that the client names with it."""
 
     name: str
     token: str
 
 
-class _Ended(Exception):  # noqa: N818 - it ends a session, and is no error
+class _Ended(Exception):  # noqa: N818 - it ends a session and is not an error
     """The connection is over."""
 
 
 class Session:
-    """The server's side of one connection, and what was seen of it."""
+    """The server's side of one connection, and what it received."""
 
     def __init__(self, host: "Smarthost", reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.commands: list[str] = []
         self.tls: str | None = None
         self.shown: bytes | None = None
-        """The certificate of the client, in DER."""
+        """The client's certificate, in DER."""
         self.user: str | None = None
         self.is_open = True
         self.writer = writer
@@ -265,7 +264,7 @@ class Session:
                 user = token.name.encode()
                 is_right = self._host.is_token is not None and self._host.is_token(token)
                 if not is_right:
-                    # RFC 7628, 3.2.3: why, and an answer that says nothing.
+                    # RFC 7628, 3.2.3: the server states the reason, and the client sends an empty answer.
                     await self._ask(b'{"status": "invalid_token"}')
             case "LOGIN":
                 user, password = await self._ask(b"Username:"), await self._ask(b"Password:")
@@ -363,7 +362,7 @@ class Session:
     async def _say(
         self, scripted: Scripted | None, argument: str, default: str | bytes, recorded: Recorded | None = None
     ) -> bytes:
-        """Take this phase's turn; return what was said."""
+        """Take this phase's turn; return the octets that were said."""
         turn = turn_of(scripted, argument)
         said, pending = b"", b""
         for step in [turn] if isinstance(turn, Step) else turn:
@@ -426,12 +425,12 @@ class Session:
 
 
 def _token_of(said: bytes) -> ShownToken:
-    """Take a response of XOAUTH2, or of OAUTHBEARER (RFC 7628, 3.1), apart."""
+    """Parse a response of XOAUTH2 or OAUTHBEARER (RFC 7628, 3.1)."""
     head, _, rest = said.decode().partition("\1")
     name = (
         head.removeprefix("user=") if head.startswith("user=") else head.partition(",a=")[2].removesuffix(",")
     )
-    # RFC 5801, 4.
+    # The name is escaped as RFC 5801, 4, says.
     name = name.replace("=2C", ",").replace("=3D", "=") if head.startswith("n,") else name
     return ShownToken(name, rest.partition("auth=Bearer ")[2].rstrip("\1"))
 
@@ -462,7 +461,7 @@ class Smarthost:
         self.is_implicit = is_implicit
         self.accounts = {} if is_token and accounts is None else accounts
         self.is_token = is_token
-        """Whether an access token logs in; None: none does."""
+        """Tells whether an access token logs in. None: no token does."""
         self.mechanisms = tuple(mechanisms)
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -470,7 +469,7 @@ class Smarthost:
 
     @property
     def relayed(self) -> list[Recorded]:
-        """Return the transactions that a client has a right to believe were taken."""
+        """Return the transactions that the client may believe were accepted."""
         return [transaction for transaction in self.transactions if transaction.is_relayed]
 
     @property
@@ -491,7 +490,7 @@ class Smarthost:
             raise AssertionError(f"the client broke the protocol: {self.faults}")
 
     async def stop(self) -> None:
-        """End every session and stop listening; the port refuses from now on."""
+        """End every session and stop listening; the port refuses connections from now on."""
         if self._server is not None:
             self._server.close()
         for task in self._tasks:
@@ -500,7 +499,7 @@ class Smarthost:
             await asyncio.wait(self._tasks)
 
     async def until(self, condition: Callable[[], object]) -> None:
-        """Wait until something is true of this host; looks again whenever something happened."""
+        """Wait until the condition holds; it is checked after every event of this host."""
         async with asyncio.timeout(PATIENCE_S):
             while not condition():
                 self._changed.clear()
@@ -517,7 +516,7 @@ class Smarthost:
                 session.writer.close()
 
     def changed(self) -> None:
-        """Tell those who wait in `until`."""
+        """Wake the callers of `until`."""
         self._changed.set()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""A snapshot with something in every part of it, and messages that wait."""
+"""A status snapshot with something in every part, and waiting messages."""
 
 from dataclasses import replace
 
@@ -134,7 +134,7 @@ def a_detail(message: MessageView) -> MessageView:
 
 
 def routes() -> tuple[RouteStatus, ...]:
-    """Return one that fails over, one that is down, one that will fail over, and one that spills."""
+    """Return four routes: one fails over, one is down, one will fail over, and one spills."""
     since_ns, until_ns = AT_NS - 780 * SECOND_NS, AT_NS + 240 * SECOND_NS
     mail, all_down = ("user", "sender, header"), Because.ALL_DOWN
     return (

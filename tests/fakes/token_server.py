@@ -1,12 +1,12 @@
 """A token server on loopback: authlib's, on Flask, with failures that a test asks for.
 
     with TokenServer(life_seconds=5) as server:
-        server.refresh_token(scope="smtp")      # a person's consent of before
-        server.failures.append((503, b"", {}))  # the answer to the next request, instead of its own
+        server.refresh_token(scope="smtp")      # a person gave consent earlier
+        server.failures.append((503, b"", {}))  # replaces the answer to the next request
 
-It knows the grants refresh_token, client_credentials, JWT bearer and device_code; each refresh rotates the
-refresh token, and the old one is refused from then on.  `is_good` is what an upstream asks about a token; one
-that is another program asks at `introspection_url` (RFC 7662).
+It knows the grants refresh_token, client_credentials, JWT bearer and device_code. Each refresh rotates the
+refresh token: the server then refuses the old one. An upstream in this process asks `is_good` about a token;
+an upstream in another program asks `introspection_url` (RFC 7662).
 """
 
 import secrets
@@ -28,12 +28,12 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 
 CLIENT, SECRET, USER = "relay-client", "client s3cret", "news@example.com"
 UPSTREAM, UPSTREAM_SECRET = "upstream", "upstream-s3cret"
-"""Who may ask about tokens."""
+"""The credentials for questions about tokens."""
 SERVICE_ACCOUNT = "relay@project.example"
 
 
 class _Client(ClientMixin):  # type: ignore[misc]  # authlib has no types
-    """The one client; `secret` None is a public one."""
+    """The only client. It is a public client if `secret` is None."""
 
     def __init__(self, secret: str | None) -> None:
         self.secret = secret
@@ -42,7 +42,7 @@ class _Client(ClientMixin):  # type: ignore[misc]  # authlib has no types
         return CLIENT
 
     def get_allowed_scope(self, scope: str | None) -> str | None:
-        scope = scope or "smtp"  # of a signed request it stands in the claims
+        scope = scope or "smtp"  # a signed request has its scope in the claims
         return scope if set(scope.split()) <= {"smtp", "offline_access"} else None
 
     def check_client_secret(self, client_secret: str) -> bool:
@@ -87,7 +87,7 @@ class _Refresh(RefreshTokenGrant):  # type: ignore[misc]  # authlib has no types
         return refresh_token.user
 
     def revoke_old_credential(self, refresh_token: "_Token") -> None:
-        # Rotation: the access token that came with it goes on.
+        # Rotation keeps the access token that was issued with the refresh token.
         refresh_token.fields.pop("refresh_token")
 
 
@@ -137,7 +137,7 @@ class _Quiet(WSGIRequestHandler):
 
 
 class TokenServer:
-    """`with`: listens on a free port of loopback, in a thread of its own."""
+    """As a context manager it listens on a free loopback port, in its own thread."""
 
     def __init__(
         self, *, life_seconds: int = 3600, secret: str | None = SECRET, public_key: Any = None
@@ -146,18 +146,19 @@ class TokenServer:
         self.requests: list[dict[str, str]] = []
         """The form of each request."""
         self.failures: deque[tuple[int, bytes, dict[str, str]]] = deque()
-        """Status, content and headers of the next answers, instead of its own."""
+        """Status, content and headers that replace the next answers."""
         self.consent: bool | None = None
-        """What a person says to every code that is shown; None: nothing yet."""
+        """A person's decision on every code shown; None: no decision yet."""
         self.granted: list[_Token] = []
         self.is_taken = True
-        """Whether an upstream takes any token."""
+        """If false, the upstream refuses every token."""
         self.client = _Client(secret)
         self.public_key = public_key
         self.devices: dict[str, Any] = {}
         self._app = Flask("token-server")
         self._server = make_server("127.0.0.1", 0, self._app, threaded=True, request_handler=_Quiet)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))  # how soon it stops
+        # It polls for the stop every 0.02 s.
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
         self._define()
 
     @property
@@ -180,23 +181,23 @@ class TokenServer:
         self._server.server_close()
 
     def refresh_token(self, *, scope: str = "smtp") -> str:
-        """Return a refresh token as a consent of before gave it."""
+        """Return a refresh token that an earlier consent gave."""
         text = f"consent-{len(self.granted)}-0123456789"
         self.granted.append(_Token({"refresh_token": text, "scope": scope}, USER, 0.0))
         return text
 
     def is_good(self, token: Any) -> bool:
-        """Return whether an upstream takes it; `token` has a `name` and a `token`."""
+        """Return whether an upstream accepts it; `token` has a `name` and a `token`."""
         found = self._found(token.token)
         return found is not None and found.user == token.name
 
     def _found(self, access_token: str) -> _Token | None:
-        """Return the token that an upstream takes."""
+        """Return the token if an upstream accepts it, or None."""
         good = [each for each in self.granted if self.is_taken and each.is_good]
         return next((each for each in good if each.fields["access_token"] == access_token), None)
 
     def revoke_access(self) -> None:
-        """Refuse all access tokens given so far, though their time is not over."""
+        """Refuse all access tokens issued so far, although they have not expired."""
         for each in self.granted:
             each.ends_at = 0.0
 

@@ -1,4 +1,4 @@
-"""Real disks of a host that never loses power: nothing is synced; for tests."""
+"""A real disk that never syncs, for tests on a host that does not lose power."""
 
 from collections.abc import Sequence
 
@@ -6,8 +6,6 @@ from relay.spool.disk.durable import RealDisk
 
 
 class Unsynced(RealDisk):
-    """A disk on which a sync costs nothing."""
-
     def sync(self, fd: int) -> None:
         pass
 

@@ -3,11 +3,9 @@
     with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(clock)) as runner:
         runner.run(...)
 
-Where every task waits for a timer, the clock is moved to the first one: an hour takes no
-time, and what happens at an instant happens at exactly that one.  Nothing is under way
-elsewhere then: connections to servers of this loop are pairs of sockets in one host, whose
-octets arrive as they are sent, and calls in other threads have returned, but for those
-that a test keeps waiting.
+When every task waits for a timer, the clock jumps to the first timer: an hour takes no time, and a timer
+fires at exactly its instant. Nothing is in progress elsewhere then: connections to servers of this loop are
+socket pairs, whose octets arrive at once, and calls in other threads have returned, unless a test holds one.
 """
 
 import asyncio
@@ -22,25 +20,25 @@ from tests.fakes.clock import FakeClock
 
 GRAIN_NS = 1_000
 FLOAT_NS = 10
-"""By how much less an instant may be off."""
+"""The bound of an instant's error, from floating point."""
 CALL_S = 0.2
-"""So long a call in another thread may really take before time passes all the same."""
+"""The real time that a call in another thread gets before virtual time passes anyway."""
 HUNG_S = 20.0
 
 
 class _Selector(selectors.DefaultSelector):
-    """Lets time pass instead of waiting."""
+    """Passes time instead of waiting."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__()
         self.calls = 0
-        """How many are in other threads."""
+        """The number of calls in other threads."""
         self.waiting: list[asyncio.Future[None]] = []
-        """Who wants to know when nothing more happens at this instant."""
+        """Futures to set when nothing more happens at this instant."""
         self.least_ns = 1
-        """By so much at least time passes."""
+        """The least step of time."""
         self._waited_for = 0
-        """So many of the calls did not return in time."""
+        """The number of calls that did not return within CALL_S."""
         self._has_told = False
         self._clock = clock
 
@@ -59,7 +57,7 @@ class _Selector(selectors.DefaultSelector):
         return ready
 
     def _returned(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Give calls in other threads time to return."""
+        """Give calls in other threads real time to return."""
         self._waited_for = min(self._waited_for, self.calls)
         if timeout == 0 or not self.calls:
             return []
@@ -75,7 +73,7 @@ class _Selector(selectors.DefaultSelector):
                 each.set_result(None)
 
     def _until_ns(self, timeout: float) -> int:
-        """Return when it is that much later, to the microsecond: the loop counts in floating point."""
+        """Return the instant after `timeout` seconds, in microseconds: the loop counts in floating point."""
         now_ns = self._clock.boottime_ns()
         return max(
             now_ns + self.least_ns, -((FLOAT_NS - now_ns - int(timeout * SECOND_NS)) // GRAIN_NS) * GRAIN_NS
@@ -83,7 +81,7 @@ class _Selector(selectors.DefaultSelector):
 
 
 class InTurn:
-    """A worker whose calls are made in the loop's own thread, each in a turn of its own."""
+    """A worker that makes its calls in the loop's own thread, each in a loop iteration of its own."""
 
     def __init__(self) -> None:
         self._is_closed = False
@@ -105,7 +103,7 @@ def _make(function: Callable[[], Any], returned: "asyncio.Future[Any]") -> None:
         return
     try:
         value = function()
-    except BaseException as error:  # noqa: BLE001 - it is its caller's
+    except BaseException as error:  # noqa: BLE001 - the caller handles it
         returned.set_exception(error)
     else:
         returned.set_result(value)
@@ -121,7 +119,7 @@ class WorkersInTurn:
 
 
 async def pass_time(seconds: float) -> None:
-    """Let all else happen until so much later."""
+    """Let all else happen for this many virtual seconds."""
     loop = asyncio.get_running_loop()
     is_over = loop.create_future()
     loop.call_later(seconds, is_over.set_result, None)
@@ -129,37 +127,37 @@ async def pass_time(seconds: float) -> None:
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """A loop by a clock that a test may read, and move on as a suspend does."""
+    """A loop with a clock that a test may read and advance, as a suspend does."""
 
     def __init__(self, clock: FakeClock | None = None) -> None:
         self.clock = clock or FakeClock()
         self._waits = _Selector(self.clock)
         self._servers: dict[int, tuple[Callable[[], asyncio.BaseProtocol], Any]] = {}
-        """By port: its protocols, and the context of its TLS."""
+        """For each port: the protocol factory and the TLS context."""
         self._ports: dict[int, int] = {}
-        """Of sockets that are said to be connected."""
+        """For each connected socket: its port."""
         super().__init__(self._waits)
 
     def time(self) -> float:
         return self.clock.boottime_ns() / SECOND_NS
 
     def hurry(self, seconds: int) -> None:
-        """Have time pass by so much at least: what a timer does comes late, and days go by in an instant."""
+        """Let time pass in steps of at least this: timers fire late, and days pass in an instant."""
         self._waits.least_ns = seconds * SECOND_NS
 
     async def quiet(self) -> None:
-        """Let everything happen that can happen now; called again at the same instant, until the next one."""
+        """Let everything happen that can happen now. A second call at an instant waits for the next one."""
         quiet: asyncio.Future[None] = self.create_future()
         self._waits.waiting.append(quiet)
         await quiet
 
-    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]  # more than the base class says
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]  # the base class says less
         call = super().run_in_executor(executor, func, *args)
         self.wait_for(call)
         return call
 
     def wait_for(self, call: "asyncio.Future[Any]") -> None:
-        """Give a call in another thread time to return, before time passes."""
+        """Give a call in another thread real time to return before virtual time passes."""
         self._waits.calls += 1
         call.add_done_callback(self._called)
 

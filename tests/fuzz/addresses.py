@@ -1,4 +1,4 @@
-"""The arguments of MAIL and RCPT, of any bytes: address and DSN parameters as sent, or a refusal in ASCII."""
+"""Any bytes as arguments of MAIL and RCPT give address and DSN parameters as sent, or a refusal in ASCII."""
 
 from relay.mail.address import is_valid_address
 from relay.mail.dsn import NO_REQUEST, DsnRequest, RecipientRequest, decode_xtext, original_recipient
@@ -60,7 +60,7 @@ def _check(verb: bytes, argument: bytes) -> None:
     assert octets in argument
     assert not has_control(octets)
     assert b"\t" not in octets
-    # It goes out as it came in, and whoever takes it in again reads the same.
+    # The address goes out as it came in, and the next server reads the same.
     assert address == "" or is_valid_address(address, smtputf8=smtputf8)
     _check_dsn(address, asked, DsnRequest(ret, envid), smtputf8=smtputf8)
     assert name == "MAIL" or parse_rcpt(f"TO:<{address}>", smtputf8=True) == RcptCommand(address)

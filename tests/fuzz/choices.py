@@ -1,4 +1,4 @@
-"""Structure out of bytes: every input is a list of choices, and a changed byte is another choice."""
+"""Builds structured input from bytes: the bytes are choices, and a changed byte is another choice."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -12,14 +12,14 @@ _MOST_EDITS = 4
 
 
 class Choices:
-    """Decisions and octets in the order of the input; one that is used up says 0 and nothing."""
+    """Reads numbers and octets in the order of the input; after its end they are 0 and empty."""
 
     def __init__(self, raw: bytes) -> None:
         self._raw = raw
         self._at = 0
 
     def number(self, below: int) -> int:
-        """Return a number from 0; takes as many octets as that needs."""
+        """Return a number from 0 to `below` - 1; it takes as many octets as that needs."""
         size = max(1, ((below - 1).bit_length() + 7) // 8)
         return int.from_bytes(self._take(size), "big") % below
 
@@ -36,17 +36,17 @@ class Choices:
         return self.octets(most).decode("utf-8", "replace")
 
     def rest(self) -> bytes:
-        """Return everything that was not used."""
+        """Return all octets that are left."""
         return self._take(len(self._raw))
 
     def pieces(self, octets: bytes) -> list[bytes]:
-        """Cut octets somewhere; empty pieces may be among them."""
+        """Cut octets at places from the input; pieces may be empty."""
         cuts = [self.number(len(octets) + 1) for _ in range(self.number(_MOST_PIECES))]
         edges = [0, *sorted(cuts), len(octets)]
         return [octets[start:end] for start, end in pairwise(edges)]
 
     def rest_in_pieces(self) -> list[bytes]:
-        """Return everything that was not used, cut every so many octets as the next one says."""
+        """Return all octets that are left, cut into equal pieces; the next octet says how long."""
         step = 1 + self.number(128)
         octets = self.rest()
         step = max(step, len(octets) // _MOST_EQUAL_PIECES)

@@ -1,4 +1,4 @@
-"""Content both ways, however it is cut: what we take in is what the RFCs say, and can be sent as it was."""
+"""Content in and out, cut anywhere: the relay reads it as the RFCs say, and can send it unchanged."""
 
 import re
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ TOKENS = [
 
 @dataclass
 class Read:
-    """What is known of a message at its end."""
+    """What the decoder knows of a message at its end."""
 
     refusal: str | None
     content: bytes
@@ -47,7 +47,7 @@ def target(raw: bytes) -> None:
         _refused_or_ended(wire)
         return
     assert read == expected
-    # What was accepted can be sent, and the next one reads the same, with no end but the one at the end.
+    # Accepted content can be sent; the next server reads the same, and finds its end only at the end.
     sent = re.sub(rb"(?m)^\.", b"..", read.content) + b".\r\n"
     for cut in (b".*", b".", b"[^\r]*\r?"):
         assert _stuffed(re.findall(b"(?s)" + cut, read.content)) == sent
@@ -57,7 +57,7 @@ def target(raw: bytes) -> None:
 
 
 def _expected(wire: bytes, *, normalise: bool) -> Read | None:
-    """Return what is to be known, by the words of the RFCs; None without an end."""
+    """Return what the RFCs say of the message; None if it has no end."""
     before, end, rest = (b"\r\n" + wire).partition(END)
     if not end:
         return None

@@ -1,8 +1,8 @@
 """Search for bytes that break a target's law: `python -m tests.fuzz.drive NAME SEED SECONDS FOLDER`.
 
-Guided by coverage, with atheris: libFuzzer keeps every input that reached a new
-branch of ours, and goes on from it.  Prints the input of the first broken law, and ends
-with a status other than 0; else the number of inputs.
+Coverage guides the search (atheris): libFuzzer keeps every input that reaches a new branch
+of the relay, and goes on from it.  It prints the first input that breaks the law, and exits
+with another status than 0; else it prints the number of inputs.
 """
 
 import sys
@@ -11,13 +11,13 @@ from pathlib import Path
 
 LONGEST_BYTES = 4096
 HANG_S = 60
-"""Only so that endless work outside Python's own calls, as in a pattern, ends at all."""
+"""Ends endless work outside of Python's own calls, as in a regular expression."""
 
 
 def guided(name: str, seed: int, seconds: int, folder: Path) -> None:
     """Search with atheris; never returns."""
     atheris = import_module("atheris")
-    # Not from the list of targets: only what is imported here is instrumented.
+    # The list of targets would import too much before: only modules imported here are instrumented.
     with atheris.instrument_imports(include=["relay"]):
         target = import_module(f"tests.fuzz.{name}")
     corpus, words = folder / "corpus", folder / "words"

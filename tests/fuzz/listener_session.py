@@ -1,4 +1,4 @@
-"""A client that says any octets at any phase: replies or a close, the same ones however they are cut."""
+"""A client that sends any octets in any phase gets replies or a close, the same however they are cut."""
 
 import asyncio
 import re
@@ -46,7 +46,7 @@ _REPLIES = re.compile(rb"(?:[2-5][0-9][0-9]-[ -~]*\r\n)*(?:[2-5][0-9][0-9] [ -~]
 
 @dataclass(frozen=True)
 class Heard:
-    """All that a client, and whoever stores its mail, learn of a session."""
+    """All that the client, the intake and the observer learn of a session."""
 
     replies: bytes
     accepted: tuple[Accepted, ...]
@@ -105,7 +105,7 @@ async def _heard(pieces: list[bytes], pauses: list[int]) -> Heard:
 SEEDS = [
     b"\0\x04EHLO x\r\nMAIL FROM:<a@b>\r\nRCPT TO:<c@d>\r\nDATA\r\nSubject: x\r\n\r\n..\r\n.\r\nQUIT\r\n",
     b"\0\x40\0" + LONG + b"\r\nNOOP\r\n",
-    # Once a control character ahead of too long a line was judged by the cut.
+    # A control character before a line that is too long: the reply must not depend on the cut.
     b"\0\x10\0" + b"x" * 3000 + b"\r\nNOOP\r\n",
     b"\1\6\17\27\40\42\22\23\0\0\0\3\5\40\100\1\0\1",
 ]

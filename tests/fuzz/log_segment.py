@@ -1,4 +1,4 @@
-"""A segment of any bytes: the records that were written whole, and all else told as damage."""
+"""Any bytes as a segment give the records that were written whole, and report the rest as damage."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""A message file of any bytes: a message that can be written again as it was, or Corrupt."""
+"""Any bytes as a message file give a message that can be written again unchanged, or Corrupt."""
 
 import zlib
 from dataclasses import replace
@@ -65,7 +65,7 @@ def target(raw: bytes) -> None:
     assert accepted.endswith(message_file.encode_envelope(QUEUE_ID, envelope))
 
 
-# The first octet says: take the rest as it is.
+# A first octet of 0 means: take the rest as it is.
 SEEDS = [
     b"\0" + sealed(b"Subject: T\r\n\r\nx\r\n", ENVELOPE),
     b"\1\0\0\3\0\1\2\5hello\0\1\1",

@@ -1,4 +1,4 @@
-"""Notes of any bytes: notes about recipients from which a report can be written, and no error."""
+"""Any bytes as notes give notes about recipients from which a report can be written, and no error."""
 
 import json
 
@@ -63,7 +63,7 @@ def target(raw: bytes) -> None:
     by_index = {note.index: note for note in found}
     known = notes.latest(content + notes.encode([ours]))
     assert {note.index: note for note in known} == by_index | {1: ours}
-    # What was believed never stands in the way of the report.
+    # No note that was read prevents the report.
     owed = MESSAGE.owed_report
     assert owed is not None
     for each in (known, found):
@@ -75,7 +75,7 @@ def target(raw: bytes) -> None:
 SEEDS = [
     b"\0" + line(),
     b"\1\5" + bytes(range(60)),
-    # Each of these was once an error, or in the way of a report.
+    # Each of these once raised an error, or prevented a report.
     b"\0" + b"[" * 100_000,
     b"\0" + line(index=[]),
     b"\0" + line(index="1") + line(),

@@ -1,4 +1,4 @@
-"""A policy of any bytes: a policy, or faults that each name a place; no more work than it is worth."""
+"""Any bytes as a policy give a policy, or faults that each name a place, with bounded work."""
 
 from pathlib import Path
 
@@ -16,13 +16,13 @@ TOKENS = [
     b"\\x41", b"1m", b"0s", b"::1", *LINES,
 ]  # fmt: skip
 CALLS_A_NODE = 400
-"""Parser, tree and model: what one value may cost, with some to spare."""
+"""The calls that one value may cost in parser, tree and model, with some to spare."""
 CALLS_OF_ALIASES = 20 * MAX_NODES
-"""What aliases repeat is read until it is too much."""
+"""The calls for nodes that aliases repeat: they are read until there are too many."""
 
 
 def judge(content: bytes) -> None:
-    """See that the bytes are a policy, or faults that each name a place in them in words of ours."""
+    """Assert that the bytes give a policy, or faults that name a place in them, without a library's words."""
     try:
         assert parse_policy(content, Path("/etc/relay/policy.yaml")).upstreams
     except PolicyError as error:

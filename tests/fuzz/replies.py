@@ -1,4 +1,4 @@
-"""What an upstream says, of any bytes in any pieces: the same replies, or MalformedReply; bounded."""
+"""Any bytes of an upstream, in any pieces, give the same replies or MalformedReply, in bounded memory."""
 
 from relay.smtp.extensions import Extensions, extensions_of
 from relay.smtp.reply import MAX_LINE_BYTES, MAX_REPLY_BYTES, MalformedReply, Reply, ReplyParser
@@ -38,7 +38,7 @@ def _read(pieces: list[bytes]) -> tuple[list[Reply], bool]:
     parser, found = ReplyParser(), list[Reply]()
     octets = b"".join(pieces)
     try:
-        # To clean text that is not ASCII costs a few calls an octet.
+        # The cleaning of text beyond ASCII costs a few calls an octet.
         with bounded(200 + 60 * octets.count(b"\n") + 40 * len(pieces) + 6 * len(octets)):
             for piece in pieces:
                 parser.feed(piece)
@@ -54,7 +54,7 @@ def _read(pieces: list[bytes]) -> tuple[list[Reply], bool]:
 SEEDS = [
     b"\0\0" + b"250-a\r\n250 b\r\n354 go\r\n",
     b"\0\x06" + b"220 hi\r\n" * 20,
-    # Once the sum of whole replies was taken for one that is too long.
+    # The sum of many replies is longer than one reply may be.
     b"\0\x7f" + b"250 ok, and some more of it\r\n" * 2000,
     b"\1\3\0\1\2\0\0\7\0\1",
 ]

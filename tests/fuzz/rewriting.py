@@ -1,4 +1,4 @@
-"""The header of any bytes, sent by another sender: other fields, and what stands behind, stay as they are."""
+"""Any bytes as a header, rewritten for another sender: other fields, and all after the header, stay."""
 
 from relay.mail.envelope import Shape
 from relay.mail.rewriting import FRONT_BYTES, Rewriting
@@ -34,7 +34,7 @@ def target(raw: bytes) -> None:
 
 
 def _others(front: bytes) -> list[bytes]:
-    """Return the lines of fields that are not ours."""
+    """Return the lines of fields that rewriting does not change."""
     kept, is_ours = [], False
     for line in front.split(b"\r\n")[:-1]:
         if line[:1] not in {b" ", b"\t"}:

@@ -6,7 +6,7 @@ from typing import Protocol, cast
 
 
 class Target(Protocol):
-    """One layer's reader, and what to begin with."""
+    """The module of one target."""
 
     SEEDS: Sequence[bytes]
     TOKENS: Sequence[bytes]

@@ -1,4 +1,4 @@
-"""Whatever the bytes are: the law of every target, on seeds and on what is drawn."""
+"""Every target keeps its law, on its seeds and on drawn bytes."""
 
 import pytest
 from hypothesis import given
@@ -18,7 +18,7 @@ def test_seeds_and_their_prefixes_keep_the_law(name: str) -> None:
 def test_any_bytes_keep_the_law(name: str) -> None:
     tokens = st.sampled_from(sorted(set(TARGETS[name].TOKENS)))
     octets = st.lists(tokens | st.binary(max_size=8), max_size=16).map(b"".join)
-    # An even first octet of most targets means octets as they are, an odd one a list of choices.
+    # In most targets an even first octet means octets as they are, an odd one a list of choices.
     inputs = st.builds(bytes.__add__, st.sampled_from([b"\0", b"\0\0", b"\1\0"]), octets) | st.binary(
         min_size=20, max_size=300
     ).map(lambda raw: b"\1" + raw)

@@ -1,4 +1,4 @@
-"""The long searches of `make crash`: an eighth of its budget, for as many targets as it has time for."""
+"""The long searches of `make crash`: an eighth of its budget, for as many targets as that allows."""
 
 import importlib.util
 import re
@@ -15,7 +15,7 @@ from tests.system.demand import demand
 ROOT = Path(__file__).parents[2]
 SHARE = 1 / 8
 GIVE_UP_S = 300
-"""Beyond its budget; only so that a broken search ends."""
+"""How long after its budget a search that hangs is ended."""
 
 
 @pytest.mark.crash

@@ -1,4 +1,4 @@
-"""What token servers say, of any bytes: a token, a code or a reason on one line."""
+"""Any bytes of a token server give a token, a device code, or a reason on one line."""
 
 import asyncio
 

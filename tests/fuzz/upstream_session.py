@@ -1,4 +1,4 @@
-"""An upstream that says any octets at any phase: one answer for each recipient, never a false RELAYED."""
+"""Any octets of an upstream in any phase give one answer for each recipient, never a false RELAYED."""
 
 import asyncio
 import re
@@ -33,7 +33,7 @@ DUE = [
     b"250 queued\r\n",
     b"221 bye\r\n",
 ]
-"""To MAIL, RCPT three times, DATA, the dot and QUIT."""
+"""The replies due to MAIL, three RCPT, DATA, the dot and QUIT."""
 RECIPIENTS = ("a@example.net", "b@example.net", "c@example.net")
 CONTENT = (b"Subject: x\r\n\r\n", b".dot\r\n" * 20_000)
 EXTENSIONS = Extensions(has_size=True, eight_bit=True)
@@ -45,7 +45,7 @@ def target(raw: bytes) -> None:
     if choices.yes():
         octets = b"".join(_said(choices))
         octets = choices.spoiled(octets, TOKENS)
-        # A piece for each reply, mostly, so that some of it gets far.
+        # Mostly one piece for each reply, so that some sessions get far.
         pieces = octets.splitlines(keepends=True) if choices.number(4) else choices.pieces(octets)
     else:
         pieces = choices.rest_in_pieces()
@@ -68,7 +68,7 @@ def target(raw: bytes) -> None:
         assert sent.count(b"\r\n.\r\n") == 1
         assert sent.find(b"\r\n.\r\n") > sent.find(b"DATA\r\n") > 0
     if relayed:
-        # MAIL, one RCPT at least, DATA, the dot: and what answered the dot was 250.
+        # MAIL, at least one RCPT, DATA and the dot got the replies that a relayed message needs.
         codes = _CODE.findall(octets)
         place = codes.index(b"354")
         assert codes[0] == b"250"

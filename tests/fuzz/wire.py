@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 TURNS_A_PIECE = 60
-"""Turns of the loop in which a session has answered whatever one piece can ask for, and is waiting again."""
+"""Turns of the loop after which a session has answered all that one piece can ask for, and waits again."""
 
 
 class MemoryTransport(asyncio.Transport):
-    """What a protocol writes to, and what closes."""
+    """Keeps what a protocol writes, and tells the protocol of its close."""
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
         super().__init__({"peername": ("127.0.0.1", 40000)})
@@ -17,7 +17,7 @@ class MemoryTransport(asyncio.Transport):
         self._has_closed = False
         self.sent = bytearray()
         self.wants_more = True
-        """Whether the protocol has not asked for a pause."""
+        """False while the protocol pauses reading."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if not self._has_closed:
@@ -59,7 +59,7 @@ async def turns(count: int) -> None:
 
 
 async def until(is_over: Callable[[], bool], most: int) -> None:
-    """Let everybody else run until something holds; an AssertionError is a hang."""
+    """Let other tasks run until `is_over`.  Raises AssertionError after `most` turns: something hangs."""
     for _ in range(most):
         if is_over():
             return

@@ -1,4 +1,4 @@
-"""Bounded work, counted and not timed, and errors that can be shown: what every target asks."""
+"""What every target asserts: work is bounded (counted, not timed), and errors can be shown."""
 
 import contextlib
 import sys
@@ -7,7 +7,7 @@ from types import FrameType
 
 
 class TooMuchWork(BaseException):
-    """More than the input is worth.  Not an Exception, so that no layer can take it for its own."""
+    """The work exceeds its bound.  Not an Exception, so that no layer takes it for its own error."""
 
 
 @contextlib.contextmanager
@@ -31,7 +31,7 @@ def bounded(calls: int) -> Iterator[None]:
 
 
 def must_be_shown(error: Exception) -> None:
-    """Refuse an error that could not go into a log, a reply or a terminal as it is."""
+    """Assert that an error can go into a log, a reply or a terminal as it is."""
     text = str(error)
     assert text
     assert text.isascii()

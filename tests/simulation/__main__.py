@@ -1,6 +1,6 @@
-"""python -m tests.simulation [--world NAME] [--engine NAME] SEED [COUNT]: run stories from a seed on.
+"""python -m tests.simulation [--world NAME] [--engine NAME] SEED [COUNT]: run COUNT stories from SEED on.
 
-Ends with 1 at the first one that breaks a promise, shortened and told in words (`--whole`: as it is).
+Exits 1 at the first story that breaks a promise, and prints it, shortened (with `--whole`: as it is).
 """
 
 import argparse
@@ -22,7 +22,7 @@ def _say(text: str) -> None:
 
 
 def told(script: Script) -> str:
-    """Return how a script goes, line by line, with the end of the relay's log."""
+    """Return the events of a script, line by line, with the end of the relay's log."""
     story = Story(script)
     try:
         story.run()

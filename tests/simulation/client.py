@@ -1,6 +1,6 @@
-"""Clients of a story: they hand a message over as an MTA does, and try again until it is taken.
+"""Clients of a story: each hands a message over as an MTA does, and tries again until it is accepted.
 
-Each try is a message of its own (`Copy`), which its content names: a client that saw no `250` cannot know.
+Each try is a new message (`Copy`) with a key in its content: without a `250`, the outcome is unknown.
 """
 
 import asyncio
@@ -25,17 +25,17 @@ class Copy:
     notify: tuple[str, ...] = ()
     ret: str = ""
     queue_id: str = ""
-    """By which the relay said that it took it."""
+    """The queue id in the relay's `250`."""
     accepted_ns: int = 0
     is_sent: bool = False
-    """The final dot left: the relay may have it."""
+    """The final dot was sent, so the relay may have the message."""
     is_accepted: bool = False
     """The client saw 250."""
     refused: str = ""
-    """A reply 5yz, which no client here deserves."""
+    """A 5yz reply, which is a fault of the relay here."""
 
     def asks(self, recipient: str) -> str:
-        """Return the NOTIFY of a recipient; empty: none was given."""
+        """Return the NOTIFY of a recipient, or an empty string."""
         return self.notify[self.recipients.index(recipient)] if self.notify else ""
 
     @property
@@ -46,7 +46,7 @@ class Copy:
 
 class Client:
     def __init__(self, loop: SimulatedLoop, send: Send, ports: Sequence[int], again_s: float) -> None:
-        """`ports`: tried in turn."""
+        """`ports` are tried in turn."""
         self._loop = loop
         self._send = send
         self._ports = ports
@@ -120,5 +120,5 @@ def _of_mail(copy: Copy) -> str:
 
 
 def asked_for(notify: str, recipient: str) -> str:
-    """Return the parameters of a recipient, by which the upstream is asked for the same."""
+    """Return the DSN parameters of RCPT (RFC 3461), which the upstream must receive unchanged."""
     return f" NOTIFY={notify} ORCPT=rfc822;was-{recipient}" if notify else ""

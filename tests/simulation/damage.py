@@ -1,6 +1,6 @@
 """Damage at rest: octets of one file of a spool or a history change, on the disk and in the page cache.
 
-Left out is what docs/guarantees.md does not promise: a status byte of the maildir has no checksum.
+Status bytes of a maildir are left out: they have no checksum, and docs/guarantees.md does not promise them.
 """
 
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ from tests.simulation.script import Damage
 
 ZEROED_BYTES = 16
 LEFT_OUT = ("format", "lock", "trigger", "control.sock", "reserve")
-"""Files without facts."""
+"""Files without facts: their damage loses nothing."""
 
 
 def strike(platter: Platter, event: Damage) -> str | None:
-    """Damage a file; return its path, or None where there is nothing to damage."""
+    """Damage a file. Return its path, or None if nothing changed."""
     root = "/var/spool" if event.where == "spool" else "/var/history"
     files = [(path, inode) for path, inode in files_below(platter, root) if platter.contents.get(inode)]
     if not files:
@@ -36,7 +36,7 @@ def strike(platter: Platter, event: Damage) -> str | None:
 
 
 def remove(platter: Platter, path: str) -> None:
-    """Move a history and its lock away, durably."""
+    """Remove a history and its lock file durably."""
     disk = ModelDisk(platter)
     for each in (path, f"{path}.lock"):
         if disk.inode(each) is not None:
@@ -53,7 +53,7 @@ def files_below(platter: Platter, path: str) -> Iterator[tuple[str, int]]:
 
 
 def unchecked(content: bytes) -> set[int]:
-    """Return the offsets of status bytes, if this is a message file."""
+    """Return the offsets of the status bytes of a message file; none for other files."""
     if not content.startswith(MAGIC) or len(content) < HEADER_BYTES:
         return set()
     lines = content.split(b"\n")[-1 - int(content.split()[4]) :]

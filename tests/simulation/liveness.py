@@ -1,9 +1,9 @@
-"""How long mail may take that may go: computed from the limits and from what there is to send.
+"""How long mail may take: computed from the limits and from the mail to send.
 
-Two judgements.  While nothing has happened yet but clients that send (`late_in_fair_weather`), each message
-ends within what the limits ask of all that is there beside it.  And when all disturbances are over
-(`calm_ns`), all mail is gone within that and what the disturbances have left behind: slots that nobody
-knows to be free, back-offs, clients that wait for a reply that is lost.
+There are two judgements. While the only events are clients that send (`late_in_fair_weather`), each message
+ends within the time that the limits take for all mail present. After all disturbances (`calm_ns`), all mail
+is gone within that time plus what the disturbances left: slots with an unknown end, back-offs, and clients
+that wait for a lost reply.
 """
 
 import math
@@ -24,23 +24,23 @@ from tests.simulation.upstream import (
 )
 
 TRANSACTION_S = 3.0
-"""At most, while the upstream is well: its delays and the network's."""
+"""The longest transaction while the upstream is well: its delays and the network's."""
 EACH_S = 1.0
-"""On the average, of two connections."""
+"""The average transaction, with two connections."""
 TRACE_BYTES = 400
 REPORT_BYTES = 4_000
 HISTORY_LOOK_S = 60.0
 ALIEN_RESTS_S = (15 + 30 + 60 + 120 + 240 + 6) * 60.0
-"""Of a sender that may not send at first, and a minute before each of its tries."""
+"""The pauses of a sender that may not send at first, with a minute before each of its tries."""
 DOWN_MOODS = (Mood.DOWN, Mood.BUSY, Mood.QUOTA_AT_MAIL, Mood.QUOTA_AT_DOT)
 FAILOVER_S = 45.0
-"""`failover_after`, and until a look at it."""
+"""`failover_after`, plus the interval in which it is checked."""
 PROVING_S = 30.0
-"""After a pause one message goes first, and others follow as it went."""
+"""After a pause one message goes first; the others wait for its outcome."""
 
 
 def calm_ns(world: World, limits: Limits, left: Sequence[Copy], script: Script) -> int:
-    """Return how long it may take until all of `left` is gone, where nothing disturbs any more."""
+    """Return the time until all of `left` must be gone, without further disturbance."""
     if world.calm_s is not None:
         return int(world.calm_s * SECOND_NS)
     longest_s = max(limit.per_ns for each in limits.values() for limit in each) / SECOND_NS
@@ -48,7 +48,7 @@ def calm_ns(world: World, limits: Limits, left: Sequence[Copy], script: Script) 
         sum(_span_s(world, each, left) for each in limits.values()) + longest_s + PROVING_S + world.again_s
     )
     if any(map(_loses_replies, script.events)):
-        # A slot whose end nobody saw.
+        # A slot whose end was not seen counts until its deadline.
         bound_s += MAX_TRANSACTION_S + longest_s
     bound_s += max((event.down_s for event in script.events if isinstance(event, Crash)), default=0)
     if any(isinstance(event, Feel) and event.mood is Mood.MUTE for event in script.events):
@@ -68,7 +68,7 @@ def _loses_replies(event: Event) -> bool:
 
 
 def late_in_fair_weather(past: Past) -> str:
-    """Return which message did not end in time before anything but clients was there; or nothing."""
+    """Return the message that ended too late while only clients acted, or an empty string."""
     ended_ns, gone_ns = past.passed.ended_ns(), past.passed.gone_ns()
     others_s = [event.at_s for event in past.script.events if not isinstance(event, Send)]
     until_ns = others_s[0] * SECOND_NS if others_s else math.inf
@@ -95,7 +95,7 @@ def late_in_fair_weather(past: Past) -> str:
 
 
 def late_in_failover(past: Past) -> str:
-    """Return which message did not leave through its second upstream, while the first was down for long."""
+    """Return the message that failed over late while its first upstream was down, or an empty string."""
     others = [event for event in past.script.events if not isinstance(event, Send)]
     feel = others[0] if len(others) == 1 else None
     if not isinstance(feel, Feel) or feel.mood not in DOWN_MOODS:
@@ -116,7 +116,7 @@ def late_in_failover(past: Past) -> str:
 
 
 def _span_s(world: World, limits: Sequence[LimitSettings], left: Sequence[Copy]) -> float:
-    """Return how long these limits may hold up all of that, from windows that are full."""
+    """Return how long these limits may delay all of `left`, if their windows are full at first."""
     tries = [_tries(copy, world.most_recipients) for copy in left]
     spans_s = 0.0
     for limit in limits:
@@ -136,7 +136,7 @@ def _span_s(world: World, limits: Sequence[LimitSettings], left: Sequence[Copy])
 
 
 def _tries(copy: Copy, most_recipients: int) -> tuple[int, int]:
-    """Return how many transactions a message asks for, and how many its reports do."""
+    """Return the number of transactions for a message, and the number for its reports."""
     is_deferred = any(each.startswith(("later", "slow", "junk")) for each in copy.recipients)
     own = (1 + DEFERRED_TIMES * is_deferred) * math.ceil(len(copy.recipients) / most_recipients)
     own += ALIEN_TIMES * copy.sender.startswith("alien")

@@ -1,13 +1,12 @@
-"""An event loop in virtual time, in which a process of the simulation can be killed.
+"""An event loop in virtual time. It can kill and freeze a process of the simulation.
 
-Guarantees: time passes only when nothing else can happen, and then to the next timer.  What other threads
-do takes drawn time and happens in one piece, in this thread.  A *life* is one process: whatever runs in its
-context ends at `end`, at once and without another step, as by SIGKILL; what is under way elsewhere goes on.
-Between `freeze` and `thaw` it makes no step, as by SIGSTOP: its timers fire and octets arrive meanwhile, and
-it meets them all at once afterwards.  Where `has_fibers` is set, what a thread does happens in pieces: it may
-`pass_time` in the middle, when others go on, and a process may end there.
+Time passes only when nothing else can happen, and then jumps to the next timer. Work of other threads takes
+a drawn time and happens in one piece, in this thread. A *life* is one process. `end` kills it, as SIGKILL
+does: all that runs in its context stops at once, and all else goes on. Between `freeze` and `thaw` it makes
+no step, as with SIGSTOP: timers and octets that are due meanwhile reach it after `thaw`. With `has_fibers`,
+a thread may `pass_time` in the middle of its work: then others run, and its process may end there.
 
-Assumes: nothing waits for a real descriptor.  `add_reader` serves the simulation's own numbers (`wake`).
+Nothing may wait for a real descriptor: `add_reader` serves the simulation's own numbers (`wake`).
 """
 
 import _thread
@@ -28,10 +27,10 @@ from tests.simulation.network import Network
 
 Returned = TypeVar("Returned")
 GRAIN_NS = 1_000
-"""Timers fire at whole microseconds: the loop counts in floating point."""
+"""Timers fire at whole microseconds, because the loop counts in floating point."""
 THREAD_DELAYS_S = (0.0, 0.0, 0.0001, 0.003, 0.02)
 FIRST_READER = 1 << 20
-"""Above every descriptor of the kernel."""
+"""Greater than every descriptor of the kernel."""
 
 
 class Stuck(Exception):  # noqa: N818 - a state, not an error of the loop
@@ -39,16 +38,16 @@ class Stuck(Exception):  # noqa: N818 - a state, not an error of the loop
 
 
 class SimulatedClock(FakeClock):
-    """Also knows the loop's time, which stands still while the host is suspended, and the world's."""
+    """Also has the loop's time, which stands still during a suspend, and the true time."""
 
     def __init__(self) -> None:
         super().__init__()
         self.monotonic_ns = self._boottime_ns
         self.true_ns = 0
-        """By the upstreams' clock, which nobody sets."""
+        """The upstreams' time, which never steps."""
 
         self.others: list[FakeClock] = []
-        """Those of other hosts, which advance alike."""
+        """The clocks of other hosts, which advance with this one."""
 
     def advance(self, by_ns: int) -> None:
         self.suspend(by_ns)
@@ -68,14 +67,14 @@ class SimulatedClock(FakeClock):
 
 
 class Life:
-    """One process; `with life.context()` makes whatever is begun inside a part of it."""
+    """One process. All that starts within `life.run` is part of it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_over = False
         self.is_frozen = False
         self.held: list[asyncio.Handle] = []
-        """What was due while it was frozen, in this order."""
+        """Steps that were due while it was frozen, in order."""
 
     def run(self, function: Callable[..., Returned], *args: object) -> Returned:
         context = contextvars.copy_context()
@@ -87,11 +86,11 @@ LIFE: contextvars.ContextVar[Life | None] = contextvars.ContextVar("LIFE", defau
 
 
 class Ended(BaseException):
-    """The process of this thread is over."""
+    """The process of this thread has ended."""
 
 
 class Fiber:
-    """A call in a thread of the kernel, which runs while the loop waits for it, until it passes time."""
+    """A call in a real thread. The loop waits while it runs, until it passes time or returns."""
 
     def __init__(
         self, loop: "SimulatedLoop", function: Callable[[], object], ended: Callable[[], None]
@@ -106,7 +105,7 @@ class Fiber:
         self._may_others.acquire()
         self._passes_s: float | None = None
         loop.fibers.append(self)
-        # Not `threading`, which waits for the other thread here.
+        # `threading` would wait here for the new thread to start.
         _thread.start_new_thread(self._run, ())
 
     def _run(self) -> None:
@@ -140,7 +139,7 @@ class Fiber:
             raise Ended
 
     def end(self) -> None:
-        """Do nothing more but what ends a `with`; the one that runs ends when it next passes time."""
+        """End the call; it only leaves its `with` blocks. A running fiber ends when it next passes time."""
         self.is_ended = True
         if self is not self._loop.running:
             self.go_on()
@@ -165,7 +164,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     # Lives.
 
     def end(self, life: Life) -> None:
-        """Let no step of this process happen any more."""
+        """Let this process make no further step."""
         life.is_over = True
         for handle in [*self._ready, *self._scheduled]:  # type: ignore[attr-defined]  # asyncio's own queues
             if handle._context.get(LIFE) is life:
@@ -176,7 +175,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self.network.lose(life)
 
     def thaw(self, life: Life) -> None:
-        """Let a frozen process go on with all that was due meanwhile."""
+        """Let a frozen process go on, with all steps that were due meanwhile."""
         life.is_frozen = False
         self._ready.extend(life.held)  # type: ignore[attr-defined]  # asyncio's own queue
         life.held.clear()
@@ -199,15 +198,15 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         return self.rng.choice(THREAD_DELAYS_S)
 
     def pass_time(self, seconds: float) -> None:
-        """Let others go on for so long in the middle of a call of a thread."""
+        """Let others run for this time in the middle of a thread's call."""
         assert self.running is not None
         self.running.pass_time(seconds)
 
-    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]  # more than the base class says
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]  # the base class says less
         del executor
         return SimulatedThread().call(lambda: func(*args))
 
-    # Descriptors, none of which the kernel has.
+    # Descriptors, which the kernel does not know.
 
     def new_reader(self) -> int:
         return next(self._numbers)
@@ -224,7 +223,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         return super().remove_reader(fd)
 
     def wake(self, fd: int) -> None:
-        """Have the reader of this number called, if there is one."""
+        """Call the reader of this number, if there is one."""
         if (reader := self._readers.get(fd)) is not None:
             callback, args, context = reader
             self.call_soon(callback, *args, context=context)
@@ -249,7 +248,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
 
 class SimulatedThread:
-    """`relay.sender.host.CallThread`: calls in their order, each after a drawn time, in one piece."""
+    """`relay.sender.host.CallThread`: makes its calls in order, each after a drawn time and in one piece."""
 
     def __init__(self, name: str = "") -> None:
         del name
@@ -288,7 +287,7 @@ class SimulatedThread:
             nonlocal value, error
             try:
                 value = function()
-            except Exception as raised:  # noqa: BLE001 - it is its caller's
+            except Exception as raised:  # noqa: BLE001 - the caller handles it
                 error = raised
 
         def ended() -> None:
@@ -311,7 +310,7 @@ class SimulatedThread:
 
 
 class _Selector(selectors.DefaultSelector):
-    """Lets time pass instead of waiting."""
+    """Passes time instead of waiting."""
 
     def __init__(self, clock: SimulatedClock) -> None:
         super().__init__()
@@ -328,7 +327,7 @@ class _Selector(selectors.DefaultSelector):
 
 
 class _Step:
-    """What the loop calls: nothing of a process that is over, and later of one that is frozen."""
+    """A callback of the loop. It is dropped if its process is over, and delayed if the process is frozen."""
 
     __slots__ = ("_callback", "_handle", "_life")
 
@@ -353,7 +352,7 @@ class _Step:
 
 
 async def sleep_until(true_ns: int) -> None:
-    """Let all else happen until the world's clock says so."""
+    """Let all else happen until this true time."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, SimulatedLoop)
     while (left_ns := true_ns - loop.clock.true_ns) > 0:

@@ -1,7 +1,7 @@
-"""How upstreams are treated, and in what order mail goes: what the pages for administrators say of it.
+"""How upstreams are treated and in what order mail goes, as the pages for administrators promise it.
 
-Each rule yields what was broken, in words.  A span counts only where nothing happened in it that may have
-changed the relay's mind or kept it from hearing: an operator, an edit, a crash, the disk, the clock.
+Each rule yields descriptions of what was broken. A rule judges a span of time only if nothing in it may have
+changed the relay's decision or kept it uninformed: an operator, an edit, a crash, the disk, the clock.
 """
 
 from collections import Counter
@@ -15,24 +15,24 @@ from tests.simulation.script import NO_NEWS, Crash, Damage, Disturb, Feel, Send,
 from tests.simulation.upstream import Ledger
 
 GRACE_NS = SECOND_NS
-"""What was under way when a reply came; and replies that are under way themselves."""
+"""Tolerance for transactions in progress when a reply came, and for replies on their way."""
 SHARED_GRACE_NS = 5 * SECOND_NS
-"""And until all hosts know of it."""
+"""The same, plus the time until all hosts know of the reply."""
 SENDER_RESTS_NS = 15 * 60 * SECOND_NS
 RETRY_NS = 7 * SECOND_NS
-"""`retry.min`, at least."""
+"""The least `retry.min`."""
 DURABLE_NS = 3 * SECOND_NS
-"""So long after a reply what it came to is on the disk."""
+"""The time after a reply until its outcome is durable."""
 IN_A_ROW = 11
-"""So many messages refused alike, and the one that trips the shield, stop an upstream."""
+"""This many messages refused alike, including the one that trips the shield, stop an upstream."""
 STOP_NS = 3_600 * SECOND_NS
 IDLE_NS = 12 * SECOND_NS
-"""`idle`, and as long as a transaction may take to begin after all."""
+"""`idle`, plus the time that a transaction may take to begin after all."""
 FAILOVER_S = 40
 EVIDENT = 3
-"""After so many refusals, with others relayed behind each, the next one returns what is old enough."""
+"""After this many refusals, with other mail relayed after each, the next refusal returns old mail."""
 SEVERAL = 4
-"""So many may go before one's turn: those of all connections, and one that was ahead."""
+"""This many messages may overtake: one for each connection, and one that was ahead."""
 
 
 class Manners:
@@ -40,14 +40,14 @@ class Manners:
         self._past = past
         self._world = world = past.world
         self._calm_ns = past.calm_since_ns
-        """From when on operators resume and release whatever rests."""
+        """From this instant on, operators resume and release whatever is paused or held."""
         events = past.script.events
         self._feels = [event for event in events if isinstance(event, Feel)]
         self._is_fair = all(isinstance(event, Send) for event in events)
         self._grace_ns = SHARED_GRACE_NS if world.is_shared else GRACE_NS
         self._disturbed = [(blow.at_ns, blow.at_ns) for blow in past.blows]
         for event in events:
-            # A host that hears no news learns them behind the lock of its next reservation.
+            # A host without notifications learns the news behind the lock of its next reservation.
             if isinstance(event, Disturb) and event.how == NO_NEWS:
                 continue
             if not isinstance(event, Send | Feel | Crash):
@@ -56,12 +56,12 @@ class Manners:
                 self._disturbed.append((_ns(event.at_s), _ns(event.at_s + lasts_s + 5)))
         limits = [limit for each in past.limits.values() for limit in each]
         self._is_keyed = any(limit.for_each or limit.unit in ("bytes", "recipients") for limit in limits)
-        """What comes first may be overtaken, and a connection be taken for it in vain."""
+        """The first message may be overtaken, and a connection may be opened for it in vain."""
         self._has_crashes_only = all(isinstance(event, Send | Feel | Crash) for event in events)
         self._is_clock_set = any(isinstance(event, SetClock | Damage) for event in events)
 
     def broken(self) -> Iterator[tuple[str, str]]:
-        """Yield which promise was broken, and how."""
+        """Yield the broken promises: name and description."""
         for name, ledger in self._past.ledgers.items():
             if self._world.is_shared:
                 for words in self._while_refused(name, ledger):
@@ -83,14 +83,14 @@ class Manners:
     def _within(
         self, said_ns: int, until_ns: int, instants: Sequence[int], durable_ns: int = 0
     ) -> Iterator[int]:
-        """Yield those between; what is `durable_ns` after it was said survives a crash."""
+        """Yield the instants between the two. A reply survives a crash `durable_ns` or more after it."""
         for at_ns in instants:
             if said_ns + self._grace_ns < at_ns < until_ns - GRACE_NS:
                 heard_ns = said_ns + durable_ns if durable_ns and self._has_crashes_only else at_ns
                 if at_ns < self._calm_ns and self._is_quiet(said_ns - GRACE_NS, min(at_ns, heard_ns)):
                     yield at_ns
 
-    # Of upstreams.
+    # Rules for upstreams.
 
     def _while_refused(self, name: str, ledger: Ledger) -> Iterator[str]:
         mails = [seen.true_ns for seen in ledger.seen if seen.what == "mail"]
@@ -99,7 +99,7 @@ class Manners:
                 yield f"{name} refused the account at {_s(said_ns)}, and saw MAIL at {_s(at_ns)}"
 
     def _of_upstream(self, name: str, ledger: Ledger) -> Iterator[str]:
-        """Yield also what each host learns by itself, where several share an account."""
+        """Check also the rules that hosts with a shared account do not keep: each host learns by itself."""
         yield from self._while_refused(name, ledger)
         yield from self._one_at_a_time(name, ledger)
         yield from self._stops(name, ledger)
@@ -108,7 +108,7 @@ class Manners:
         yield from self._of_connections(name, ledger)
 
     def _one_at_a_time(self, name: str, ledger: Ledger) -> Iterator[str]:
-        """After a rest one transaction proves the upstream before the others follow."""
+        """After a pause, one transaction proves the upstream before others follow."""
         for said_ns, until_ns in ledger.refusals:
             proof_ns = min((at_ns for at_ns in ledger.proofs if at_ns > said_ns), default=self._calm_ns)
             since_ns = until_ns - GRACE_NS
@@ -121,7 +121,7 @@ class Manners:
                     yield f"{name} was not proven, and saw MAIL at {_s(begun_ns)} and at {_s(next_ns)}"
 
     def _stops(self, name: str, ledger: Ledger) -> Iterator[str]:
-        """Where many messages of different senders are refused alike, and none is relayed, all wait."""
+        """If many messages of different senders are refused alike and none is relayed, all mail waits."""
         mails = [seen.true_ns for seen in ledger.seen if seen.what == "mail"]
         row: list[str] = []
         relayed = sorted(each.true_ns for each in ledger.taken)
@@ -135,7 +135,7 @@ class Manners:
                         yield f"{name} refused {len(row)} messages alike; MAIL at {_s(at_ns)}"
 
     def _of_aliens(self, name: str, ledger: Ledger) -> Iterator[str]:
-        """Mail of a sender that may not send waits, and is returned once old, while others go."""
+        """Mail of a refused sender waits, and is returned once old, while other mail goes."""
         for said_ns, sender in ledger.aliens:
             own = [seen.true_ns for seen in ledger.seen if seen.what == "mail" and seen.sender == sender]
             for at_ns in self._within(said_ns, said_ns + SENDER_RESTS_NS, own):
@@ -153,11 +153,11 @@ class Manners:
 
     def _of_deferrals(self, name: str, ledger: Ledger) -> Iterator[str]:
         sent = Counter(each for copy in self._past.copies if copy.is_sent for each in copy.recipients)
-        # Several reports may go to one sender.
+        # Several reports may go to the same sender.
         sent.update(to for each in ledger.taken if not each.sender for to in each.recipients)
         for said_ns, recipient in ledger.deferrals:
             if sent[recipient] > 1:
-                continue  # of another message, perhaps by a client that had seen no 250
+                continue  # it may be another message's attempt: a client that saw no 250 sends again
             asked = [seen.true_ns for seen in ledger.seen if seen.recipient == recipient]
             for at_ns in self._within(said_ns, said_ns + RETRY_NS, asked, DURABLE_NS):
                 yield f"{name} put {recipient} off at {_s(said_ns)}, and was asked again at {_s(at_ns)}"
@@ -172,10 +172,10 @@ class Manners:
             if until_ns - since_ns > IDLE_NS and self._is_quiet(since_ns, until_ns):
                 yield f"{name} saw nothing from {_s(since_ns)} to QUIT at {_s(until_ns)}"
 
-    # Of messages.
+    # Rules for messages.
 
     def _of_order(self) -> Iterator[str]:
-        """In fair weather: first come, first served.  With lanes: senders take turns, lanes have shares."""
+        """Check the order in fair weather: first come, first served; with lanes by turns and shares."""
         if not self._is_fair or self._is_keyed or len(self._world.upstreams) > 1 or self._world.relays > 1:
             return
         begun: list[tuple[int, Copy]] = []
@@ -197,7 +197,7 @@ class Manners:
                 yield from self._of_lanes(copy, senders)
 
     def _of_lanes(self, copy: Copy, senders: Sequence[str]) -> Iterator[str]:
-        """Of `senders`, in this order, one message each went while this one waited."""
+        """Check one message. `senders`: the senders, in order, of the messages that went while it waited."""
         lane = self._world.half_of_all
         if copy.sender in lane:
             own = sum(sender in lane for sender in senders)
@@ -210,7 +210,7 @@ class Manners:
                 yield f"{senders.count(sender)} of {sender} went before {copy.key}, with {own} of its sender"
 
     def _of_routes(self) -> Iterator[str]:
-        """Another upstream than the first is used where that one is down, or after `spill_after`."""
+        """Check that a route leaves its first upstream only if that is down, or after `spill_after`."""
         if self._disturbed:
             return
         for copy in self._past.copies if self._world.routes else ():

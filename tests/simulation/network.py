@@ -1,8 +1,8 @@
-"""Connections in memory: octets arrive in order, in drawn pieces and after drawn times, or not at all.
+"""Connections in memory: octets arrive in order, in drawn pieces and after drawn delays, or not at all.
 
-Guarantees what TCP does: no octet is changed, lost in the middle, or overtakes another; an orderly close
-comes behind all octets; a reset may overtake them.  Who does not read makes the
-other side wait (`pause_writing`).  `cut` loses a connection: both sides hear of it late, or never.
+The guarantees are TCP's. No octet is changed, lost in the middle or overtaken. An orderly close arrives
+after all octets; a reset may overtake them. A side that does not read makes the other side wait
+(`pause_writing`). `cut` loses a connection: both sides learn of it late, or never.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 DELAYS_S = (0.0, 0.0, 0.0002, 0.002, 0.04)
 WINDOW_BYTES = 64 * 1024
-"""Sent and not read, above which the sender has to wait."""
+"""More unread octets than this make the sender wait."""
 Serve = Callable[[], asyncio.Protocol]
 
 
@@ -30,14 +30,14 @@ class Network:
         self._open: list[Transport] = []
 
     def serve(self, port: int, serve: Serve) -> None:
-        """Give each connection to this port a protocol of `serve`, called in the context of now."""
+        """Give each connection to this port a protocol made by `serve`, in the current context."""
         self._servers[port] = serve, contextvars.copy_context()
 
     def stop_serving(self, port: int) -> None:
         self._servers.pop(port, None)
 
     async def reach(self, fd: int, port: int) -> None:
-        """Raise ConnectionRefusedError where nobody serves, as connect(2) does."""
+        """Connect as connect(2) does. Raises ConnectionRefusedError if no process serves the port."""
         await asyncio.sleep(self._rng.choice(DELAYS_S))
         if port not in self._servers:
             raise ConnectionRefusedError(111, "Connection refused")
@@ -47,7 +47,7 @@ class Network:
         return self._reaching.pop(fd)
 
     def connect(self, port: int, protocol: asyncio.BaseProtocol) -> "Transport | None":
-        """Connect a protocol, in the context of now, to whoever serves this port."""
+        """Connect a protocol, in the current context, to the server of this port; None if there is none."""
         server = self._servers.get(port)
         if server is None:
             return None
@@ -62,7 +62,7 @@ class Network:
         return ours
 
     def lose(self, life: "Life") -> None:
-        """Close what a dead process had open, and what it served, as the kernel does."""
+        """Close the connections and listening ports of a dead process, as the kernel does."""
         self._servers = {
             port: (serve, context)
             for port, (serve, context) in self._servers.items()
@@ -73,7 +73,6 @@ class Network:
                 each.die()
 
     def cut(self, *, is_silent: bool) -> None:
-        """Lose every connection that is open now."""
         for each in self._open:
             each.cut(is_silent=is_silent)
 
@@ -100,13 +99,13 @@ class Transport(asyncio.Transport):
         self._protocol: Any = protocol
         self.context = context
         self._arrives_at = 0.0
-        """When the last of what this end sent arrives."""
+        """The time at which the last piece sent by this end arrives."""
         self._under_way: deque[bytes | None] = deque()
-        """What this end sent and has yet to arrive; None is the end."""
+        """Pieces sent by this end that have not arrived; None is the end."""
         self._unread = 0
-        """Octets that this end sent and the other has not taken."""
+        """Octets sent by this end that the other end has not read."""
         self._arrived: deque[bytes | None] = deque()
-        """What this end has yet to take; None is the end."""
+        """Pieces that this end has not read; None is the end."""
         self._is_reading = True
         self._is_paused = False
         self._is_closing = False
@@ -114,7 +113,7 @@ class Transport(asyncio.Transport):
         self.is_cut = False
         """Nothing arrives any more."""
         self.is_lost = False
-        """`connection_lost` was called, or never will be."""
+        """`connection_lost` was called, or will never be called."""
 
     def begin(self) -> None:
         self._call(self._protocol.connection_made, self)
@@ -142,7 +141,7 @@ class Transport(asyncio.Transport):
         if not octets or self._is_over() or self._has_sent_end:
             return
         if self.peer.is_lost:
-            # What is sent to somebody who is gone is answered by a reset.
+            # The kernel answers octets for a closed socket by a reset.
             self._later(self._reset)
             return
         self._unread += len(octets)
@@ -177,15 +176,15 @@ class Transport(asyncio.Transport):
         self.peer._later(self.peer._reset)
         self._call(self._lose, None)
 
-    # The other side, and the world.
+    # Calls by the other side and by the simulation.
 
     def die(self) -> None:
-        """Close as the kernel does for a process that was killed."""
+        """Close as the kernel does for a killed process."""
         if self.is_lost:
             return
         self.is_lost = self._is_closing = True
         if self._arrived:
-            # Octets that nobody read: a reset instead of an orderly end (RFC 2525, 2.17).
+            # Unread octets cause a reset instead of an orderly end (RFC 2525, 2.17).
             self.peer._later(self.peer._reset)
         elif not self._has_sent_end:
             self._has_sent_end = True
@@ -196,7 +195,7 @@ class Transport(asyncio.Transport):
         if not is_silent:
             self._later(self._reset)
 
-    # Inside.
+    # Internals.
 
     def _is_over(self) -> bool:
         return self.is_lost or self.is_cut or (self._is_closing and self._has_sent_end)
@@ -210,14 +209,14 @@ class Transport(asyncio.Transport):
     def _send(self, piece: bytes | None) -> None:
         self._arrives_at = max(self._arrives_at, self._loop.time()) + self._rng.choice(DELAYS_S)
         self._under_way.append(piece)
-        # In their order, also where two arrive at one instant; and after the sender has died.
+        # Pieces keep their order even at one instant, and arrive even after the sender has died.
         self._at(self._arrives_at, self._arrive)
 
     def _arrive(self) -> None:
         piece, peer = self._under_way.popleft(), self.peer
         if not peer.is_lost and not peer.is_cut:
             peer._arrived.append(piece)
-            # With a process that was killed nobody takes it.
+            # A killed process takes no step, so the piece stays unread.
             peer._call(peer._take)
 
     def _at(self, when: float, function: Callable[[], None]) -> None:

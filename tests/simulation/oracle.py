@@ -1,6 +1,6 @@
-"""What a story must have kept: the six promises (docs/guarantees.md), and that mail which may go, goes.
+"""The judge of a story: the six promises (docs/guarantees.md) hold, and mail that may go, goes.
 
-It knows what clients were told and what upstreams saw, and nothing of the relay's inside.
+It knows what clients were told and what upstreams saw, and nothing of the relay's internals.
 """
 
 import re
@@ -20,28 +20,28 @@ from tests.simulation.upstream import FAILING, Ledger, Mood, Seen, Taken
 LIVENESS = "mail that may go, goes"
 HOUR_NS = 3_600 * SECOND_NS
 CONNECTIONS = 2
-"""Of every upstream."""
+"""The connections that the policy allows to every upstream."""
 MOST_DAMAGED = 2
-"""So many messages may have octets in one damaged place."""
+"""The most messages that may have octets in one damaged place."""
 PAUSING_NS = 10 * SECOND_NS
-"""For so long behind `relay pause` a transaction that was granted before may still begin."""
+"""After `relay pause`, a transaction that was granted before may still begin for this long."""
 REPORTS_LATE_NS = 200 * SECOND_NS
-"""How far apart reports may leave later than they were queued, where only crashes disturb."""
+"""The most by which reports may be late, counted from when they were queued, if only crashes disturb."""
 LOOK_NS = 60 * SECOND_NS
-"""How long after `warn_after` a sender is told at the latest whose mail waits for so long again."""
+"""A waiting message's sender is warned at most this long after `warn_after`."""
 COUNTED = {
     "messages": ("mail", "dot", "counted"),
     "recipients": ("rcpt", "dot"),
     "bytes": ("mail", "dot"),
     "connections": ("connect",),
 }
-"""At which instants an upstream may count what a limit is of."""
+"""For each unit: the instants at which an upstream may count."""
 WHY = {
     "bad": (b"5.1.1", b"550 5.1.1"),
     "junk": (b"5.6.0", b"554 5.6.0"),
     "never": (b"5.4.7", b"451 4.7.1"),
 }
-"""The status and the reply that a report tells, by the kind of a recipient."""
+"""For each kind of recipient: the status and the reply that a report states."""
 ASKED = {"failed": "FAILURE", "delayed": "DELAY", "relayed": "SUCCESS"}
 _REASON = re.compile(
     rb"^Final-Recipient: rfc822; ?(\S+)\r\nAction: failed\r\nStatus: (\S+)\r\n"
@@ -53,8 +53,8 @@ _MESSAGE_ID = re.compile(rb"^Message-ID: <(\S+)>", re.MULTILINE)
 _FRONT = re.compile(rb"Received: [^\r\n]+\r\n(?:[ \t][^\r\n]*\r\n)*")
 
 
-class Broken(AssertionError):  # noqa: N818 - of a promise
-    """A promise was broken: `promise` is which, for a shorter story to break the same."""
+class Broken(AssertionError):  # noqa: N818 - a promise, not a program, is at fault
+    """A promise was broken. `promise` names it: a shortened story must break the same one."""
 
     def __init__(self, promise: str, words: str) -> None:
         super().__init__(f"{promise}: {words}")
@@ -62,7 +62,7 @@ class Broken(AssertionError):  # noqa: N818 - of a promise
 
 
 def judge(past: Past) -> None:
-    """Raise Broken."""
+    """Check every promise. Raises Broken."""
     for name, ledger in past.ledgers.items():
         for regime in past.regimes[name]:
             for limit in regime.limits:
@@ -82,7 +82,7 @@ def judge(past: Past) -> None:
         raise Broken(promise, words)
 
 
-# Never over.
+# No limit is exceeded.
 
 
 def _never_over(name: str, ledger: Ledger, regime: Regime, limit: LimitSettings) -> None:
@@ -118,11 +118,11 @@ def _key_of(seen: Seen, limit: LimitSettings) -> str:
         return key_of_sender(seen.sender, limit)
     if seen.what == "rcpt":
         return seen.recipient.rpartition("@")[2]
-    # Not told at this instant: a key each, so that nothing is over.
+    # The upstream does not see the key at this instant: a key of its own never exceeds a limit.
     return f"{seen.what} at {seen.true_ns} {id(seen)}"
 
 
-# Bytes unchanged.
+# Content is unchanged.
 
 
 def _taken_whole(past: Past) -> None:
@@ -159,7 +159,7 @@ def _is_whole(copy: Copy, content: bytes, sender: str) -> bool:
     return body == new_body and sorted(fields) == sorted(new_head.split(b"\r\n"))
 
 
-# Never lost, and never cut off by us.
+# No message is lost, and the upstream is given no reason to cut off the account.
 
 
 def _never_lost(past: Past) -> None:
@@ -174,7 +174,7 @@ def _never_lost(past: Past) -> None:
 
 
 def _has_ended_well(past: Past, copy: Copy, recipient: str) -> bool:
-    """Whether it was relayed, or told of, or nobody needs to be told.  Raise Broken for a false report."""
+    """Return whether it was relayed or reported, or no report is owed. Raises Broken for a false report."""
     failed, relayed = past.passed.told_of(copy, recipient, "failed"), past.passed.taken_of(copy, recipient)
     if failed and not relayed:
         _may_be_returned(past, copy, recipient, failed[0])
@@ -186,12 +186,12 @@ def _has_ended_well(past: Past, copy: Copy, recipient: str) -> bool:
         return True
     if copy.queue_id in orders.deleted or copy.queue_id in orders.unsure:
         return True
-    # One that an operator bounced has nobody to be told where no report is owed.
+    # If an operator bounced it and no report is owed, it has ended well.
     return copy.queue_id in orders.bounced and not is_owed
 
 
 def _no_more_than_was_told(past: Past, missing: Sequence[Copy]) -> None:
-    """Raise Broken for what is missing, unless it was damaged, and that was told."""
+    """Raise Broken for missing messages, unless they were damaged and the damage was reported."""
     told = [each.partition(":")[0] for each in past.set_aside or ()]
     unnamed = [copy for copy in missing if not any(copy.queue_id in name for name in told)]
     if len(unnamed) > len(told):
@@ -214,7 +214,7 @@ def _may_be_returned(past: Past, copy: Copy, recipient: str, report: Taken) -> N
 
 
 def _set_on_ns(past: Past) -> int:
-    """Return by how much clocks were set on at most: over a reboot an age goes by them."""
+    """Return the most by which clocks were set forward: a reboot adds it to an age."""
     if not any(isinstance(event, Crash) and event.kind == "power" for event in past.script.events):
         return 0
     steps = [event for event in past.script.events if isinstance(event, SetClock) and event.how == "step"]
@@ -222,7 +222,7 @@ def _set_on_ns(past: Past) -> int:
 
 
 def _rested_ns(past: Past, since_ns: int, until_ns: int) -> int:
-    """Return for how long upstreams had to be left alone: that is no age."""
+    """Return how long upstreams had to be left alone: this time does not count as age."""
     rested_ns, from_ns = 0, since_ns
     for begun_ns, asked_ns in sorted(each for ledger in past.ledgers.values() for each in ledger.refusals):
         over_ns = min(asked_ns, until_ns, max(begun_ns, past.calm_since_ns))
@@ -232,7 +232,7 @@ def _rested_ns(past: Past, since_ns: int, until_ns: int) -> int:
 
 
 def _was_bounced_unseen(past: Past, copy: Copy, relayed: Sequence[Taken]) -> bool:
-    """Whether an operator bounced what an upstream had taken, without the relay's being told of that."""
+    """Return whether an operator bounced a message that an upstream took without the relay learning it."""
     was_seen = any(
         each.is_told and not any(each.begun_ns <= blow.at_ns for blow in past.blows) for each in relayed
     )
@@ -240,16 +240,16 @@ def _was_bounced_unseen(past: Past, copy: Copy, relayed: Sequence[Taken]) -> boo
 
 
 def fails(recipient: str) -> bool:
-    """Whether it is never relayed."""
+    """Return whether the upstream never accepts this recipient."""
     return recipient.startswith(FAILING)
 
 
 def can_be_told(copy: Copy) -> bool:
-    """Whether an upstream takes reports to the sender."""
+    """Return whether an upstream accepts reports to the sender."""
     return bool(copy.sender) and not fails(copy.sender)
 
 
-# Duplicates only in the window.
+# Duplicates come only from the one window.
 
 
 def _sent_once(past: Past) -> None:
@@ -270,7 +270,7 @@ def _sent_once(past: Past) -> None:
                     f" and at {_s(after.true_ns)} by {after.host}",
                 )
 
-    # After damage all that ended in the damaged group comes again.
+    # After damage, every message that ended in the damaged group comes again.
     most = 2 * CONNECTIONS * past.world.relays * len(past.ledgers)
     for at_ns, keys in repeated.items():
         if len(keys) > most and past.set_aside is None:
@@ -278,8 +278,8 @@ def _sent_once(past: Past) -> None:
 
 
 def _excuses(past: Past, before: Taken, after: Taken) -> list[int]:
-    """Return when a relay was befallen so that it did not know, or had not settled, the first of two."""
-    # What a process sent before it died may be taken later than what the next one sent.
+    """Return the blows after which a relay may not know, or not have settled, the first transaction."""
+    # A message of a dead process may be taken after one of its successor.
     since_ns = min(before.begun_ns, after.begun_ns)
     return [
         blow.at_ns
@@ -290,9 +290,9 @@ def _excuses(past: Past, before: Taken, after: Taken) -> list[int]:
 
 
 def _few_connections(past: Past) -> None:
-    """Raise Broken if an upstream had more at once than the policy allows, where nothing cut any."""
+    """Raise Broken if an upstream had more connections at once than the policy allows."""
     for name, ledger in past.ledgers.items():
-        # Each side hears a little later of what the other one closed.
+        # Each side learns of a close by the other a little later.
         sessions = [(since_ns, until_ns - SECOND_NS) for since_ns, until_ns in ledger.sessions]
         for at_ns, _ in sessions:
             at_once = sum(since_ns <= at_ns < until_ns for since_ns, until_ns in sessions)
@@ -304,7 +304,7 @@ def _few_connections(past: Past) -> None:
 
 
 def _told_right(past: Past) -> None:
-    """Raise Broken unless each sender hears what is owed once, and nothing else."""
+    """Raise Broken unless each sender gets each owed report once, and no other report."""
     copies = {copy.key: copy for copy in past.copies}
     for (key, recipient, action), reports in past.passed.told.items():
         if key in copies:
@@ -364,7 +364,7 @@ def _message_ids(reports: Sequence[Taken]) -> set[str]:
 
 
 def _tells_why(past: Past, copy: Copy, recipient: str, report: Taken) -> None:
-    """Raise Broken unless a report says what the upstream said."""
+    """Raise Broken unless the report states the upstream's reply."""
     if past.orders.may_have_bounced(copy.queue_id):
         return
     if any(isinstance(each, Feel) and each.mood in (Mood.BLOCKED, Mood.ODD) for each in past.script.events):
@@ -377,7 +377,7 @@ def _tells_why(past: Past, copy: Copy, recipient: str, report: Taken) -> None:
 
 
 def _success_is_told(past: Past, copy: Copy, recipient: str) -> None:
-    """Raise Broken unless the relay tells of a success just what no upstream tells."""
+    """Raise Broken unless the relay reports exactly the successes that no upstream reports."""
     relayed = past.passed.taken_of(copy, recipient)
     is_told = bool(past.passed.told_of(copy, recipient, "relayed"))
     by_upstream = [each for each in relayed if each.asked_of(recipient)]
@@ -389,7 +389,7 @@ def _success_is_told(past: Past, copy: Copy, recipient: str) -> None:
 
 
 def _asked_along(past: Past, copy: Copy, recipient: str, taken: Taken) -> None:
-    """Raise Broken unless the upstream is asked for what the client asked for, or for nothing."""
+    """Raise Broken unless the upstream got the client's DSN parameters, or none where it may get none."""
     may_drop = taken.dsn is None or past.world.rewrite or past.ledgers[taken.upstream].refused_dsn
     wanted = asked_for(copy.asks(recipient), recipient)
     of_mail = ([f"RET={copy.ret}"] if copy.ret else []) + ([f"ENVID=E{copy.key}"] if copy.notify else [])
@@ -399,7 +399,7 @@ def _asked_along(past: Past, copy: Copy, recipient: str, taken: Taken) -> None:
 
 
 def _reports_paced(past: Past, most: int) -> None:
-    # Of one that went twice the second one was not queued anew.
+    # A report that went twice was not queued again for the second time.
     first_ns: dict[str, int] = {}
     for report in past.passed.reports:
         for message_id in _message_ids([report]):
@@ -410,11 +410,11 @@ def _reports_paced(past: Past, most: int) -> None:
             raise Broken("reports an hour", f"more than {most} between {_s(before)} and {_s(after)}")
 
 
-# Operators are obeyed.
+# Operators' orders hold.
 
 
 def _obeyed(past: Past) -> None:
-    """Raise Broken unless what operators were told is so."""
+    """Raise Broken unless the answers given to operators are true."""
     orders = past.orders
     for copy, begun_ns in _begun(past):
         if begun_ns > orders.deleted.get(copy.queue_id, begun_ns):
@@ -424,13 +424,13 @@ def _obeyed(past: Past) -> None:
                 raise Broken("operators are obeyed", f"{copy.key} went at {_s(begun_ns)}, and was held")
     if not past.world.is_shared and (past.world.relays > 1 or past.world.weights.get("clock")):
         return
-    # A process that is stopped may go on with what it was granted before.
+    # A stopped process may go on with what was granted before the pause.
     if not any(isinstance(event, SetClock) and event.how == "stop" for event in past.script.events):
         _paused_as_asked(past)
 
 
 def _begun(past: Past) -> Iterator[tuple[Copy, int]]:
-    """Yield when each transaction began that took an accepted message."""
+    """Yield each transaction that took an accepted message, with its start."""
     for copy in past.copies:
         for recipient in copy.recipients if copy.queue_id else ():
             for taken in past.passed.taken_of(copy, recipient):

@@ -1,4 +1,4 @@
-"""What happened in a story: what clients and operators were told, and what upstreams saw and took."""
+"""The past of a story: what clients and operators were told, and what upstreams saw and took."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,16 +13,16 @@ from tests.simulation.script import Script, World
 from tests.simulation.upstream import FAILING, Ledger, Taken
 
 Limits = Mapping[str, Sequence[LimitSettings]]
-"""Of each upstream."""
+"""The limits of each upstream."""
 RESULTS = (OK, UNCHANGED, ABSENT, BUSY, UNREAD)
-"""Those that say whether something was done."""
+"""The results that say whether something was done."""
 _KEY = re.compile(rb"^X-Copy: (\S+)", re.MULTILINE)
 _FATE = re.compile(rb"^Final-Recipient: rfc822; ?(\S+)\r\nAction: (\w+)", re.MULTILINE | re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Regime:
-    """The limits of an upstream, for as long as they were the policy's."""
+    """The limits of an upstream while one policy held."""
 
     since_ns: int
     until_ns: int
@@ -31,18 +31,18 @@ class Regime:
 
 @dataclass
 class Orders:
-    """What operators asked for, and were told."""
+    """The orders of operators, and the answers."""
 
     paused: list[tuple[str, int, int]] = field(default_factory=list)
-    """Upstream, from when, until when."""
+    """Upstream, begin, end."""
     resumed: list[tuple[str, int]] = field(default_factory=list)
     held: list[tuple[str, int, int]] = field(default_factory=list)
-    """Message, from when, until when."""
+    """Message, begin, end."""
     deleted: dict[str, int] = field(default_factory=dict)
-    """Messages, and since when."""
+    """Message, and since when."""
     bounced: set[str] = field(default_factory=set)
     unsure: set[str] = field(default_factory=set)
-    """Messages that may be deleted or bounced: there was no answer, or an error."""
+    """Messages that may be deleted or bounced: the answer was missing or an error."""
     _holding: dict[str, int] = field(default_factory=dict)
 
     def asked(self, verb: str, queue_ids: Iterable[str], now_ns: int) -> None:
@@ -74,17 +74,17 @@ class Orders:
 
 
 class Blow(NamedTuple):
-    """Something befell a relay, so that it may not know, or not have settled, what it had relayed."""
+    """An event after which a relay may not know, or not have settled, what it had relayed."""
 
     at_ns: int
     relay: str = ""
-    """Empty: any of them."""
+    """The relay's name; empty: any relay."""
     is_late: bool = False
-    """What it began before it sends now, when others may have it."""
+    """What the relay began before is sent only now, when others may have taken the message over."""
 
 
 class Passed:
-    """What upstreams took so far, the first first."""
+    """What upstreams took so far, in order."""
 
     def __init__(self, ledgers: Mapping[str, Ledger], copies: Sequence[Copy]) -> None:
         self._copies = copies
@@ -93,14 +93,13 @@ class Passed:
         self.messages = [taken for taken in every if not taken.is_report]
         self.reports = [taken for taken in every if taken.is_report]
         self.taken: dict[tuple[str, str], list[Taken]] = {}
-        """By copy and recipient; reports left out."""
+        """By copy and recipient, without reports."""
         self.told: dict[tuple[str, str, str], list[Taken]] = {}
         """The reports, by copy, recipient and action (`failed`, `delayed`, `relayed`)."""
         for taken in self.messages:
             for recipient in taken.recipients:
                 self.taken.setdefault((key_of(taken.content), recipient), []).append(taken)
-        # A report lacks the original's header where that was unreadable: then it is of the copy that was
-        # accepted.
+        # A report lacks the original's header if that was unreadable. Then it belongs to the accepted copy.
         accepted = {name: copy.key for copy in copies if copy.is_accepted for name in copy.recipients}
         for taken in self.reports:
             for name, action in _FATE.findall(taken.content):
@@ -115,7 +114,7 @@ class Passed:
         return self.told.get((copy.key, recipient, action), ())
 
     def ended_ns(self) -> dict[str, int]:
-        """Return by copy when it was relayed to the last of those recipients that an upstream takes."""
+        """Return, by copy, when the last recipient that is not FAILING was relayed or reported as failed."""
         ends: dict[str, int] = {}
         for copy in self._copies:
             wanted = [each for each in copy.recipients if not each.startswith(FAILING)]
@@ -125,7 +124,7 @@ class Passed:
         return ends
 
     def gone_ns(self) -> dict[str, int]:
-        """Return by copy when its reports have left too; nothing where one may still be there."""
+        """Return, by copy, when its reports have left too. A copy with reports to come is left out."""
         told_ns: dict[str, int] = {}
         for (key, _, _), some in self.told.items():
             told_ns[key] = max(told_ns.get(key, 0), *(each.true_ns for each in some))
@@ -139,30 +138,30 @@ class Passed:
 
 @dataclass
 class Past:
-    """All that happened."""
+    """All that happened in a story."""
 
     world: World
     script: Script
     limits: Limits
-    """At the beginning."""
+    """The limits at the beginning."""
     ledgers: dict[str, Ledger]
     regimes: dict[str, list[Regime]]
     blows: list[Blow] = field(default_factory=list)
     orders: Orders = field(default_factory=Orders)
     copies: Sequence[Copy] = ()
     set_aside: Sequence[str] | None = None
-    """What was told of damage; None where nothing was damaged."""
+    """The reported damage; None if nothing was damaged."""
     calm_since_ns: int = 0
-    """From when on nothing disturbs any more."""
+    """The instant from which nothing disturbs any more."""
 
     @cached_property
     def passed(self) -> Passed:
-        """Return what passed in the end."""
+        """Return what upstreams had taken at the end."""
         return Passed(self.ledgers, self.copies)
 
 
 def key_of_sender(sender: str, limit: LimitSettings) -> str:
-    """Return by what a limit counts a sender's messages; one key for all where that is not the sender."""
+    """Return the key under which a limit counts this sender's messages; "all" if it does not depend on it."""
     match limit.for_each:
         case "sender":
             return sender
@@ -173,6 +172,6 @@ def key_of_sender(sender: str, limit: LimitSettings) -> str:
 
 
 def key_of(content: bytes) -> str:
-    """Return the key of the copy that a content, or a report, names."""
+    """Return the copy's key that this content, or report, contains; an empty string if none."""
     found = _KEY.search(content)
     return found[1].decode() if found else ""

@@ -1,4 +1,4 @@
-"""One relay of a story: all of it but processes, signals and HTTP, on the simulation's ports."""
+"""One relay of a story: everything except processes, signals and HTTP, on the simulation's ports."""
 
 import asyncio
 import io
@@ -33,11 +33,11 @@ class SimulatedHost:
     clock: FakeClock
     platter: Platter
     look_s: float
-    """Between two looks at what tells nobody that it changed."""
+    """Interval of the checks of things that announce no change."""
 
 
 class SimulatedDisk(ModelDisk):
-    """One process's view of a platter; its clock is the host's, and it may be full."""
+    """One process's view of a platter. It takes the time from the host's clock, and may be full."""
 
     def __init__(self, platter: Platter, clock: FakeClock) -> None:
         self._clock = clock
@@ -56,7 +56,7 @@ class SimulatedDisk(ModelDisk):
         return (0, 1000) if self.is_full else super().free(path)
 
     def detach(self) -> None:
-        """Let go of the platter, as a process that died: what it does from now on nobody sees."""
+        """Leave the platter, as a dead process does: no other process sees its later changes."""
         ours = self.platter
         for inode, holder in list(ours.locks.items()):
             if holder[0] is self:
@@ -67,7 +67,7 @@ class SimulatedDisk(ModelDisk):
 
 
 class SimulatedTrigger:
-    """A pull that the loop hears of."""
+    """A trigger that wakes a reader of the simulated loop."""
 
     def __init__(self, loop: SimulatedLoop, number: int) -> None:
         self._loop = loop
@@ -91,13 +91,13 @@ class SimulatedWorkers:
         return SimulatedThread(name)
 
     def several(self, count: int, name: str) -> Executor:
-        """Return an executor that the simulated loop does not use: it has threads enough."""
+        """Return an executor. The simulated loop does not use it, because its threads are simulated."""
         del count, name
         return ThreadPoolExecutor(1)
 
 
 class SimulatedRelay:
-    """Begin within a life: everything here is a part of it."""
+    """The relay. It must be made within a life, and is part of it."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class SimulatedRelay:
         def host_of(disk: SimulatedDisk) -> Host:
             return Host(clock, disk, SimulatedWorkers(), trigger, self._host.look_s)
 
-        # What a database is asked takes time, in a thread.
+        # Calls to a database take time, in a thread.
         spool = await SimulatedThread().call(opened) if loop.has_fibers else opened()
         self.intake = spool_intake(policy, host_of(self.listener_disk), events)
         host, telemetry = host_of(self.disk), Telemetry(events, metrics, clock)
@@ -157,12 +157,12 @@ class SimulatedRelay:
         return self.disk, self.listener_disk
 
     async def run(self) -> None:
-        """Start, as the daemon does: take mail, recover, relay."""
+        """Start as the daemon does: accept mail, recover, relay."""
         try:
             await self._open()
             self._serve()
             await self.sender.start()
-        except Exception as error:  # noqa: BLE001 - the daemon ends, whatever it was
+        except Exception as error:  # noqa: BLE001 - any error ends the daemon
             self._on_fault(error)
             return
         self.is_up = True

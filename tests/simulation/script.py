@@ -1,4 +1,4 @@
-"""What happens in a story, as data: so that it can be drawn, printed, and shortened.
+"""The events of a story as data, so that they can be drawn, printed and shortened.
 
 Instants are seconds since the story began, by the upstreams' clock.
 """
@@ -13,7 +13,7 @@ from tests.simulation.upstream import Mood
 
 @dataclass(frozen=True)
 class Send:
-    """A client hands a message over, again and again until it is taken."""
+    """A client hands a message over, and repeats it until it is accepted."""
 
     at_s: float
     number: int
@@ -22,14 +22,14 @@ class Send:
     lines: int
     is_8bit: bool = False
     notify: tuple[str, ...] = ()
-    """NOTIFY of each recipient; empty: not given."""
+    """NOTIFY of each recipient; empty: none."""
     ret: str = ""
     subject: str = ""
 
 
 @dataclass(frozen=True)
 class Act:
-    """An operator does something, to an upstream or to some messages."""
+    """An operator's verb, on an upstream or on some messages."""
 
     at_s: float
     verb: Verb
@@ -47,7 +47,7 @@ class Feel:
 
 @dataclass(frozen=True)
 class Edit:
-    """The policy becomes the world's variant of this number."""
+    """The world's policy variant of this number comes into force."""
 
     at_s: float
     variant: int
@@ -55,22 +55,22 @@ class Edit:
 
 @dataclass(frozen=True)
 class SetClock:
-    """The wall clock is set; or the host is suspended; or the relay's process is stopped and continued."""
+    """The wall clock is set, or the host is suspended, or a relay's process is stopped and continued."""
 
     at_s: float
     how: str
-    """`stop`: a relay makes no step while all else goes on."""
+    """With `stop`, a relay makes no step while all else goes on."""
     seconds: int
 
 
 NO_NEWS = "database: no news"
-"""What one host commits the others hear of only when they ask."""
+"""Hosts get no notifications: they learn another host's commits only when they ask."""
 CUT = "database: a host is cut off"
 
 
 @dataclass(frozen=True)
 class Disturb:
-    """A disk is full, or fails; or connections are lost; or the database is away."""
+    """A disk is full or fails, or connections are lost, or the database is away."""
 
     at_s: float
     how: str
@@ -83,7 +83,7 @@ FOR_GOOD_S = 1e6
 
 @dataclass(frozen=True)
 class Crash:
-    """A relay is killed, or all lose power, so many changes of the disk behind this instant."""
+    """A relay is killed or all lose power, `steps` disk changes or database requests after this instant."""
 
     at_s: float
     kind: str
@@ -93,7 +93,7 @@ class Crash:
 
 @dataclass(frozen=True)
 class Damage:
-    """Octets of one file at rest become others."""
+    """Octets of one file at rest change."""
 
     at_s: float
     where: str
@@ -101,11 +101,11 @@ class Damage:
     how: str
     """`flip` or `zero`."""
     nth: int
-    """Of the files, in the order of their names."""
+    """The index of the file, in the order of names."""
     place: float
-    """How far into the file, from 0 to 1."""
+    """The position in the file, from 0 to 1."""
     down_s: float
-    """The relays are killed, and start this much later; 0: they run meanwhile."""
+    """The relays are killed and start this much later; 0: they keep running."""
 
 
 Event = Send | Act | Feel | Edit | SetClock | Disturb | Crash | Damage
@@ -115,7 +115,7 @@ Event = Send | Act | Feel | Edit | SetClock | Disturb | Crash | Damage
 class Script:
     world: str
     seed: int
-    """Of everything that is drawn while the story runs: delays, cuts, what a lost power leaves."""
+    """The seed of all that is drawn while the story runs: delays, cuts, what a power cut leaves."""
     engine: str
     events: tuple[Event, ...]
 
@@ -130,68 +130,68 @@ class World:
 
     name: str
     policies: tuple[str, ...]
-    """YAML; `{ENGINE}` is the engine.  The first one holds from the beginning."""
+    """YAML; `{ENGINE}` stands for the engine. The first variant holds at the beginning."""
     upstreams: tuple[str, ...] = ("isp",)
     relays: int = 1
     is_shared: bool = False
-    """Each relay is on a host of its own, and they share a database."""
+    """Each relay is on its own host, and they share a database."""
     engines: tuple[str, ...] = ("maildir", "log")
-    """Of the spool; the one in a database is of all hosts."""
+    """Engines of the spool. The PostgreSQL engine is one queue of all hosts."""
     messages: int = 14
     minutes: float = 4.0
     look_s: float = 1.0
-    """Between two looks of a relay at its files."""
+    """The interval in which a relay checks its files."""
     again_s: float = 15.0
-    """After so long a client tries again."""
+    """The interval in which a client tries again."""
     retry_max_s: float = 9.0
     moods: tuple[Mood, ...] = tuple(Mood)
     lasting_s: tuple[float, ...] = (1.0, 20.0, 90.0)
-    """How long a mood lasts."""
+    """The possible lengths of a mood."""
     acts: tuple[Verb, ...] = ("hold", "release", "retry", "first", "pause", "resume")
     senders: tuple[str, ...] = ("s{n}@here.test",)
     domains: tuple[str, ...] = ("x.test",)
     lines: tuple[int, ...] = (1, 10, 300)
     kinds: tuple[str, ...] = ("ok", "ok", "ok", "later", "bad")
-    """What the names of recipients begin with, which says what the upstream makes of them."""
+    """Prefixes of recipients' names, which decide what the upstream does with them."""
     notifies: tuple[str, ...] = ()
-    """What clients ask for by NOTIFY, ORCPT and ENVID."""
+    """Values of NOTIFY that clients use, with ORCPT and ENVID."""
     rets: tuple[str, ...] = ("",)
     subjects: tuple[str, ...] = ("Hello",)
     recipients: tuple[int, ...] = (1, 1, 2, 3)
-    """How many a message has."""
+    """The number of recipients of a message."""
     half_of_all: tuple[str, ...] = ()
-    """The senders of a lane whose share is 50; with lanes all others take turns."""
+    """The senders of a lane with share 50. In a world with lanes all other senders take turns."""
     routes: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    """By recipient's domain: the first upstream, and after how many seconds mail spills; 0: never."""
+    """By recipient domain: the first upstream, and the seconds after which mail spills (0: never)."""
     most_recipients: int = 1_000
-    """That an upstream takes in one transaction."""
+    """The most recipients that an upstream accepts in one transaction."""
     rewrite: str = ""
-    """By what address all mail of this world leaves."""
+    """The address that replaces all senders of this world."""
     lifetime_ns: int = 0
-    """`retry.lifetime`, where a story may last so long; 0: never."""
+    """`retry.lifetime`, if a story may last that long; 0: never reached."""
     warn_after_ns: int = 0
-    """0: never."""
+    """`warn_after`; 0: never."""
     warns_of_waiting: bool = False
-    """Also of mail that has not been tried; nothing but clients is in the world."""
+    """Senders of untried mail are warned too; only clients act in such a world."""
     ceiling_percent: int = 100
-    """The least that a lane may use of a limit."""
+    """The lowest ceiling of a lane, in percent of a limit."""
     reports_per_hour: int = 0
-    """0: as many as are owed."""
+    """0: no limit."""
     disturbances: tuple[str, ...] = (
         *("disk full", "sync fails", "read fails", "connections reset", "connections silent"),
     )
     downs_s: tuple[float, ...] = (0.0, 3.0, 100.0)
-    """For how long a host, or a relay, is gone."""
+    """How long a host or a relay is down."""
     steps_s: tuple[int, ...] = (1, 30, 400, 31_536_000)
     """By how much a clock is set."""
     away_s: tuple[int, ...] = (1, 30, 400, 4_000)
-    """For how long a host is suspended."""
+    """How long a host is suspended."""
     faults_s: tuple[float, ...] = (0.5, 10.0, 60.0)
     clocks: tuple[str, ...] = ("step", "step back", "suspend", "stop")
     weights: Mapping[str, int] = field(default_factory=dict)
-    """How many of each kind of event are drawn at most, beside messages."""
+    """The most events of each kind, besides messages."""
     calm_s: float | None = None
-    """Once nothing disturbs any more, all mail is gone in this time; None: as `liveness` computes it."""
+    """After the last disturbance all mail is gone in this time; None: `liveness` computes it."""
 
     @property
     def has_one_queue(self) -> bool:
@@ -212,10 +212,10 @@ def drawn(world: World, seed: int, engine: str) -> Script:
     length_s = rng.uniform(5, world.minutes * 60)
     events: list[Event] = []
     for number in range(1, rng.randint(1, world.messages) + 1):
-        # Often several at once.
+        # Often several messages come at once.
         at_s = events[-1].at_s if events and rng.random() < 0.5 else rng.uniform(0, length_s)
         events.append(_message(world, rng, number, at_s))
-    # Some stories have nothing but clients: in fair weather mail has the shortest time.
+    # In some stories only clients act: the time allowed for mail is then the shortest.
     is_fair = rng.random() < FAIR_SHARE
     most = dict.fromkeys(MOST, 0) if is_fair else {**MOST, **world.weights}
 
@@ -249,7 +249,7 @@ def drawn(world: World, seed: int, engine: str) -> Script:
 def _message(world: World, rng: random.Random, number: int, at_s: float) -> Send:
     kinds = [rng.choice(world.kinds) for _ in range(rng.choice(world.recipients))]
     if whole := next((kind for kind in kinds if kind in ("junk", "slow")), ""):
-        kinds = [whole for _ in kinds]  # what is refused at the dot is refused to all
+        kinds = [whole for _ in kinds]  # a refusal at the dot refuses all recipients
     recipients = tuple(
         f"{kind}{number}-{index}@{rng.choice(world.domains)}" for index, kind in enumerate(kinds)
     )

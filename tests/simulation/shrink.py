@@ -1,4 +1,4 @@
-"""A failing script, shortened: events are left out as long as the same promise stays broken."""
+"""Shortens a failing script: it leaves out events while the same promise stays broken."""
 
 from tests.simulation.oracle import Broken
 from tests.simulation.script import Script
@@ -14,7 +14,7 @@ def broken_by(script: Script) -> Broken | None:
 
 
 def shortened(script: Script, promise: str, most_runs: int = 200) -> Script:
-    """Return the shortest script found that breaks the same promise; at worst the same one."""
+    """Return the shortest script found that breaks the same promise, at worst the given one."""
     size = max(1, len(script.events) // 2)
     runs = 0
     while runs < most_runs:

@@ -1,4 +1,4 @@
-"""The database that hosts share, in virtual time: others go on while a statement takes its time."""
+"""The database that hosts share, in virtual time: all else goes on while a statement takes its time."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from tests.fakes.model_database import ModelDatabase, Session
 from tests.simulation.loop import LIFE, Life, SimulatedLoop
 
 KEEPALIVE_S = 25
-"""After so long a host knows of a connection that is silent."""
+"""A host learns after this time that a connection is dead."""
 
 
 class SimulatedStore(ModelDatabase):
@@ -15,9 +15,9 @@ class SimulatedStore(ModelDatabase):
         super().__init__(loop.rng)
         self._loop = loop
         self.cut_hosts: set[str] = set()
-        """They have no way to it."""
+        """Hosts without a way to the database."""
         self.after: dict[Life | None, Callable[[], None]] = {}
-        """What happens in the middle of whatever a process asks."""
+        """For each process: called in the middle of every request it makes."""
         self._lives: dict[Session, Life | None] = {}
         loop.has_fibers = True
 
@@ -43,14 +43,14 @@ class SimulatedStore(ModelDatabase):
         return session
 
     def end(self, life: Life, *, is_told: bool) -> None:
-        """Let a process be gone; of a lost power nobody tells the server."""
+        """End a process's sessions. After a power cut the server is not told."""
         for session in [each for each in self.sessions if self._lives[each] is life]:
             session.is_cut_off = True
             if is_told:
                 session.lose()
 
     def cut_off(self, *, listening: bool = False, host: str = "") -> None:
-        """Lose connections, or only those that wait for news, or of one host, without a word."""
+        """Lose connections silently: all, those that LISTEN, or those of one host."""
         for session, life in [(each, self._lives[each]) for each in self.sessions]:
             if (session.channels or not listening) and (not host or (life is not None and life.name == host)):
                 session.is_cut_off = True

@@ -1,8 +1,8 @@
-"""One run of a script: the world, its relays under a supervisor, the clients, and what is noted of it.
+"""One run of a script: the world, its relays under a supervisor, the clients, and a record of all.
 
-`Damage` picks its file and octets when it happens.  After the last event everything is made well (moods,
-disks, connections, pauses, held mail, a damaged history); then all mail
-has to be gone within the world's `calm_s`, or the story is stuck.
+`Damage` picks its file and octets when it happens. After the last event the story repairs everything: moods,
+disks, connections, pauses, held mail, a damaged history. Then all mail has to be gone within the world's
+`calm_s`; otherwise the story is stuck.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ from tests.simulation.worlds import PORTS, WORLDS
 MAX_TRANSACTION_NS = 180 * SECOND_NS
 YEAR_NS = 31_536_000 * SECOND_NS
 MAY_END_A_RELAY = (OSError, Full, Unavailable)
-"""It exits, and its supervisor starts it again.  Anything else is a fault of ours."""
+"""With these errors a relay exits and its supervisor restarts it. Any other error is a bug."""
 LOOK_S = 5.0
 LEASE_S = 180
 
@@ -67,7 +67,7 @@ LEASE_S = 180
 @dataclass
 class Outcome:
     lines: list[str] = field(default_factory=list)
-    """What happened, for people."""
+    """The events, for people."""
     log: str = ""
     digest: str = ""
     virtual_s: float = 0.0
@@ -83,7 +83,7 @@ class _Process:
     number: int
     host: SimulatedHost
     is_gone: bool = False
-    """For good."""
+    """The relay is gone for good."""
     life: Life | None = None
     relay: SimulatedRelay | None = None
 
@@ -106,9 +106,9 @@ class Story:
         if self._world.is_shared:
             self._store = SimulatedStore(self._loop)
             for process in self._processes:
-                # It is up for some time, and by its own calendar.
+                # Each host has its own uptime and calendar.
                 up_ns, wrong_ns = self._rng.randrange(YEAR_NS), self._rng.randrange(-YEAR_NS, YEAR_NS)
-                # What has one queue goes by one calendar (docs/several-hosts.md).
+                # Hosts of one queue must agree on the calendar (docs/several-hosts.md).
                 clock = FakeClock(up_ns, START_WALL_NS + (0 if self._world.has_one_queue else wrong_ns))
                 process.host = SimulatedHost(clock, Platter(), self._world.look_s)
                 self._clock.others.append(clock)
@@ -130,11 +130,11 @@ class Story:
         self.outcome = Outcome()
 
     def run(self) -> Outcome:
-        """Raise Broken where a promise was not kept; `outcome` is then as far as it came."""
+        """Run the story. Raises Broken if a promise was not kept; `outcome` then ends there."""
         connect = psycopg.connect if self._store is None else self._store.connect
         shorter = patch.object(engines, "LEAST_LEASE_NS", LEASE_S * SECOND_NS)
         with _quietly(), _ids_by_seed(self._rng), patch.object(psycopg, "connect", connect), shorter:
-            # Of processes that were killed nobody hears.
+            # Errors of killed processes do not count.
             self._loop.set_exception_handler(lambda _loop, _context: None)
             try:
                 self._loop.run_until_complete(self._live())
@@ -220,7 +220,7 @@ class Story:
                 orders.resumed.append((event.upstream, now_ns()))
                 await relay.operator.resume(event.upstream)
             else:
-                # What becomes of reports that an operator ends is not followed.
+                # Reports that an operator ends are not followed, so none is chosen.
                 is_end = event.verb in ("bounce", "delete")
                 hosts = self._processes if self._world.has_one_queue else [process]
                 ids = sorted(
@@ -236,10 +236,10 @@ class Story:
 
     def _edit(self, policy: str) -> None:
         if any(process.life is not None and process.life.is_frozen for process in self._processes):
-            return  # it would go on for a moment by the policy that it knows
+            return  # a frozen process would go on for a moment by its old policy
         now_ns = self._clock.true_ns
         self._end_regime(now_ns)
-        # What was granted before the edit may still be under way.
+        # A transaction granted before the edit may still be in progress.
         self._policy, self._regime_since_ns = policy, now_ns + MAX_TRANSACTION_NS
         for process in self._processes:
             relay, life = process.relay, process.life
@@ -250,9 +250,9 @@ class Story:
         by_ns = event.seconds * SECOND_NS
         self._is_booting &= not any(process.is_up for process in self._processes)
         if self._is_booting and event.how == "step":
-            return  # set ahead while the host is off, a clock frees slots too early (docs/guarantees.md)
+            return  # set forward while the host is off, it frees slots too early (docs/guarantees.md)
         if event.how in ("suspend", "stop") and by_ns > MAX_TRANSACTION_NS:
-            # What a transaction came to meanwhile the relay does not believe.
+            # The relay does not believe the outcome of a transaction from before such a gap.
             self._befalls()
         clock = self._clock if self._store is None else self._rng.choice(self._processes).host.clock
         match event.how:
@@ -269,7 +269,7 @@ class Story:
                 self._stop(self._rng.choice(self._processes), event.seconds)
 
     def _stop(self, process: _Process, seconds: float) -> None:
-        """Let a process make no step for so long."""
+        """Freeze a process for this time."""
         life = process.life
         if life is None or life.is_over or life.is_frozen:
             return
@@ -294,7 +294,7 @@ class Story:
             self._note(f"damaged: {found}")
             self._is_damaged = True
             self._is_history_damaged |= event.where == "history"
-            # An end that was told on damaged octets is not known any more: the message goes again.
+            # An end recorded in damaged octets is lost: the message goes again.
             self._befalls()
 
     def _disturb(self, event: Disturb) -> None:
@@ -319,7 +319,7 @@ class Story:
                     disk.fail(Fault(event.nth, errno.EIO, kinds=frozenset({"read", "open"})))
 
         def heal() -> None:
-            # What could not be settled meanwhile waits for the disk.
+            # Settlements that failed meanwhile wait for the disk.
             self._befalls()
             for disk in disks:
                 _heal(disk)
@@ -330,7 +330,7 @@ class Story:
         self._past.blows.append(Blow(self._clock.true_ns, life.name if life is not None else "", is_late))
 
     def _lapses(self, life: Life | None, seconds: float) -> None:
-        """Let a relay, or all of them, be kept for so long from settling, and from renewing a lease."""
+        """Note that a relay, or every relay, can neither settle nor renew a lease for this time."""
         if self._world.has_one_queue and seconds > LEASE_S / 2:
             for at_s, is_late in (0, False), (LEASE_S, False), (seconds, False), (seconds, True):
                 self._loop.call_later(at_s, partial(self._befalls, life, is_late=is_late))
@@ -410,7 +410,7 @@ class Story:
             self._store.after[life] = after
 
     def _crash(self, process: _Process, event: Crash) -> None:
-        """Happen behind a change of the disk, in the middle of whatever the process does."""
+        """Crash after a change of the disk, in the middle of whatever the process does."""
         self._note(f"{event.kind} of {process.life.name}" if process.life else event.kind)
         self.outcome.crashes += 1
         if event.kind == "kill":
@@ -434,7 +434,7 @@ class Story:
             self._start_later(each, 0.5)
 
     def _kill(self, process: _Process, *, is_told: bool = True) -> None:
-        """`is_told`: the kernel closes its connections."""
+        """Kill a process. `is_told`: the kernel closes its connections."""
         life, relay = process.life, process.relay
         if life is None or life.is_over:
             return
@@ -451,7 +451,7 @@ class Story:
         before = process.life
         if seconds >= FOR_GOOD_S:
             process.is_gone = not any(each.is_gone for each in self._processes)
-            seconds = 3.0  # somebody has to be left
+            seconds = 3.0  # one relay must remain
         if process.is_gone:
             return
 
@@ -459,11 +459,11 @@ class Story:
             if process.life is before:
                 self._start(process)
 
-        # Not a part of the life that ended, in which nothing happens any more.
+        # In an empty context: the ended life takes no further step.
         self._loop.call_later(seconds, start, context=contextvars.Context())
 
     async def _within(self, process: _Process, act: Callable[[], Awaitable[None]]) -> bool:
-        """Have a process do something; return whether it did, and did not die, fail or hang meanwhile."""
+        """Let a process do something; return whether it succeeded and did not die, fail or hang."""
         over: asyncio.Future[bool] = self._loop.create_future()
 
         async def run() -> None:
@@ -494,15 +494,15 @@ class Story:
         self._make_well()
         self._note("from here on all is well")
         began_ns = self._clock.true_ns
-        # Where nothing disturbs, no operator has to help.
+        # If only clients act, no operator may have to help.
         self._past.calm_since_ns = FOREVER_NS if self._is_fair else began_ns
         self._past.orders.all_is_released(began_ns)
-        # The last clients begin.
+        # Let the last clients begin.
         await asyncio.sleep(0)
         copies = self._copies
         gone_ns = Passed(self._past.ledgers, copies).gone_ns()
         left = [copy for copy in copies if copy.is_sent and copy.key not in gone_ns]
-        # Those that a client has yet to hand over.
+        # Add the messages that a client has yet to hand over.
         left += [client.copies[-1] for client in self._clients if not client.copies[-1].is_accepted]
         calm_ns = liveness.calm_ns(self._world, self._limits(self._policy), left, self._script)
         while True:
@@ -531,7 +531,7 @@ class Story:
 
     async def _are_empty(self) -> bool:
         are_empty = [await self._is_empty(each) for each in self._processes if not each.is_gone]
-        # What a host had that is gone others have to take over.
+        # Other hosts have to take over the messages of a host that is gone.
         return all(are_empty) and (self._store is None or self._store.tables.count("message") == 0)
 
     async def _is_empty(self, process: _Process) -> bool:
@@ -562,7 +562,7 @@ class Story:
         return "event=history_failed" in self.outcome.log
 
     async def _begin_history_anew(self) -> None:
-        """Do what docs/operating.md says: stop, wait for the longest period, move the file away."""
+        """Follow docs/operating.md: stop, wait for the longest period, move the file away."""
         self._note("operator: begins the history anew")
         for process in self._processes:
             self._kill(process)
@@ -606,10 +606,10 @@ class Story:
         ids = [copy.queue_id for copy in self._copies]
         outcome.digest = hashlib.sha256(repr((seen, ids, outcome.lines)).encode()).hexdigest()[:16]
         for task in asyncio.all_tasks(self._loop):
-            task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own, for processes killed on purpose
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own, of killed processes
             coroutine = task.get_coro()
             with contextlib.suppress(Exception):
-                # What it would still do at its end, it does here, where nobody sees it.
+                # Its `finally` blocks run here, without effect on the story.
                 coroutine.close()
         self._loop.close()
 
@@ -640,7 +640,7 @@ def _heal(disk: SimulatedDisk) -> None:
 
 @contextlib.contextmanager
 def _ids_by_seed(rng: random.Random) -> Iterator[None]:
-    """Draw what queue ids have of chance; the kernel gives it otherwise."""
+    """Draw the random part of queue ids from `rng` instead of the kernel."""
     init = Identities.__init__
 
     def by_seed(its: Identities, clock: Clock, _: object) -> None:
@@ -652,7 +652,7 @@ def _ids_by_seed(rng: random.Random) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Say nothing of coroutines that end where their process was killed."""
+    """Suppress complaints about coroutines that end because their process was killed."""
     before = sys.unraisablehook
     sys.unraisablehook = lambda _: None
     try:

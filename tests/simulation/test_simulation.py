@@ -1,6 +1,6 @@
-"""Drawn stories of the whole relay: every promise holds, and mail that may go, goes.
+"""Random stories of the whole relay: every promise holds, and mail that may go, goes.
 
-A failing story is shortened and told; `python -m tests.simulation` runs more of them.
+A failing story is shortened and printed. `python -m tests.simulation` runs more stories.
 """
 
 import os
@@ -17,7 +17,7 @@ from tests.simulation.story import Story
 from tests.simulation.worlds import WORLDS
 
 SEEDS = range(2, 9) if os.environ.get("RELAY_TESTS") == "full" else range(1, 2)
-"""Of the stories of each world and engine; `make crash` goes on from its own seed for its budget."""
+"""The seeds for each world and engine. `make crash` starts from its own seed and runs for its budget."""
 
 
 def _judge(script: Script) -> None:
@@ -45,7 +45,9 @@ def test_equal_seeds_give_equal_stories(world: str) -> None:
 
 
 @pytest.mark.crash
-def test_every_promise_holds_for_as_long_as_there_is_time(crash_seed: int, crash_budget_s: float) -> None:
+def test_every_promise_holds_in_drawn_stories_within_the_crash_budget(
+    crash_seed: int, crash_budget_s: float
+) -> None:
     dice, until = random.Random(crash_seed), time.monotonic() + crash_budget_s
     while time.monotonic() < until:
         world = WORLDS[dice.choice(list(WORLDS))]

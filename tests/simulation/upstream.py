@@ -1,10 +1,11 @@
-"""The upstreams of a story: they count by their own clock, and do anything at all.
+"""The upstreams of a story: each counts by its own clock, and misbehaves in every possible way.
 
-Each notes what it saw, and when (`Ledger`).  What it counts of a message when is drawn for each sender: at
-MAIL, or when it has replied to the dot, or where the connection was lost long behind the dot.  A *mood* is
-what it does for a while, to everybody.  Beside that a recipient's name says what becomes of it:
-`bad…` is refused for good, `later…` is deferred at first, `never…` each time, all others are taken; `junk…`
-is refused for good at the dot, and `slow…` deferred there at first.  A sender `alien…` may not send at first.
+Each upstream notes what it saw, and when (`Ledger`). The instant at which it counts a message depends on the
+sender: at MAIL, or just before its reply to the dot, or long after the dot if that reply is lost. A *mood* is
+a behaviour towards all clients for a while. Besides, a recipient's name decides what happens to it: `bad…`
+is refused permanently, `later…` is deferred at first, `never…` is always deferred, `junk…` is refused
+permanently at the dot, `slow…` is deferred at the dot at first, and all others are accepted. A sender
+`alien…` may not send at first.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from tests.simulation.loop import LIFE, SimulatedLoop
 from tests.simulation.network import Transport
 
 LOST_REPLY_S = 60.0
-"""How long behind the dot a message is still taken whose reply is lost: a third of `max_transaction`."""
+"""After a lost reply, a message is taken up to this long after the dot: a third of `max_transaction`."""
 
 
 class Mood(enum.StrEnum):
@@ -48,22 +49,22 @@ LOST_MOODS = (
     *(Mood.HANGS, Mood.DEAF, Mood.HANGS_UP, Mood.DROPS, Mood.UNASKED, Mood.ODD, Mood.DOWN),
     *(Mood.MUTE, Mood.LEAVES, Mood.ADDS, Mood.OMITS),
 )
-"""In which a relay may not know when a transaction ended."""
+"""Moods in which a relay may not know when a transaction ended."""
 DEFERRED_TIMES = 2
 ALIEN_TIMES = 5
-"""So often a sender is refused that may not send."""
+"""The number of refusals of a sender that may not send at first."""
 SHORTEST_REST_S = 15
 GREETING_S = 300
-"""How long a greeting is waited for, and a transaction lasts at most (`max_transaction`)."""
+"""The time to wait for a greeting; below, the longest transaction (`max_transaction`)."""
 MAX_TRANSACTION_S = 180
 FAILING = ("bad", "never", "junk")
-"""Recipients who are never relayed to."""
+"""Recipients that are never relayed."""
 QUOTAS = (
     ("550 5.7.1 You have exceeded your sending limit", SHORTEST_REST_S),
     ("451 4.7.0 Sending rate limit exceeded, try again in 120 seconds", 120),
     ("554 5.7.1 Daily sending quota exceeded", SHORTEST_REST_S),
 )
-"""Refusals of the account, and for how many seconds it is not to come again."""
+"""Refusals of the account, and the seconds for which the relay must not come again."""
 
 
 class Seen(NamedTuple):
@@ -88,13 +89,13 @@ class Taken:
     begun_ns: int
     """When MAIL came."""
     dsn: tuple[str, ...] | None = None
-    """The parameters of each RCPT; None: it offered no DSN to this session."""
+    """The parameters of each RCPT; None: this session was offered no DSN."""
     of_mail: str = ""
     """The parameters RET and ENVID of MAIL."""
     host: str = ""
-    """Which relay sent it."""
+    """The relay that sent it."""
     is_told: bool = False
-    """The whole reply was sent to a connection that was open."""
+    """The whole reply was sent on an open connection."""
 
     @property
     def is_report(self) -> bool:
@@ -106,11 +107,11 @@ class Taken:
 
 @dataclass
 class Silence:
-    """A connection to an upstream that said nothing."""
+    """A connection on which the upstream said nothing."""
 
     since_ns: int
     most_ns: int
-    """How long it may be left open."""
+    """The longest time that the relay may leave it open."""
     until_ns: int = 0
 
 
@@ -119,24 +120,24 @@ class Ledger:
     seen: list[Seen] = field(default_factory=list)
     taken: list[Taken] = field(default_factory=list)
     sessions: list[tuple[int, int]] = field(default_factory=list)
-    """From when to when each connection was open; those that are closed."""
+    """Begin and end of each closed connection."""
     transactions: list[tuple[int, int, int]] = field(default_factory=list)
-    """From MAIL to the last reply, or to the end of the session; and how many recipients were named."""
+    """From MAIL to the last reply or the end of the session; and the number of recipients named."""
     blocks: list[tuple[int, str]] = field(default_factory=list)
-    """When a message was refused in words that nobody knows, and its sender."""
+    """When a message was refused in unknown words, and its sender."""
     refusals: list[tuple[int, int]] = field(default_factory=list)
-    """Of the account: when one was said, and until when it is not to come again."""
+    """When the account was refused, and until when the relay must not come again."""
     deferrals: list[tuple[int, str]] = field(default_factory=list)
-    """When a recipient was told to come again."""
+    """When a recipient was deferred."""
     aliens: list[tuple[int, str]] = field(default_factory=list)
     """When a sender was told that it may not send."""
     silences: list["Silence"] = field(default_factory=list)
     proofs: list[int] = field(default_factory=list)
-    """When it showed that it works: it took a message, or refused one, or a recipient, for good."""
+    """When the upstream proved itself: it took a message, or refused one or a recipient permanently."""
     idle: list[tuple[int, int]] = field(default_factory=list)
     """From the last reply of a session to QUIT."""
     refused_dsn: bool = False
-    """It offered DSN and refused what was asked for by it, at least once."""
+    """The upstream offered DSN and refused its parameters at least once."""
 
 
 class Upstream:
@@ -149,26 +150,26 @@ class Upstream:
         self.mood: Mood | None = None
         self._mood_number = 0
         self.most_recipients = 1_000
-        """Of a transaction."""
+        """The most recipients of a transaction."""
         self.words = 0
         self.refuses_at_mail = False
         self._deferred: Counter[str] = Counter()
         self._writers: dict[asyncio.StreamWriter, None] = {}
         self.muddled: set[asyncio.StreamWriter] = set()
-        """To whom something unasked was said: whether a reply was understood, nobody can know."""
+        """Connections that got an unasked reply: it is unknown which reply the relay understood."""
         self.serve()
 
     def serve(self) -> None:
         self.loop.network.serve(self.port, self._protocol)
 
     def feel(self, mood: Mood, seconds: float) -> None:
-        """Be so for a while; a later mood takes its place."""
+        """Take on a mood for a while; a later mood replaces it."""
         self.calm()
         self.mood, self.refuses_at_mail = mood, self.rng.random() < 0.5
         if mood is Mood.DOWN:
             self.loop.network.stop_serving(self.port)
         if mood is Mood.UNASKED:
-            # Nor may the reply before be.
+            # The reply before may not have been understood either.
             for taken in self.ledger.taken:
                 taken.is_told &= taken.true_ns < self.loop.clock.true_ns - SECOND_NS
         if mood in (Mood.UNASKED, Mood.DOWN):
@@ -176,7 +177,7 @@ class Upstream:
                 if mood is Mood.DOWN:
                     writer.close()
                 elif writer not in self.muddled:
-                    # In the place of a reply that it left out nobody could tell it from one.
+                    # Only one unasked reply: a second one after an omitted reply would look like that reply.
                     self.muddled.add(writer)
                     writer.write(self.rng.choice((b"421 4.3.2 good bye\r\n", b"250 ok\r\n", b"\r\n")))
         number = self._mood_number
@@ -193,13 +194,13 @@ class Upstream:
         self.ledger.seen.append(Seen(self.loop.clock.true_ns, what, sender, recipient, size, recipients))
 
     def defers(self, recipient: str) -> bool:
-        """Whether a recipient is to come again: `later…` the first times it is tried, and `never…` always."""
+        """Return whether to defer a recipient: `later…` the first times, `never…` always."""
         if recipient.startswith("never"):
             return True
         return recipient.startswith("later") and self.is_early(recipient, DEFERRED_TIMES)
 
     def is_early(self, name: str, most: int) -> bool:
-        """Whether this name has yet to come again `most` times, and count it."""
+        """Return whether this name was seen at most `most` times, and count it."""
         self._deferred[name] += 1
         return self._deferred[name] <= most
 
@@ -234,10 +235,10 @@ class _Session:
         self._writer = writer
         self._sender: str | None = None
         self._asked = ""
-        """Of the last MAIL, refused or not."""
+        """The sender of the last MAIL, refused or not."""
         self._recipients: list[str] = []
         self._has_dsn = upstream.mood is not Mood.OFFERS_NO_DSN
-        """For as long as the session lasts, whichever EHLO asks."""
+        """Holds for the whole session, for every EHLO."""
         self._of_mail = ""
         self._of_rcpt: list[str] = []
         self._has_pipelining = upstream.rng.random() < 0.7
@@ -265,7 +266,6 @@ class _Session:
             self._end()
 
     def _end(self) -> None:
-        """Note that the transaction is over."""
         if self._is_begun:
             self._is_begun = False
             self._upstream.ledger.transactions.append((self._begun_ns, self._now_ns, self._named))
@@ -368,7 +368,7 @@ class _Session:
             return await self._say("452 4.5.3 too many recipients")
         if recipient.startswith("bad"):
             self._upstream.ledger.proofs.append(self._now_ns)
-            # What it prints of addresses is no word of its own.
+            # The reply prints addresses, which are not the upstream's own words.
             return await self._say(f"550 5.1.1 <{recipient}> from <{self._sender}>: nobody of that name")
         if self._mood is Mood.GREYLIST or self._upstream.defers(recipient):
             return await self._refuse("451 4.7.1 come again", self._upstream.ledger.deferrals, recipient)
@@ -378,7 +378,7 @@ class _Session:
         return None
 
     async def _is_out_of_step(self) -> bool:
-        """Say too much or too little; return whether that is all that is said to this RCPT."""
+        """Say too much or too little. Return whether this RCPT gets no further reply."""
         if self._mood is Mood.LEAVES:
             await self._say(f"550 5.1.1 {self._new_word()}")
             raise _Over
@@ -391,7 +391,7 @@ class _Session:
         return self._mood is Mood.OMITS
 
     async def _refuse(self, words: str, noted: list[tuple[int, str]], *who: str) -> None:
-        """Note whom it refused, unless nobody hears of that."""
+        """Say the refusal. Note the refused, unless the client cannot have heard it."""
         await self._say(words)
         if self._is_connected:
             noted += [(self._now_ns, each) for each in who]
@@ -422,7 +422,7 @@ class _Session:
             return self._end()
         is_lost = mood in (Mood.HANGS, Mood.HANGS_UP)
         if is_lost:
-            # It may decide, and count, when nobody listens any more.
+            # The upstream may decide and count after the client has stopped listening.
             upstream.loop.call_later(self._rng.uniform(0, LOST_REPLY_S), self._count_late, sender, len(lines))
         else:
             await asyncio.sleep(self._rng.choice((0.0, 0.01, 0.4, 2.0)))
@@ -444,11 +444,11 @@ class _Session:
         return None
 
     def _refusal_of(self, content: bytes, sender: str, recipient: str) -> str:
-        """Print of the message what its client wrote: these are no words of the upstream's own."""
+        """Return a refusal that quotes the client's own words, or an empty string."""
         subject = content.partition(b"Subject: ")[2].partition(b"\r\n")[0].decode()
         said = self._rng.choice((f'"{subject}" from <{sender}>', f"Subject: {subject}", f"<{recipient}>"))
         if recipient.startswith("junk"):
-            # Words that may be the client's own put a message off: in the end it is refused without them.
+            # The relay defers on words that may be the client's own; the last refusal comes without them.
             said = said if self._upstream.is_early(recipient, DEFERRED_TIMES) else f"<{recipient}>"
             return f"554 5.6.0 Message refused: {said}"
         if recipient.startswith("slow") and self._upstream.is_early(recipient, DEFERRED_TIMES):

@@ -1,4 +1,4 @@
-"""The worlds: policies, and what may happen under each."""
+"""The worlds: policies, and the events that may happen under each."""
 
 from relay.clock import SECOND_NS
 from tests.simulation.script import CUT, FOR_GOOD_S, NO_NEWS, World
@@ -46,7 +46,7 @@ def _two(isp: str, other: str, rest: str, history: str = "") -> str:
 
 def _shared(limits: str) -> str:
     policy = _one(limits, lifetime="366d", history="postgresql://db.test/relay")
-    # A lease is twice as long: the sooner it is over, the more stories there are.
+    # A lease lasts twice max_transaction: a shorter lease gives more take-overs in a story.
     policy = policy.replace("max_transaction: 3m", "max_transaction: 90s")
     return policy.replace("{ENGINE}", "postgresql, postgresql: 'postgresql://db.test/relay'")
 

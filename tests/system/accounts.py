@@ -1,6 +1,6 @@
 """Accounts at real Postfixes whose logins Dovecot checks, as a policy writes them.
 
-One is asked for a password, one for tokens of 5 s, and each takes only its own senders.
+One account has a password, the other tokens that live for 5 s; each may use only its own senders.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ def owned(login: str, domain: str) -> dict[str, str]:
 
 
 def by_password(upstream: Postfix, folder: Path) -> dict[str, Any]:
-    """Return the section of an upstream; the password's file stands in the folder."""
+    """Return the section of an upstream; write the file of the password into the folder."""
     _write(folder / "password", PASSWORD)
     return _section(upstream) | {"auth": {"user": NAME, "password_file": "password"}}
 

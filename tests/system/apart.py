@@ -1,12 +1,12 @@
-"""A machine apart: this one's files under a layer of its own, for a package that conflicts with others here.
+"""An overlay of this machine, for packages that conflict with those installed here.
 
-Debian has one mail transport agent at a time, and here that is Postfix.  So another is installed by apt, as
-an operator would, in a mount namespace whose root is an overlay of this machine's, with its changes in
-memory.  Nothing outside changes, and all of it is gone when the process that holds it ends; a pid namespace
-sees to it that no program inside reaches one outside.  The network is shared.  Inside, the name of the
-machine is qualified: sendmail waits a minute each time where it is not.
+Debian allows one mail transport agent at a time, and here that is Postfix.  So apt installs another, as an
+operator would, in a mount namespace whose root is an overlay of this machine's.  Its changes are in memory:
+nothing outside changes, and all is gone when the process that holds the namespace ends.  A pid namespace
+keeps programs inside from reaching those outside.  The network is shared.  The host name inside is qualified,
+because sendmail otherwise waits a minute each time.
 
-The packages were fetched before, by `FETCH`: `.ci/run` does, and a test needs no network.
+The packages must be fetched before, by `FETCH` (`.ci/run` does that), so a test needs no network.
 """
 
 import os
@@ -25,8 +25,8 @@ FETCH = f"apt-get install -d --no-install-recommends -o Dir::Cache::archives={PA
 INSTALL = "apt-get install -q -y --no-download --no-install-recommends"
 SURROUNDINGS = {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 
-# In order: the layer, what a root needs beside it, that no package starts a service (policy-rc.d), and what
-# installing leaves out, since nobody here reads it, nor keeps it.
+# In order: mount the overlay and what its root needs, let no package start a service (policy-rc.d), and skip
+# pages, syncs and compiled Python when packages are installed: nobody here reads or keeps them.
 _SETUP = """
 set -e
 mount -t tmpfs tmpfs "$1"
@@ -49,7 +49,6 @@ exec cat
 
 
 def why_missing(*packages: str) -> str | None:
-    """Return why these packages cannot be installed apart, or None."""
     if os.geteuid() != 0:
         return "a machine apart needs root"
     if reason := missing_program("unshare", "nsenter"):
@@ -68,7 +67,7 @@ def _is_installed(package: str) -> bool:
     return asked.stdout == b"installed"
 
 
-# The files of packages and of all they need, without their scripts.
+# Unpacks packages and all that they depend on, without running their scripts.
 _UNPACK = f"""
 set -e
 simulated=$(apt-get -s --no-install-recommends install "$@")
@@ -79,8 +78,6 @@ done
 
 
 class Apart:
-    """One such machine."""
-
     def __init__(self, home: Path, holder: subprocess.Popen[bytes]) -> None:
         self._enter = [
             "nsenter", f"--mount=/proc/{holder.pid}/ns/mnt", f"--pid=/proc/{holder.pid}/ns/pid_for_children",
@@ -88,7 +85,7 @@ class Apart:
         ]  # fmt: skip
 
     def run(self, *command: str, stdin: bytes = b"") -> bytes:
-        """Run a program there as root and return what it printed.  Raises AssertionError."""
+        """Run a program there as root; return its stdout.  Raises AssertionError unless it exits with 0."""
         ran = subprocess.run(
             [*self._enter, *command],
             input=stdin,
@@ -101,15 +98,15 @@ class Apart:
         return ran.stdout
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
-        """Start a program there; it ends with the machine, or earlier."""
+        """Start a program there; it ends with the overlay at the latest."""
         return subprocess.Popen([*self._enter, *command], env=SURROUNDINGS, stdin=subprocess.DEVNULL)
 
 
 @contextmanager
 def apart(*packages: str, is_installed: bool = True) -> Iterator[Apart]:
-    """Have a machine with these packages, and whatever apt installs and removes for them.
+    """Make an overlay with these packages; apt installs and removes others as they require.
 
-    Not `is_installed`: with their files alone.  That takes a quarter of the seconds and does for libraries.
+    Without `is_installed` their files are only unpacked: a quarter of the time, and enough for libraries.
     """
     with tempfile.TemporaryDirectory(prefix="relay-apart-") as folder:
         command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", _SETUP, "sh", folder]

@@ -18,14 +18,13 @@ class Certificate:
 
 
 def why_missing() -> str | None:
-    """Return why no certificate can be made, or None."""
     return missing_program("openssl")
 
 
 def make_certificate(
     folder: Path, address: str = "127.0.0.1", *, days: int = 2, environment: Mapping[str, str] | None = None
 ) -> Certificate:
-    """Write `cert.pem` and `key.pem` (mode 0600) to the folder, valid from now, as `environment` has it."""
+    """Write `cert.pem` and `key.pem` (mode 0600), valid from now; `environment` may fake openssl's clock."""
     made = Certificate(folder / "cert.pem", folder / "key.pem")
     command = ["openssl", "req", "-x509", "-nodes", "-days", str(days), "-subj", "/CN=localhost"]
     command += ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]

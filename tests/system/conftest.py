@@ -1,4 +1,4 @@
-"""What tests with a PostgreSQL share: an empty database, and an upstream that is never full."""
+"""Fixtures: an empty database, and an upstream whose limit no test reaches."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +16,6 @@ def url(server: Server) -> str:
 
 @pytest.fixture
 def upstream(tmp_path: Path) -> Iterator[StrictSmarthost]:
-    """Return one that allows more than any test here sends."""
+    """Return an upstream that allows 1000 messages a second: more than any test here sends."""
     with StrictSmarthost(tmp_path, {"messages": 1000, "per": "1s"}, seed=1) as host:
         yield host

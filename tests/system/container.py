@@ -1,7 +1,7 @@
-"""The container image as buildah builds it, from the Debian that is installed here: no registry is asked.
+"""The container image: buildah builds it from the Debian installed here, without a registry.
 
-The image's tree is run as its configuration says, in namespaces of its own: as process 1, without a right,
-on a root that is read-only.  Where containers nest, podman would do no more than that.
+`Image.start` runs it as its configuration says, in namespaces of its own: as process 1, without capabilities,
+on a read-only root.  Inside another container podman could do no more than that.
 """
 
 import json
@@ -46,7 +46,6 @@ exec unshare --pid --fork --kill-child --root="$root" --wd="$WORKDIR" \\
 
 
 def why_missing() -> str | None:
-    """Return why no image can be built and run, or None."""
     if os.geteuid() != 0:
         return "an image's tree is run by the superuser"
     return missing_program("buildah", "setpriv", "unshare")
@@ -55,12 +54,12 @@ def why_missing() -> str | None:
 @dataclass(frozen=True, slots=True)
 class Image:
     tree: Path
-    """Its files."""
+    """The folder that holds its files."""
     config: Mapping[str, Any]
-    """As the image has it: `User`, `Entrypoint`, `Healthcheck` and so on."""
+    """The image's own: `User`, `Entrypoint`, `Healthcheck` and so on."""
 
     def start(self, volumes: Mapping[str, Path], *, log: IO[bytes]) -> "subprocess.Popen[bytes]":
-        """Run it; `volumes` by where they are in it, `log` for its stderr."""
+        """Start it; `volumes` maps paths in it to folders of this host, and its stderr goes to `log`."""
         command = (*self.config["Entrypoint"], *self.config["Cmd"])
         environment = dict(each.split("=", 1) for each in self.config["Env"])
         environment |= {"USER": self.config["User"], "WORKDIR": self.config["WorkingDir"]}
@@ -71,7 +70,7 @@ class Image:
 
 
 def process_1(started: "subprocess.Popen[bytes]") -> int:
-    """Return the pid, as this host counts, of what is process 1 in it."""
+    """Return the pid on this host of the container's process 1."""
     (child,) = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
     return int(child)
 
@@ -100,7 +99,7 @@ def built() -> Iterator[Image]:
 
 
 def _wheels(folder: Path) -> Path:
-    """Return a folder with what the relay runs on; pip compares hashes when it installs."""
+    """Download the wheels of requirements.lock; return their folder.  pip checks their hashes."""
     pip = ["-m", "pip", "--disable-pip-version-check", "download", "-q", "--require-hashes"]
     lock = str(PROJECT / "requirements.lock")
     _run("/usr/bin/python3", *pip, "--no-deps", "-r", lock, "-d", str(folder / "wheels"))
@@ -108,13 +107,13 @@ def _wheels(folder: Path) -> Path:
 
 
 def _base(folder: Path) -> Path:
-    """Return an archive with the files of a few packages of this machine, and of all that they depend on."""
+    """Return an archive of the files of `_PACKAGES` on this machine, and of all that they depend on."""
     depended_on = _run(*_DEPENDED_ON.split(), *_PACKAGES).splitlines()
     packages = [name for name in depended_on if not name.startswith((" ", "<"))]
-    # dpkg(1): what is not installed has no list.
+    # A package that is not installed has no list (dpkg(1)).
     lists = [path for name in packages for kind in ("", ":*") for path in _LISTS.glob(f"{name}{kind}.list")]
     paths = [Path(line) for its in lists for line in its.read_text().splitlines()]
-    # By their true names: /bin and others are links here (usrmerge), and go first.
+    # Paths are resolved, because /bin and others are links here (usrmerge); those links go first.
     files = {str(path.parent.resolve() / path.name) for path in paths if path.name}
     links = [path for path in ("/bin", "/sbin", "/lib", "/lib64") if Path(path).is_symlink()]
     made = folder / "base.tar"

@@ -2,16 +2,17 @@
 
     python -m tests.system.corpus [DIR]
 
-Without DIR: the mail that Python's own test suite ships.  A few messages of this file come along, so that
-each rule below has one.  `relay sendmail` takes only these and a few drawn ones: each is the start of a
-program.  What an upstream cannot carry waits: tests/unit/sender.
+Without DIR it sends the mail that Python's own test suite ships.  It adds the messages of `OWN`, so that each
+rule below is tested.  `relay sendmail` gets only these and a few drawn ones, since each costs the start of a
+program.  Messages that an upstream cannot carry are tested in tests/unit/sender.
 
-What is right.  A client ends its lines in CRLF.  Exactly one Received: field comes on top, and then:
-- the content as the client sent it; but a first line `From ` or `>From ` becomes the field `X-Mailbox-Line:`,
-  and an empty line comes before a first line that begins with a blank;
-- by `relay sendmail` and `relay drain` also what docs/commands.md says of each;
+Each message arrives once, or is refused and does not arrive.  It has one Received: field on top, and below it
+the content as sent, with lines that end in CRLF.  But:
+- a first line `From ` or `>From ` becomes the field `X-Mailbox-Line:`, and an empty line comes before a first
+  line that begins with a blank;
+- `relay sendmail` and `relay drain` also change what docs/commands.md says of each;
 - a CR alone is refused over SMTP (the programs make it CRLF); NUL in the header, and 50 Received:, may be.
-Each message arrives once, or is refused and does not arrive.  Exit 1 on any difference, 2 without messages.
+Exits 1 on any difference, 2 without messages.
 """
 
 import argparse
@@ -37,7 +38,7 @@ PATIENCE_S = 60.0
 SENDER = "corpus@example.org"
 LIMIT = {"messages": 1_000_000, "per": "1m"}
 PROGRAMS = 8
-"""How many messages of the folder `relay sendmail` takes."""
+"""How many messages of the folder `relay sendmail` gets."""
 OWN = {
     "8-bit": b"Subject: x\nContent-Type: text/plain; charset=utf-8\n\ngr\xc3\xbc\xc3\x9fe\n",
     "8-bit, of no charset": b"Subject: x\n\n\x80\xff\xfe\n",
@@ -63,7 +64,7 @@ class Message:
     number: int
     name: str
     octets: bytes
-    """As the file has them."""
+    """The message as the file has it."""
 
     @property
     def content(self) -> bytes:
@@ -71,12 +72,12 @@ class Message:
 
     @property
     def text(self) -> bytes:
-        """Return what the programs make of it: each end of a line is CRLF."""
+        """Return what the programs make of it: each CR, LF and CRLF becomes CRLF."""
         return _begun(_ended(re.sub(rb"\r\n|\r|\n", b"\r\n", self.octets)))
 
     @property
     def needs_smtputf8(self) -> bool:
-        """Return whether its header is UTF-8; then its recipient is too."""
+        """Return whether its header is UTF-8 beyond ASCII; then its recipient is too."""
         with contextlib.suppress(UnicodeDecodeError):
             return not self.content.partition(b"\r\n\r\n")[0].decode().isascii()
         return False
@@ -89,7 +90,7 @@ def _ended(content: bytes) -> bytes:
     return content if not content or content.endswith(b"\r\n") else content + b"\r\n"
 
 
-# What is right.
+# What has to arrive.
 
 
 def over_smtp(message: Message, arrived: bytes) -> str:
@@ -97,7 +98,7 @@ def over_smtp(message: Message, arrived: bytes) -> str:
 
 
 def by_sendmail(message: Message, arrived: bytes) -> str:
-    """Compare; From, Date and Message-ID are added on top, and the header gets its end."""
+    """Compare; `relay sendmail` adds a missing From, Date or Message-ID on top, and ends the header."""
     fields, rest = _parted(message.text)
     names = {_name(each) for each in fields}
     for name in (b"From", b"Date", b"Message-ID"):
@@ -123,7 +124,7 @@ WAYS: Mapping[str, Callable[[Message, bytes], str]] = {
 
 
 def wrongly_answered(way: str, message: Message, refusal: str) -> str:
-    """Return what is wrong with its being refused, or taken (then `refusal` is empty)."""
+    """Return what is wrong with the refusal; an empty `refusal` means that the message was taken."""
     has_lone_cr = way == "SMTP" and re.search(rb"\r(?!\n)", message.content) is not None
     if not refusal:
         return "a CR alone was taken" if has_lone_cr else ""
@@ -136,7 +137,7 @@ def wrongly_answered(way: str, message: Message, refusal: str) -> str:
 
 
 def _begun(content: bytes) -> bytes:
-    """Return content whose first line is not taken for a part of the field above it."""
+    """Return the content with a first line that cannot continue the field above it."""
     if content.startswith((b"From ", b">From ")):
         return b"X-Mailbox-Line: " + content
     return b"\r\n" + content if content.startswith((b" ", b"\t")) else content
@@ -178,7 +179,7 @@ def below_received(content: bytes) -> bytes | None:
 
 
 def hand_over_by_smtp(relay: RelayProcess, messages: Sequence[Message]) -> dict[Message, str]:
-    """Return what is refused, each with its reply; all on one connection."""
+    """Hand all over on one connection; return the refused messages, each with its reply."""
     refused = {}
     with (
         socket.create_connection(("127.0.0.1", relay.port), HANG_S) as client,
@@ -223,7 +224,10 @@ def hand_over_by_sendmail(relay: RelayProcess, messages: Sequence[Message]) -> d
 
 
 def hand_over_by_drain(relay: RelayProcess, messages: Sequence[Message]) -> dict[Message, str]:
-    """One maildir; but a first line with a blank would be taken for a part of the envelope above it."""
+    """Drain all as one maildir, but alone each message that begins with a blank.
+
+    Such a first line would continue the last field of the envelope above it.
+    """
     refused = {}
 
     def drained(maildir: Path, given: Sequence[Message], *options: str, on_top: bool) -> None:
@@ -253,16 +257,13 @@ HAND_OVER = {
 }
 
 
-# The whole.
-
-
 def through(given: Mapping[str, Sequence[Message]]) -> Iterator[tuple[str, int, list[str]]]:
-    """Hand messages over in each way; return with each how many were refused, and what is wrong."""
+    """Hand messages over in each way; yield with each how many were refused, and what is wrong."""
     with tempfile.TemporaryDirectory() as name, StrictSmarthost(Path(name), LIMIT, seed=0) as upstream:
         isp = upstream.upstream(limits=[LIMIT])
         with RelayProcess(Path(name), {"isp": isp}, listen={"max_errors": 100_000}) as relay:
             refused = {way: HAND_OVER[way](relay, messages) for way, messages in given.items()}
-            with contextlib.suppress(TimeoutError):  # then what is amiss is told below
+            with contextlib.suppress(TimeoutError):  # the differences are told below
                 relay.wait_until_empty(within_s=PATIENCE_S)
     arrived = arrived_at(upstream)
     for way, messages in given.items():

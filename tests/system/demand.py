@@ -1,4 +1,4 @@
-"""What a test needs from the machine: skipped with a reason, or failed where CI demands it."""
+"""What a test needs from the machine: a test that lacks it is skipped with the reason, or fails in CI."""
 
 import os
 import shutil
@@ -36,7 +36,7 @@ DEBIAN_PACKAGES = {
 
 
 def missing_program(*programs: str) -> str | None:
-    """Return why these programs cannot be used, with the command that mends it, or None."""
+    """Return why these programs cannot be used, with the command that installs them, or None."""
     absent = [program for program in programs if find(program) is None]
     if not absent:
         return None
@@ -45,12 +45,12 @@ def missing_program(*programs: str) -> str | None:
 
 
 def find(program: str) -> str | None:
-    """Return the path of a program, also where only root has /usr/sbin in PATH."""
+    """Return the path of a program, also one in /usr/sbin, which only root may have in PATH."""
     return shutil.which(program, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
 
 
 def demand(*reasons: str | None) -> None:
-    """Skip the test for the first reason there is; fail it under `RELAY_REQUIRE_PEERS=1`."""
+    """Skip the test for the first reason that is not None; fail it under `RELAY_REQUIRE_PEERS=1`."""
     for reason in reasons:
         if reason is None:
             continue

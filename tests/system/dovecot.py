@@ -1,12 +1,12 @@
-"""A private Dovecot that checks logins for a private Postfix: passwords, or access tokens.
+"""A private Dovecot that checks logins for a private Postfix, by password or by access token.
 
     with passwords({"mjd": "correct horse"}) as dovecot, postfix.smarthost(**dovecot.settings) as upstream:
 
-Of Dovecot only its authentication server runs (no IMAP), reached by a socket, as a site has it beside its
-Postfix.  Tokens are asked about at a token server (RFC 7662) for each login; nothing is cached.
+Only its authentication server runs (no IMAP); Postfix reaches it by a socket, as on a real site.  For each
+login by token Dovecot asks a token server (RFC 7662); nothing is cached.
 
-Nothing of the machine's own Dovecot is read or touched: configuration, sockets, log and passwords are all
-below `home`, which goes away with it.
+Nothing of the machine's own Dovecot is read or touched: configuration, sockets, log and passwords are below
+`home`, which is removed at the end.
 """
 
 import os
@@ -57,7 +57,6 @@ TOKEN_MECHANISMS = "xoauth2 oauthbearer"
 
 
 def why_missing() -> str | None:
-    """Return why no private Dovecot can run here, or None."""
     if os.geteuid() != 0:
         return "Dovecot needs root to start"
     return missing_program("dovecot")
@@ -88,7 +87,7 @@ def passwords(users: Mapping[str, str], mechanisms: str = PASSWORD_MECHANISMS) -
 
 @contextmanager
 def tokens(introspection_url: str) -> Iterator[Dovecot]:
-    """Run one that asks about each token there; who asks stands in the URL, as `NAME:SECRET@`."""
+    """Run a Dovecot that asks this URL about each token; the URL holds Dovecot's login as `NAME:SECRET@`."""
     with _running(TOKENS.format(url=introspection_url), TOKEN_MECHANISMS, "oauth2") as dovecot:
         yield dovecot
 
@@ -101,7 +100,7 @@ def _running(secrets: str, mechanisms: str, driver: str) -> Iterator[Dovecot]:
         arguments = home / "secrets"
         arguments.touch(0o600)
         arguments.write_text(secrets)
-        # Its workers read a file of passwords as that user.
+        # Dovecot's workers read the file of passwords as that user.
         shutil.chown(arguments, "dovecot")
         text = CONFIGURATION.format(home=home, mechanisms=mechanisms, driver=driver, arguments=arguments)
         (home / "dovecot.conf").write_text(text)

@@ -11,15 +11,15 @@ from typing import Self
 from tests.system.waiting import HANG_S
 
 PACE_S = 0.05
-"""How soon a client comes back that was turned away."""
+"""How long a client waits before it connects again, after it was turned away."""
 SENDER = "mjd@front.test"
 LONG_EVERY = 100
-"""Every so many letters one is longer than what is kept in memory while it arrives."""
+"""One letter in this many is longer than the relay keeps in memory while it arrives."""
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A message to hand over; its recipients are its own, so an upstream can tell how often it arrived."""
+    """A message to hand over; no other has its recipients, so an upstream can tell how often it arrived."""
 
     number: int
     recipients: tuple[str, ...]
@@ -28,17 +28,17 @@ class Letter:
 
     @property
     def refused(self) -> tuple[str, ...]:
-        """Return the recipients whom the strict upstream refuses for good: they get a report instead."""
+        """Return the recipients that the strict upstream refuses for good."""
         return tuple(each for each in self.recipients if each.startswith("bad"))
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """Return the recipients of whose success the sender wants to be told (RFC 3461)."""
+        """Return the recipients for which the sender asks for a report of success (RFC 3461)."""
         return tuple(each for each in self.recipients if each.startswith("told"))
 
     @property
     def silent(self) -> tuple[str, ...]:
-        """Return the recipients of whose failure the sender does not want to be told."""
+        """Return the refused recipients for which the sender asks for no report (RFC 3461)."""
         return tuple(each for each in self.recipients if each.startswith("badsilent"))
 
 
@@ -54,7 +54,7 @@ def letter(number: int) -> Letter:
 
 
 def partly_refused(number: int) -> Letter:
-    """Return the letter of this number; of every third one recipient is refused for good."""
+    """Return the letter of this number; every third letter has a recipient that is refused for good."""
     plain = letter(number)
     if number % 3:
         return plain
@@ -62,7 +62,7 @@ def partly_refused(number: int) -> Letter:
 
 
 def asked_or_refused(number: int) -> Letter:
-    """Return the letter of this number: one partly refused, or that asks for a report, or for none (DSN)."""
+    """Return `partly_refused(number)`; some letters also ask for a report of success, or for none (DSN)."""
     of_its_kind = partly_refused(number)
     match number % 6:
         case 1 | 4:
@@ -76,10 +76,10 @@ def asked_or_refused(number: int) -> Letter:
 
 
 class Feeder:
-    """A few clients, each with one message after the other.  A context manager: at its end they stop.
+    """A few clients that hand over one message after the other, until the context ends.
 
-    A message that got no 250 counts as never handed over, as it does for any client, and is not
-    handed over again: it may arrive all the same (RFC 1047).
+    A message that got no 250 counts as not handed over, as for any client, and is not
+    tried again: it may arrive all the same (RFC 1047).
     """
 
     def __init__(
@@ -91,11 +91,11 @@ class Feeder:
         first: int = 0,
         letter: Callable[[int], Letter] = letter,
     ) -> None:
-        """`ahead` is how many messages may be acknowledged before `allow`; `first` numbers them."""
+        """`ahead` is how many messages may be handed over before `allow`; `first` is the first number."""
         self.attempted: set[int] = set()
         self.acknowledged: set[int] = set()
         self.turned_away = 0
-        """How often a client found nobody, or was cut off."""
+        """How often a client got no connection, lost it, or was refused."""
         self._port = port
         self._letter = letter
         self._numbers = itertools.count(first)
@@ -133,7 +133,7 @@ class Feeder:
                     self._more.wait_for(lambda: self._is_stopping, PACE_S)
 
     def _may_go_on(self) -> bool:
-        """Wait until one more message may be handed over; False: it is over."""
+        """Wait until one more message may be handed over; return False once the feeder stops."""
         with self._more:
             self._more.wait_for(lambda: self._is_stopping or self._allowed > 0)
             if self._is_stopping:

@@ -1,6 +1,6 @@
-"""Debian's mail servers and other sendmail(1)s, installed apart, with the settings of docs/clients.md.
+"""Debian's mail servers and sendmail(1) programs, installed apart, with the settings of docs/clients.md.
 
-Each is a context manager that returns what hands one message over, by SMTP or as a program of its host does.
+Each context manager yields a function that hands one message over, by SMTP or by the host's sendmail(1).
 """
 
 import smtplib
@@ -22,7 +22,7 @@ ESMTP = ("esmtp",)
 EXIM = ("exim4-daemon-light",)
 
 Submit = Callable[[str, str, bytes], None]
-"""Of a sender, to a recipient.  Raises where the message was not taken."""
+"""Takes sender, recipient and content.  Raises if the message is not taken."""
 
 
 def over_smtp(port: int, sender: str, recipient: str, content: bytes) -> None:
@@ -31,14 +31,14 @@ def over_smtp(port: int, sender: str, recipient: str, content: bytes) -> None:
 
 
 def by_program(machine: Apart, program: str, sender: str, recipient: str, content: bytes) -> None:
-    """Hand a message over with its lines ending in LF."""
+    """Hand a message over, with LF at the end of its lines."""
     machine.run(program, "-i", "-f", sender, "--", recipient, stdin=content.replace(b"\r\n", b"\n"))
 
 
 @contextmanager
 def opensmtpd(smarthost_port: int) -> Iterator[Submit]:
     port = free_port()
-    # Not at 25, which may be taken here.
+    # Port 25 may be in use here.
     lines = snippet("opensmtpd", port=smarthost_port).replace("listen on lo", f"listen on lo port {port}")
     with apart(*OPENSMTPD) as machine:
         machine.run("tee", "/etc/smtpd.conf", stdin=lines.encode())
@@ -58,7 +58,7 @@ def sendmail(smarthost_port: int) -> Iterator[Submit]:
         machine.run("make", "-s", "-C", "/etc/mail", "sendmail.cf")
         machine.run("mkdir", "-p", "/run/sendmail/mta")
         door = f"-ODaemonPortOptions=Addr=127.0.0.1,Port={port}"
-        # However busy this machine is.
+        # sendmail takes mail and sends it at once, however busy this machine is.
         at_once = ("-OQueueLA=1000", "-ORefuseLA=1000")
         with _running(machine, port, "/usr/libexec/sendmail/sendmail", "-bD", door, *at_once):
             yield partial(over_smtp, port)
@@ -90,7 +90,7 @@ def dma(smarthost_port: int) -> Iterator[Submit]:
 
 
 def without_queue(machine: Apart, name: str, smarthost_port: int) -> Submit:
-    """Use msmtp or esmtp, which are on the machine: each hands its message over or fails."""
+    """Configure msmtp or esmtp, which the machine has: it hands its message over, or fails."""
     machine.run("tee", f"/etc/{name}rc", stdin=snippet(name, port=smarthost_port).encode())
     return partial(by_program, machine, f"/usr/bin/{name}")
 

@@ -1,4 +1,4 @@
-"""Relays as on several hosts: a folder, a port and a spool for each, and one PostgreSQL for their account."""
+"""Relays as on several hosts, each with its own folder and port; PostgreSQL holds their account or queue."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ from tests.fakes.postgresql import Server
 from tests.system.warm import WarmRelay
 
 OF_B = 1_000_000
-"""The first number of what is handed to the second host."""
+"""The number of the first letter for the second host."""
 
 
 def host(folder: Path, name: str, isp: dict[str, Any], url: str) -> WarmRelay:

@@ -1,17 +1,16 @@
-"""What an upstream must have seen of mail that was relayed while programs were killed.
+"""Judges what upstreams saw of mail that was relayed while programs were killed.
 
-The judge knows the promises and nothing of the relay: it compares what clients were told
-(`Feeder`), what upstreams took (`Seen`), and when something was killed.
+The judge knows the promises, and nothing of the relay.  It compares the replies to clients (`Feeder`),
+the transactions of upstreams (`Seen`) and the times of the kills.
 
-Two copies of a message need a reason: something was killed after the MAIL of the first
-and before the MAIL of the second.  And each kill is a reason for so many transactions
-only as can be under way at once, one a connection.
+A second copy of a message needs a reason: a kill after the MAIL of the first copy and before the MAIL of the
+second.  Each kill explains at most `UNSETTLED` repeated transactions for each connection.
 """
 
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -25,16 +24,16 @@ _REPORTED = re.compile(
 )
 _FINAL = b"\r\nFinal-Recipient: "
 UNSETTLED = 2
-"""For each connection: a message in its transaction, and one whose end is not durable yet."""
+"""For each connection: one message in its transaction, and one whose end is not durable yet."""
 _NUMBER = re.compile(r"(?:r([0-9]+)\.[0-9]+|told([0-9]+))@(?:[a-z]+\.)?list\.test")
 
 
 @dataclass(slots=True)
 class Kills:
-    """When something was killed whose death can make the relay send again, by boottime."""
+    """The times (boottime) of the kills that can make the relay send a message again."""
 
     spans_ns: list[tuple[int, int]] = field(default_factory=list)
-    """Just before and just after each."""
+    """For each kill, the instants just before and just after it."""
 
     @contextmanager
     def one(self) -> Iterator[None]:
@@ -45,7 +44,7 @@ class Kills:
             self.spans_ns.append((before_ns, time.clock_gettime_ns(time.CLOCK_BOOTTIME)))
 
     def between(self, one_at_ns: int, other_at_ns: int) -> int | None:
-        """Return the first kill that lies between two instants, or that may."""
+        """Return the index of the first kill that may lie between two instants, or None."""
         for index, (before_ns, after_ns) in enumerate(self.spans_ns):
             if one_at_ns <= after_ns and before_ns <= other_at_ns:
                 return index
@@ -54,24 +53,24 @@ class Kills:
 
 @dataclass(slots=True)
 class Verdict:
-    """What the judge found.  All but the figures must be empty."""
+    """What the judge found.  The first four fields must be empty."""
 
     lost: set[str]
-    """Recipients of acknowledged messages who got no copy, and those refused of whom there is no report."""
+    """Of acknowledged messages, the recipients that got no copy, and the reports that did not arrive."""
     foreign: set[str]
-    """Recipients that nobody wrote to, and reports of whom nobody refused."""
+    """Copies to recipients that nobody wrote to, and reports that nobody had to get."""
     corrupt: list[str]
-    """Messages that arrived otherwise than they were written."""
+    """Messages that arrived changed, each with what is wrong."""
     unexplained: list[str]
-    """Recipients who got a copy, or were tried after they were refused, that no kill explains."""
+    """Recipients that got another copy, or were tried again after a refusal, without a kill in between."""
     relayed: int
     """Transactions that the upstream took."""
     reports: int
     """Those of them that were reports."""
     duplicates: int
-    """Recipients who got a copy too many, each time counted."""
+    """Extra copies, counted for each recipient."""
     repeated: dict[int, set[int]]
-    """For each kill the transactions that were repeated because of it, by where they stand in the record."""
+    """For each kill, the transactions that were repeated because of it, by their index in the record."""
 
     @property
     def most_repeated(self) -> int:
@@ -93,10 +92,10 @@ def judge(
     letter: Callable[[int], Letter] = letter,
     unreadable: Kills | None = None,
 ) -> Verdict:
-    """Judge letters by what upstreams saw, and by whom they refused, and when RCPT came.
+    """Judge letters by what upstreams saw, and by whom they refused and when (`tried`).
 
-    `unreadable` is when content could not be read: a transaction that reads some ends without a message, and
-    whom it named is asked again.
+    `unreadable` is when content could not be read: a transaction that reads some then ends without a message,
+    and its recipients are tried again.
     """
     relayed = [each for each in seen if each.fate is Fate.RELAYED]
     copies: dict[str, list[tuple[int, Seen]]] = defaultdict(list)
@@ -132,7 +131,7 @@ def _told(seen: Seen) -> list[str]:
 
 
 def _tried_again(tried: Sequence[tuple[str, int]], *reasons: Kills) -> list[str]:
-    """Return who was tried again, refused for good before, without a reason in between."""
+    """Return the recipients tried again after a refusal for good, without a reason in between."""
     at_ns: dict[str, list[int]] = defaultdict(list)
     for recipient, each_ns in tried:
         if recipient.startswith("bad"):
@@ -145,12 +144,19 @@ def _tried_again(tried: Sequence[tuple[str, int]], *reasons: Kills) -> list[str]
 
 
 def told_relayed_twice(log: Sequence[str]) -> list[str]:
-    """Return ids and recipients that the log, which speaks after the disk, calls relayed more than once."""
+    """Return ids and recipients that the log calls sent more than once; it says so once that is durable."""
     sent = Counter(
         found[1] for line in log if (found := re.search(r"\]: (\S+: to=<.*?>), .* status=sent", line))
     )
     assert sent, "the log tells of nobody"
     return [recipient for recipient, times in sent.items() if times > 1]
+
+
+def told_ended_twice(log: Iterable[str]) -> list[str]:
+    """Return ids that the log calls removed more than once; it says so once that is durable."""
+    removed = Counter(found[1] for line in log if (found := re.search(r"\]: (\S+): removed", line)))
+    assert removed, "the log tells of no end"
+    return [queue_id for queue_id, times in removed.items() if times > 1]
 
 
 def _explain(
@@ -169,7 +175,7 @@ def _explain(
 
 
 def _fault(seen: Seen, letter: Callable[[int], Letter]) -> str | None:
-    """Return what is wrong with a message that arrived: anything but one `Received:` on top."""
+    """Return what is wrong with a message that arrived; only one `Received:` on top may be new."""
     if not seen.reverse_path:
         return _report_fault(seen)
     found = _NUMBER.fullmatch(seen.recipients[0])
@@ -188,7 +194,7 @@ def _fault(seen: Seen, letter: Callable[[int], Letter]) -> str | None:
 def _report_fault(seen: Seen) -> str | None:
     """Return what is wrong with a report.
 
-    It tells the sender of one refused recipient, and of why, or of one relayed, or of one each.
+    It tells the sender of one refused recipient, with the reason, or of one relayed, or of one each.
     """
     recipients, content = seen.recipients, seen.content
     told = _REPORTED.findall(content)

@@ -1,10 +1,10 @@
-"""What a real Postfix took, by its own account: each message at an instant of the upstream's clock.
+"""Records the messages that a real Postfix takes, each with the instant at which Postfix takes it.
 
     with Ledger(limit) as ledger, postfix.smarthost(**ledger.settings, **dovecot.settings) as upstream:
 
-A policy service (Postfix's SMTPD_POLICY_README): Postfix asks it at each RCPT, and once more when it has the
-whole content, just before it takes the message.  It says yes to all and remembers when it was asked.  Who
-exceeds a limit is counted by the `Witness` of the strict upstream, by arithmetic of its own.
+It is a policy service (Postfix's SMTPD_POLICY_README).  Postfix asks it at each RCPT, and again when it has
+the whole content, just before it takes the message.  The service allows all and remembers when it was asked.
+A `Witness` counts whether the limit was exceeded, as for the strict upstream.
 """
 
 import re
@@ -23,14 +23,14 @@ _OWN_ID = re.compile(rb"\bid ([0-9A-Za-z]+)")
 
 class Ledger:
     def __init__(self, limit: Mapping[str, Any], senders: str = "reject_sender_login_mismatch") -> None:
-        """`senders` is what Postfix asks of a sender before it asks here."""
+        """`senders` is the restriction that Postfix applies to a sender before it asks here."""
         self.witness = Witness(limit)
         self.logins: set[tuple[str, str]] = set()
-        """By which mechanism who logged in."""
+        """The mechanism and the user name of each login."""
         self.tried: list[tuple[str, int]] = []
         self._senders = senders
         self._began: dict[str, tuple[int, list[str]]] = {}
-        """By the id that Postfix gives a transaction: when the first RCPT came, and the recipients."""
+        """When the first RCPT of a transaction came, and its recipients, by Postfix's id of it."""
         self._lock = threading.Lock()
         self._server = _Server(("127.0.0.1", 0), _Asked)
         self._server.ledger = self
@@ -45,9 +45,9 @@ class Ledger:
         }
 
     def seen(self, mailbox: Mailbox) -> list[Seen]:
-        """Return each transaction, in the order of their ends, with what arrived.
+        """Return the transactions in the order of their ends, with the content that arrived.
 
-        Fails unless that is what was entered, for each recipient once.
+        Fails unless each arrived once for each of its recipients.
         """
         recipients: dict[str, list[str]] = {}
         contents: dict[str, bytes] = {}

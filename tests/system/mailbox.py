@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.system.waiting import HANG_S, wait_for_change
 
 _FIELD = re.compile(rb"(Return-Path|X-Original-To|Delivered-To): (.*)\n")
-# One header with its folded lines.
+# One field with its folded lines.
 _RECEIVED = re.compile(rb"Received: .*\n(?:[ \t].*\n)*")
 
 
@@ -20,7 +20,7 @@ class Arrived:
     received: bytes
     """The upstream's own Received: header, with LF."""
     content: bytes
-    """What the upstream was sent, with CRLF as on the wire."""
+    """The content that the relay sent, with CRLF as on the wire."""
 
 
 class Mailbox:
@@ -33,7 +33,7 @@ class Mailbox:
         return [_read(path.read_bytes()) for path in self._paths()]
 
     def wait_for(self, count: int, *, within_s: float = HANG_S) -> list[Arrived]:
-        """Return what arrived once there are at least so many.  Raises TimeoutError."""
+        """Return the messages once at least `count` arrived.  Raises TimeoutError."""
         try:
             wait_for_change(
                 lambda: len(self._paths()) >= count or None, self.folder / "new", within_s=within_s

@@ -1,11 +1,11 @@
-"""Hosts of networks of their own: namespaces on a bridge of this machine; and clocks that are wrong.
+"""Hosts with networks of their own (namespaces on a bridge of this machine), and programs with wrong clocks.
 
-Who is `inside` a host has its network, and so has each thread and program that is started there, for ever.
-Its loopback is another one.  A namespace is gone with the last process in it.  A line is slow by a queue in
-front of few octets a second (tc-tbf(8)), which also kernels without netem have.
+A thread `inside` a host has its network; so has each thread and program that it starts there, until its end.
+Each host has its own loopback.  A namespace ends with the last process in it.  A line is slowed by a queue
+with a low rate (tc-tbf(8)), which kernels without netem have too.
 
-Linux has no wall clock for each namespace: what runs under libfaketime is told another time, by clock_gettime
-and its like; boottime and monotonic are true.
+Linux has no wall clock for each namespace.  A program under libfaketime gets another time from clock_gettime
+and the like; its boottime and monotonic clocks are true.
 """
 
 import ctypes
@@ -24,7 +24,6 @@ _SLOW = "tbf rate 128kbit burst 2kb latency 3s"
 
 
 def why_missing() -> str | None:
-    """Return why there can be no such hosts, or no such clocks, or None."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if reason := missing_program("ip", "tc", "unshare", "faketime"):
@@ -34,16 +33,16 @@ def why_missing() -> str | None:
 
 
 def clock_wrong_by(days: int) -> dict[str, str]:
-    """Return the surroundings of a program whose wall clock is wrong, always by as much.
+    """Return the environment of a program whose wall clock is wrong by so many days, all the time.
 
-    A program that was forked from one has another clock by its own FAKETIME.
+    A program forked from it gets another clock by another FAKETIME.
     """
     (library,) = Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")
     return {
         "LD_PRELOAD": str(library),
         "FAKETIME": f"{days:+}d",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        # Else each wait for the interpreter's lock spins.
+        # Without this, each wait for the interpreter's lock spins.
         "FAKETIME_FORCE_MONOTONIC_FIX": "0",
         "FAKETIME_NO_CACHE": "1",
         "NO_FAKE_STAT": "1",
@@ -52,16 +51,14 @@ def clock_wrong_by(days: int) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A host."""
-
     line: str
-    """Its interface on this machine's side."""
+    """The name of its interface on this machine's side."""
     network: str
-    """The path of its namespace, as long as this program has it open."""
+    """The path of its namespace; valid while this process has it open."""
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Let this thread be there meanwhile."""
+        """Put this thread into the host's network while the context lasts."""
         outside = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         enter(self.network)
         try:
@@ -72,7 +69,7 @@ class Place:
 
     @contextmanager
     def cut_off(self) -> Iterator[None]:
-        """Lose what is sent either way."""
+        """Lose all packets in both directions."""
         _do(f"ip link set {self.line} down")
         try:
             yield
@@ -81,7 +78,7 @@ class Place:
 
     @contextmanager
     def slowed(self) -> Iterator[None]:
-        """Let what is sent either way be late by up to seconds."""
+        """Delay packets in both directions by up to 3 s."""
         _do(f"tc qdisc replace dev {self.line} root {_SLOW}")
         with self.inside():
             _do(f"tc qdisc replace dev there root {_SLOW}")
@@ -95,7 +92,7 @@ class Place:
 
 @contextmanager
 def places(count: int) -> Iterator[tuple[str, list[Place]]]:
-    """Have so many on one bridge.  Return its address too, which is this machine's, as they see it."""
+    """Make so many hosts on one bridge; yield this machine's address, as they see it, and the hosts."""
     own, found, opened = os.getpid(), list[Place](), list[int]()
     bridge, net = f"relay{own}", f"198.18.{own % 256}"
     _do(f"ip link add {bridge} type bridge")
@@ -120,7 +117,7 @@ def places(count: int) -> Iterator[tuple[str, list[Place]]]:
 
 
 def enter(network: str) -> None:
-    """Let this thread be in the network of that path.  Raises OSError."""
+    """Move this thread into the network namespace of that path.  Raises OSError."""
     with Path(network).open() as namespace:
         if _LIBC.setns(namespace.fileno(), _CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), "setns")

@@ -1,12 +1,12 @@
-"""A private Postfix: an instance of its own, on loopback, in a folder that goes away with it.
+"""A private Postfix: an instance on loopback, in a folder that is removed with it.
 
-`front()` is the MTA that a site already has: it takes mail by SMTP or by its sendmail and
-hands all of it to a smarthost.  `smarthost()` is one: it demands STARTTLS and a login, and
-delivers everything to one maildir.
+`front()` is the MTA that a site already has: it takes mail by SMTP or by its sendmail, and
+sends all of it to a smarthost.  `smarthost()` is an upstream: it demands STARTTLS and a
+login, and delivers everything to one maildir.
 
 Nothing of the machine's own Postfix is read or touched: configuration, queue, data, log
-and password are all below `home`, which lies in the system's own folder for temporary
-files, because Postfix's user must reach it, and pytest's folders are closed to others.
+and password are below `home`.  That lies in the system's folder for temporary files,
+because Postfix's user must reach it, and pytest's folders are closed to others.
 """
 
 import json
@@ -28,7 +28,7 @@ from tests.system.mailbox import Mailbox
 from tests.system.waiting import HANG_S, free_port
 
 NOBODY = 65534
-"""Debian's user and group of that name."""
+"""The id of Debian's user `nobody` and group `nogroup`."""
 
 MASTER_CF = """
 127.0.0.1:{port} inet n - n - - smtpd
@@ -79,16 +79,15 @@ TRIES_SOON = {
     "queue_run_delay": "1s",
     "minimal_backoff_time": "1s",
     "maximal_backoff_time": "1s",
-    # A transport of which one process ended badly is left alone for a minute by default.
+    # By default Postfix does not use a transport for a minute after one of its processes failed.
     "transport_retry_time": "1s",
 }
-"""What it deferred goes again by itself.  A flush misses what is deferred just after it.
+"""Postfix tries deferred mail again each second.  A flush would miss mail that is deferred just after it.
 
-The queue manager is woken each second too (master.cf): it may leave what it takes up again until then."""
+master.cf wakes the queue manager each second too: mail that it takes up again may wait until then."""
 
 
 def why_missing() -> str | None:
-    """Return why no private Postfix can run here, or None."""
     if os.geteuid() != 0:
         return "Postfix needs root to start"
     return missing_program("postfix") or certificate.why_missing()
@@ -105,7 +104,7 @@ class Postfix:
 
     @property
     def certificate(self) -> Path:
-        """The certificate that clients have to trust; an upstream has one."""
+        """The certificate that clients have to trust; only a `smarthost` has one."""
         return self.home / "cert.pem"
 
     def start(self) -> Self:
@@ -149,7 +148,7 @@ class Postfix:
         return ran.stdout
 
     def queue(self) -> list[dict[str, Any]]:
-        """Return what is queued, one dictionary a message, as `postqueue -j` has it."""
+        """Return the queue, one dictionary a message, as `postqueue -j` prints it."""
         return [json.loads(line) for line in self.run("postqueue", "-j").splitlines()]
 
     def log(self) -> str:
@@ -174,7 +173,7 @@ def _running(settings: Mapping[str, str], prepare: Callable[[Path], Mapping[str,
 def front(smarthost_port: int, **settings: str) -> AbstractContextManager[Postfix]:
     """Run an MTA that hands all mail to a smarthost on loopback: `deploy/postfix/main.cf` in use.
 
-    `settings` are parameters of main.cf that go over ours.
+    `settings` are parameters of main.cf that override ours.
     """
     ours = {"myhostname": "front.test", "relayhost": f"[127.0.0.1]:{smarthost_port}"}
     return _running(ours | settings, lambda _home: {})
@@ -183,7 +182,7 @@ def front(smarthost_port: int, **settings: str) -> AbstractContextManager[Postfi
 def smarthost(**settings: str) -> AbstractContextManager[Postfix]:
     """Run a smarthost that demands STARTTLS and AUTH and delivers everything to `mailbox`.
 
-    `settings` are parameters of main.cf that go over ours, and say who checks logins (`dovecot`).
+    `settings` are parameters of main.cf that override ours, and name the checker of logins (`dovecot`).
     """
     return _running(settings, _smarthost)
 
@@ -203,14 +202,14 @@ UPSTREAM = {
     "smtpd_tls_auth_only": "yes",
     "smtpd_sasl_auth_enable": "yes",
     "smtpd_relay_restrictions": "permit_sasl_authenticated, reject",
-    # Whatever the domain, into one maildir.
+    # Mail of all domains goes into one maildir.
     "virtual_mailbox_domains": "static:all",
     "virtual_mailbox_maps": "static:all/",
     "virtual_mailbox_limit": "0",
     "virtual_minimum_uid": "1",
     "virtual_uid_maps": f"static:{NOBODY}",
     "virtual_gid_maps": f"static:{NOBODY}",
-    # Byte for byte: loopback is no reason to add or drop headers.
+    # Mail arrives byte for byte: Postfix adds or drops no header, also for clients on loopback.
     "local_header_rewrite_clients": "",
     "message_drop_headers": "",
 }

@@ -1,4 +1,4 @@
-"""Other people's processes, as /proc shows them (proc(5))."""
+"""Halts, counts and measures processes by their pid, as /proc shows them (proc(5))."""
 
 import contextlib
 import os
@@ -10,11 +10,11 @@ from pathlib import Path
 from tests.system.waiting import wait_until
 
 GONE = (FileNotFoundError, ProcessLookupError)
-"""What reading of a process says that ended before its file was opened, or after."""
+"""Raised by a read below /proc if the process ended before its file was opened, or after."""
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the pids of a process's children, oldest first; none where it is gone."""
+    """Return the pids of a process's children, oldest first; empty if it is gone."""
     found: list[int] = []
     with contextlib.suppress(*GONE):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -24,14 +24,14 @@ def children_of(pid: int) -> list[int]:
 
 
 def command_of(pid: int) -> list[str]:
-    """Return the command line of a process; empty where it is gone."""
+    """Return the command line of a process; empty if it is gone."""
     with contextlib.suppress(*GONE):
         return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
     return []
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether there is a process of that pid that did not end."""
+    """Return whether a process of that pid exists and has not ended."""
     try:
         return _state(pid) not in ("Z", "X")
     except GONE:
@@ -57,5 +57,5 @@ def most_resident_bytes(pid: int) -> int:
 
 
 def _state(pid: int) -> str:
-    # The name in brackets may hold anything.
+    # The name in brackets may hold any character, also brackets.
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

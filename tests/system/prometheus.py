@@ -1,4 +1,4 @@
-"""A private Prometheus that scrapes the relay, and promtool, which judges what we ship."""
+"""A private Prometheus that scrapes the relay, and promtool, which checks what the project ships."""
 
 import json
 import subprocess
@@ -23,7 +23,6 @@ scrape_configs:
 
 
 def why_missing() -> str | None:
-    """Return why Prometheus cannot be used, or None."""
     return missing_program("prometheus", "promtool")
 
 
@@ -46,7 +45,7 @@ class Prometheus:
         wait_until(lambda: self.query(expression))
 
     def targets(self) -> list[dict[str, Any]]:
-        """Return what it scrapes, each with `health` and `lastError`."""
+        """Return the targets that it scrapes, each with `health` and `lastError`."""
         active: list[dict[str, Any]] = self._get("targets")["activeTargets"]
         return active
 

@@ -1,8 +1,7 @@
 """The relay as an operator runs it: a policy on disk, `relay run`, signals, its log and its metrics.
 
-Ready is what it tells its service manager (`READY=1`, sd_notify(3)), so nothing here polls
-or guesses.  The log is a file, as it would be under a service manager; what is printed by
-several runs in one folder follows each other in it.
+The relay announces that it is ready, as to a service manager (`READY=1`, sd_notify(3)), so
+no test polls or guesses.  Its log is a file; each run in the same folder appends to it.
 """
 
 import contextlib
@@ -25,29 +24,25 @@ from tests.system.waiting import HANG_S, free_port, wait_for_change, wait_until
 
 PROJECT = Path(__file__).parents[2]
 LISTENER = {"clients": ["127.0.0.0/8"], "processes": 0}
-"""One process, on a machine of many processors too: tests kill it and count its children."""
+"""One process, also on a machine with many processors: tests kill it and count its children."""
 SENDER = "mjd@front.test"
 CONTENT = "Subject: x\r\n\r\nx\r\n"
 
 
 class Started(Protocol):
-    """A program that was started, in the words of subprocess.Popen."""
+    """A started program, with the interface of subprocess.Popen."""
 
     pid: int
 
-    def poll(self) -> int | None:
-        """Return its exit status, or None while it runs."""
-        ...
+    def poll(self) -> int | None: ...
 
-    def wait(self, timeout: float | None = None) -> int:
-        """Return its exit status once it ended; raises subprocess.TimeoutExpired."""
-        ...
+    def wait(self, timeout: float | None = None) -> int: ...
 
     def send_signal(self, sig: int, /) -> None: ...
 
 
 class RelayProcess:
-    """One relay in a folder of its own.  A context manager: in it the relay runs and is ready."""
+    """One relay in a folder of its own.  Inside its context the relay runs and is ready."""
 
     def __init__(
         self,
@@ -59,7 +54,7 @@ class RelayProcess:
     ) -> None:
         """Write the policy: `upstreams` as in YAML, `listen` of its one listener, and any other section.
 
-        They go over the defaults here.  An upstream that names no limits has none.
+        They override the defaults here.  An upstream without `limits` gets an empty list of them.
         """
         for each in upstreams.values():
             each.setdefault("limits", [])
@@ -82,9 +77,9 @@ class RelayProcess:
         self._log_path.touch()
 
     def write_policy(self) -> None:
-        """Put `policy` on disk in one step, as a careful editor does."""
+        """Replace the policy file by `policy` in one rename, as a careful editor does."""
         edited = self.policy_path.with_suffix(".new")
-        # JSON is YAML, and keeps strings strings.
+        # JSON is YAML, in which every string stays a string.
         edited.write_text(json.dumps(self.policy, indent=1) + "\n")
         edited.replace(self.policy_path)
 
@@ -93,7 +88,7 @@ class RelayProcess:
         return self._started().pid
 
     def start(self, **environment: str) -> Self:
-        """Start it and return once it is ready.  Raises ChildProcessError where it ends instead."""
+        """Start it and return once it is ready.  Raises ChildProcessError if it ends instead."""
         ready_path = self.folder / "notify"
         ready_path.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready:
@@ -121,13 +116,12 @@ class RelayProcess:
         return self._started().wait(within_s)
 
     def live(self, for_s: float) -> None:
-        """Return after a while; fails where it ends by itself before that."""
+        """Wait for so many seconds; fail if the relay ends by itself meanwhile."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(within_s=for_s)
             raise AssertionError("it ended by itself:\n" + "\n".join(self.log()[-20:]))
 
     def kill(self) -> None:
-        """End it at this instant, as a lost machine would (SIGKILL)."""
         self.stop(signal_number=signal.SIGKILL)
 
     def reload(self) -> None:
@@ -135,7 +129,7 @@ class RelayProcess:
         self._started().send_signal(signal.SIGHUP)
 
     def send(self, *recipients: str, sender: str = SENDER, content: str | bytes = CONTENT) -> None:
-        """Hand over a message for each of them, on one connection."""
+        """Hand over a message for each recipient, on one connection."""
         with smtplib.SMTP("127.0.0.1", self.port, timeout=HANG_S) as session:
             for recipient in recipients:
                 session.sendmail(sender, [recipient], content)
@@ -154,11 +148,11 @@ class RelayProcess:
             raise TimeoutError(f"no such line within {within_s:g} s, after:\n{log}") from None
 
     def wait_until_empty(self, *, within_s: float = HANG_S) -> None:
-        """Return once it has no message, accepted or queued.  Raises TimeoutError."""
+        """Return once the relay has no message, accepted or queued.  Raises TimeoutError."""
         wait_until(self.is_empty, within_s=within_s)
 
     def get(self, path: str) -> str:
-        """Return what its HTTP server answers; raises urllib.error.HTTPError for 4xx and 5xx."""
+        """Return the answer of its HTTP server.  Raises urllib.error.HTTPError for 4xx and 5xx."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=HANG_S) as reply:
             text: str = reply.read().decode()
         return text
@@ -192,11 +186,10 @@ class RelayProcess:
         return [json.loads(line) for line in ran.stdout.splitlines()]
 
     def __enter__(self) -> Self:
-        """Start it; ready on return."""
         return self.start()
 
     def __exit__(self, *_: object) -> None:
-        """Stop it, by force where it does not end."""
+        """Stop it, by SIGKILL if it does not end."""
         try:
             self.stop()
         except subprocess.TimeoutExpired:
@@ -204,10 +197,10 @@ class RelayProcess:
             raise
 
     def is_empty(self) -> bool:
-        """Return whether it has no message; raises OSError and more while nobody answers.
+        """Return whether the relay has no message.  Raises OSError and others while it does not answer.
 
-        First its memory says so.  Only then it is asked for what it has yet to claim: else the report about
-        the last message could be published, and that message leave the memory, between the two.
+        The memory is read first, and only then the mail that is yet to be claimed.  In the other order the
+        report about the last message could be published, and that message leave the memory, in between.
         """
         if messages_in(json.loads(self.get("/status.json"))):
             return False

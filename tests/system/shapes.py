@@ -1,4 +1,4 @@
-"""Messages of every shape that a mail server passes on as it came: fifty are a fair sample."""
+"""Messages of every shape that mail servers pass on unchanged; fifty of them are a fair sample."""
 
 import random
 import re
@@ -16,12 +16,12 @@ LINES = [
     b"\x01 \x1b[31m \x7f",
     b"x" * 998,
 ]
-"""None longer than RFC 5322, 2.1.1 allows, which mail servers hold their clients to."""
+"""No line is longer than RFC 5322, 2.1.1 allows: mail servers enforce that."""
 TRACE = re.compile(rb"Received: .*\r\n(?:[ \t].*\r\n)*")
 
 
 def shape(number: int) -> bytes:
-    """Return the message of this number, always the same: from no line of text to some 100 KiB."""
+    """Return the message of this number, always the same; its text has from no line to some 100 KiB."""
     dice = random.Random(number)
     headers = (
         "From: <mjd@front.test>\r\nTo: list@list.test\r\nDate: Sat, 1 Jan 2022 00:00:00 +0000\r\n"
@@ -32,7 +32,7 @@ def shape(number: int) -> bytes:
 
 
 def without_traces(content: bytes, count: int) -> bytes:
-    """Return content less so many `Received:` lines on top of it."""
+    """Return the content without so many `Received:` fields on top."""
     for _ in range(count):
         trace = TRACE.match(content)
         assert trace is not None, content[:600]

@@ -1,7 +1,7 @@
-"""A real file system of a few megabytes, with as much free as a test wants.
+"""A real file system of a few megabytes, with as much free space as a test wants.
 
-tmpfs, or ext4 on a loop device; both need root.  What is free is what a ballast leaves:
-a file that is made longer and shorter, beside whatever is tested.
+It is a tmpfs, or an ext4 on a loop device; both need root.  A ballast file beside the
+tested files grows and shrinks, and leaves the wanted space free.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ MEGABYTE = 1024 * 1024
 
 
 def why_missing() -> str | None:
-    """Return why no file system can be mounted here, or None.  Tries it, since containers differ."""
+    """Return why no file system can be mounted here, or None.  It tries, because containers differ."""
     if os.geteuid() != 0:
         return "mounting a small file system needs root"
     if (missing := [name for name in ("mount", "umount", "mkfs.ext4") if find(name) is None]) != []:
@@ -81,7 +81,7 @@ def _allocate(fd: int, offset: int, size_bytes: int) -> None:
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            # Some of what is free is kept for the file system's own notes about the rest.
+            # The file system keeps some free space for its own metadata.
             size_bytes -= 4096
         else:
             return
@@ -111,7 +111,7 @@ def _mounted(path: Path, *mount: str) -> Iterator[None]:
         try:
             yield
         finally:
-            # Lazily: what a failed test holds open must not keep the mount for ever.
+            # Lazily: a file that a failed test holds open must not keep the mount for ever.
             _run("umount", "--lazy", str(path))
     finally:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""smtp-source and smtp-sink, Postfix's own load generator and drain, and swaks."""
+"""Runs smtp-source and smtp-sink, Postfix's own load generator and drain, and swaks."""
 
 import fcntl
 import os
@@ -17,12 +17,11 @@ _COUNTERS = re.compile(rb"mesg=([0-9]+)\r")
 
 
 def why_missing() -> str | None:
-    """Return why smtp-source and smtp-sink cannot be used, or None."""
     return missing_program("smtp-source", "smtp-sink")
 
 
 def why_swaks_missing() -> str | None:
-    """Return why swaks cannot be used, or None.  Debian only recommends the library of its TLS."""
+    """Return why swaks cannot be used, or None.  Debian only recommends its library for TLS."""
     if reason := missing_program("swaks"):
         return reason
     supported = subprocess.run(
@@ -53,7 +52,7 @@ class SmtpSink:
         return self._count
 
     def wait_for(self, count: int, *, within_s: float = HANG_S) -> None:
-        """Return once it has taken so many messages in all.  Raises TimeoutError."""
+        """Return once it took so many messages in all.  Raises TimeoutError."""
         deadline = time.monotonic() + within_s
         while self._count < count:
             if not self._read(max(0.0, deadline - time.monotonic())):
@@ -72,7 +71,7 @@ class SmtpSink:
 
 @contextmanager
 def smtp_sink(*options: str) -> Iterator[SmtpSink]:
-    """Run smtp-sink on a port of its own; `options` are its own, e.g. `-w 1` for a slow upstream."""
+    """Run smtp-sink on a free port, with options as on its command line, e.g. `-w 1` for a slow upstream."""
     port = free_port()
     command = [str(find("smtp-sink")), "-c", *options]
     if os.geteuid() == 0:
@@ -81,7 +80,7 @@ def smtp_sink(*options: str) -> Iterator[SmtpSink]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as sink:
         try:
             assert sink.stdout is not None
-            # It says some 80 octets a message, and stops taking mail while nobody reads them.
+            # smtp-sink writes some 80 octets a message, and takes no mail while nobody reads them.
             fcntl.fcntl(sink.stdout, fcntl.F_SETPIPE_SZ, 1 << 20)
             wait_for_port(port, sink)
             yield SmtpSink(port, sink)
@@ -102,7 +101,7 @@ def smtp_source(
 ) -> None:
     """Hand over so many messages; on return each got its 250.
 
-    Raises AssertionError where one did not: smtp-source gives up at the first wrong reply.
+    Raises AssertionError if one did not: smtp-source gives up at the first wrong reply.
     """
     command = [str(find("smtp-source")), "-s", str(sessions), "-m", str(messages), "-l", str(size_bytes)]
     command += ["-f", sender, "-t", recipient, *(["-d"] if keep_connection else []), f"127.0.0.1:{port}"]
@@ -111,6 +110,6 @@ def smtp_source(
 
 
 def swaks(port: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run swaks against a loopback port; its transcript is in `stdout`, its judgement in `returncode`."""
+    """Run swaks against a loopback port; its transcript is in `stdout`, its verdict in `returncode`."""
     command = [str(find("swaks")), "--server", "127.0.0.1", "--port", str(port), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)

@@ -1,11 +1,11 @@
-"""A strict upstream: it counts at random, cuts off whoever exceeds, replies late, and forgives nothing.
+"""A strict upstream: it enforces one limit, cuts off a client that exceeds it, replies late, and records all.
 
-Each transaction that came to its final dot is counted once and entered once, whether its client waits for
-the reply or is gone; one that is abandoned after MAIL is counted too.  The instant that counts is drawn
-between MAIL and the reply.  Strict in its protocol as well: lines end in CRLF and nothing else does, mail
-needs AUTH, a path has its brackets, a parameter was offered, 8-bit content was announced.
+It counts and records each transaction once that came to its final dot, whether the client waits for the reply
+or is gone, and each that is abandoned after MAIL.  The instant that counts is drawn between MAIL and reply.
+The protocol is strict too: only CRLF ends a line, mail needs AUTH, a path has brackets, a parameter must have
+been offered, and 8-bit content announced.
 
-`seen()` is asked for once it is stopped, or when nothing is going on any more; counters at any time.
+Call `seen()` once it is stopped or idle; read its counters at any time.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ T = TypeVar("T")
 USER, PASSWORD = "mjd", "correct horse"
 REFUSALS = {"bad": "550 5.1.1 nobody of that name", "stay": "450 4.2.0 come again"}
 TURNS_TO_READ = 10
-"""Of the loop: data that is in our sockets is read in one, and answered in the next few."""
+"""Turns of the loop: the first reads the octets in our sockets, the next few answer them."""
 LONGEST_COMMAND = 12_288
-"""RFC 4954, 4: what a line of AUTH may need."""
+"""Octets that a line of AUTH may need (RFC 4954, 4)."""
 LARGEST = 64 * 1024 * 1024
 OFFERS = ("PIPELINING", f"SIZE {LARGEST}", "8BITMIME", "SMTPUTF8", "ENHANCEDSTATUSCODES")
 OTHERS = {"NOOP": "250 2.0.0 Ok", "QUIT": "221 2.0.0 Bye"}
@@ -41,7 +41,7 @@ _PARAMETERS = {
     "8BITMIME": re.compile("BODY=(7BIT|8BITMIME)"),
     "SMTPUTF8": re.compile("SMTPUTF8"),
 }
-"""Which may be given where what is offered."""
+"""The parameters of MAIL that may be given, by the extension that must be offered."""
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 
@@ -66,13 +66,13 @@ class _Transaction:
 
 
 class _Session(asyncio.Protocol):
-    """One connection.  What came of a client that died is read to its end, unless the line was cut."""
+    """One connection.  The octets of a client that died are read to their end, unless the line was cut."""
 
     transport: asyncio.Transport
 
     def __init__(self, host: "StrictSmarthost") -> None:
         self.held_mail_at_ns: int | None = None
-        """When MAIL came of the message whose reply is held back."""
+        """When MAIL came of the message whose final reply is held back."""
         self._host = host
         self._buffer = bytearray()
         self._more = asyncio.Event()
@@ -93,7 +93,7 @@ class _Session(asyncio.Protocol):
         self._more.set()
 
     def cut(self) -> None:
-        """Lose the line at once; what came to its dot is decided all the same."""
+        """Cut the connection at once; a message whose final dot came is decided all the same."""
         self._buffer.clear()
         self.transport.abort()
 
@@ -110,7 +110,7 @@ class _Session(asyncio.Protocol):
             self.transport.close()
 
     async def _next(self, end: bytes, most: int = LARGEST) -> bytes | None:
-        """Return what comes ahead of an end; None once there is nobody who could send it."""
+        """Return the octets before `end`; None if the client is gone or sent more than `most` without it."""
         while (at := self._buffer.find(end)) < 0:
             if self._is_over or len(self._buffer) > most:
                 return None
@@ -215,7 +215,7 @@ class _Session(asyncio.Protocol):
         if not transaction.recipients:
             return "554 5.5.1 No valid recipients"
         self._say("354 End with a dot")
-        # So that a dot on the first line is one behind a line's end, too.
+        # Then a dot on the first line follows a CRLF too.
         self._buffer[:0] = b"\r\n"
         if (raw := await self._next(b"\r\n.\r\n")) is None:
             return "421 4.4.2 Nobody is there"
@@ -226,7 +226,7 @@ class _Session(asyncio.Protocol):
         return reply
 
     def _abandon(self) -> str:
-        """Drop a transaction, if any: by RSET, by a new EHLO, or with the connection."""
+        """Drop the open transaction, if any, and count it: at RSET, at EHLO, or with the connection."""
         transaction, self._transaction = self._transaction, None
         if transaction is not None:
             self._host.count(transaction)
@@ -235,7 +235,7 @@ class _Session(asyncio.Protocol):
 
 
 class StrictSmarthost:
-    """A context manager: in it, it listens, on a loop in a thread of its own."""
+    """The upstream.  Inside its context it listens, on an event loop in a thread of its own."""
 
     def __init__(
         self,
@@ -249,28 +249,28 @@ class StrictSmarthost:
         address: str = "127.0.0.1",
         context: ssl.SSLContext | None = None,
     ) -> None:
-        """`limit` is as in a policy; its password goes into a file of the folder; `context` is for TLS.
+        """`limit` is as in a policy; the password goes into a file in `folder`; `context` is for TLS.
 
-        Whoever is called `bad…` it refuses for good, and `stay…` each time for now.
+        The upstream refuses recipients `bad…` for good, and `stay…` for now, each time.
         """
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._password = folder / "upstream-password"
         self._password.write_text(PASSWORD + "\n")
         self._password.chmod(0o600)
-        # Not 0: it comes back to the same port after a crash.
+        # A fixed port, because the upstream comes back to it after a crash.
         self.port = free_port()
         self.address, self._context = address, context
         self.ledger = Witness(limit, cut_off_ns=int(cut_off_s * SECOND_NS))
-        """What it counted."""
+        """Its counts and its record."""
         self.offers = offers
-        """What it says to EHLO; tests may change it."""
+        """The extensions that it offers at EHLO; tests may change them."""
         self.unanswered = 0
         """How many transactions came to their final dot and wait for its reply."""
         self.refusals = dict(REFUSALS)
-        """How a name begins that it does not take, and what it says; tests may change it."""
+        """The first letters of recipients that it refuses, and its replies; tests may change them."""
         self.tried: list[tuple[str, int]] = []
-        """Each recipient that it did not take, and when RCPT came, by its clock."""
+        """Each recipient that it refused, and when RCPT came (boottime)."""
         self._dice = random.Random(seed)
         self._latest_reply_s = latest_reply_s
         self._sessions: dict[_Session, asyncio.Task[None]] = {}
@@ -286,11 +286,11 @@ class StrictSmarthost:
         return list(self.ledger.seen)
 
     def cut_off(self) -> None:
-        """Lose every connection at once; what came to its dot is taken, and nobody hears of it."""
+        """Cut all connections at once; a message whose final dot came is decided, but its reply is lost."""
         self.run(self._lose(lambda sessions: sessions))
 
     def cut_one(self, dice: random.Random) -> int | None:
-        """Lose one connection between the dot and its reply, if there is one; return when its MAIL came."""
+        """Cut one connection between the dot and its reply; return when its MAIL came, None without one."""
 
         def drawn(sessions: list[_Session]) -> list[_Session]:
             held = [each for each in sessions if each.held_mail_at_ns and not each.transport.is_closing()]
@@ -300,7 +300,7 @@ class StrictSmarthost:
         return cut[0] if cut else None
 
     def crash(self) -> None:
-        """Die in the middle of everything and come back: what it did not reply to, it never took."""
+        """Stop at once and start again: a message without a reply was never taken."""
         self.run(self._stop())
         self.run(self._start())
 
@@ -308,7 +308,7 @@ class StrictSmarthost:
         self.run(self._read_on())
 
     def wait_until(self, condition: Callable[[Witness], object], *, within_s: float = HANG_S) -> None:
-        """Return once something is true of its ledger.  Raises TimeoutError."""
+        """Return once the condition holds for its ledger.  Raises TimeoutError."""
         try:
             wait_until(lambda: condition(self.ledger), within_s=within_s)
         except TimeoutError as error:
@@ -332,7 +332,7 @@ class StrictSmarthost:
             self._loop.close()
         assert self._broken == []
 
-    # Of its sessions, in its thread.
+    # Its sessions call these, in its thread.
 
     def began(self, session: _Session, conversation: asyncio.Task[None]) -> None:
         self._sessions[session] = conversation
@@ -350,7 +350,7 @@ class StrictSmarthost:
         try:
             if self._latest_reply_s:
                 await asyncio.sleep(self._dice.uniform(0, self._latest_reply_s))
-            # The limit goes first: an upstream that cut somebody off does not look at content.
+            # The limit goes first: an upstream that cut a client off does not look at content.
             if not self.count(transaction):
                 reply = f"550 5.7.1 You have exceeded your sending limit of {self.ledger.label}"
             else:
@@ -361,7 +361,7 @@ class StrictSmarthost:
         return reply
 
     def count(self, transaction: _Transaction) -> bool:
-        """Count one at some instant between its MAIL and now; return whether it is within the limit."""
+        """Count a transaction at an instant drawn between its MAIL and now; return whether it is allowed."""
         now_ns = boottime_ns()
         counted_at_ns = self._dice.randint(transaction.mail_at_ns, now_ns)
         return self.ledger.admit(counted_at_ns, len(transaction.recipients), now_ns)

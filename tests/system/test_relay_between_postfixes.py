@@ -1,7 +1,7 @@
-"""The whole way of mail: Postfix hands over, the relay passes it on, a Postfix with TLS and SASL takes it.
+"""The whole way of mail: from a Postfix to the relay, and on to a Postfix with TLS and SASL.
 
-One chain serves all tests.  Mail to deaf.test goes to the same upstream from another address, to which it
-offers no DSN.  The upstream has every address, also the sender's, in one maildir: there reports arrive.
+One chain serves all tests.  Mail to deaf.test goes to the same upstream from another source address, to which
+the upstream offers no DSN.  All addresses, also the sender's, share one maildir: there reports arrive.
 """
 
 import email
@@ -28,20 +28,20 @@ SENDER = "mjd@front.test"
 LIST, DEAF = "list.test", "deaf.test"
 DEAF_ADDRESS = "127.0.0.5"
 UPSTREAM = {
-    # It knows its people: nobody@… is refused in Postfix's own words.
+    # Postfix refuses nobody@… as an unknown user, in its own words.
     "virtual_mailbox_maps": "regexp:{ {!/^nobody@/ all/} }",
     "smtpd_discard_ehlo_keyword_address_maps": f"inline:{{ {{ {DEAF_ADDRESS} = dsn, silent-discard }} }}",
 }
 FRONT = postfix.TRIES_SOON | {
     # Postfix breaks lines longer than 998 octets unless it is told not to.
     "smtp_line_length_limit": "0",
-    # Byte for byte: no headers of its own but Received:.
+    # Mail passes byte for byte: Postfix adds no field but Received:.
     "local_header_rewrite_clients": "",
 }
 MINUTES = b"From: <mjd@front.test>\nSubject: minutes\nMessage-Id: <1@front.test>\n\nAll agreed.\n"
 
 CONTENT = shape(1) + b"y" * 5000 + b"\r\n" + b".z" * 3000 + b"\r\n"
-"""With lines longer than mail should have."""
+"""It has lines longer than RFC 5322 allows."""
 
 _OURS = re.compile(rb"Received: from .*\r\n\tby relay\.test with \S+ id \S+\r\n(?:[ \t].*\r\n)*")
 _FRONTS = re.compile(rb"Received: .*\r\n\t?.*by front\.test \(Postfix.*\r\n(?:[ \t].*\r\n)*")
@@ -49,7 +49,7 @@ _FRONTS = re.compile(rb"Received: .*\r\n\t?.*by front\.test \(Postfix.*\r\n(?:[ 
 
 @dataclass(frozen=True)
 class Chain:
-    """The three, in the order of the mail; made once, since Postfix takes seconds to start."""
+    """The three servers in the order of the mail; started once, since Postfix takes seconds to start."""
 
     front: Postfix
     relay: WarmRelay
@@ -61,7 +61,7 @@ class Chain:
         wait_for_change(lambda: self.upstream.queue() == [] or None, self.upstream.home)
 
     def settled(self, count: int) -> list[Arrived]:
-        """Return what arrived once all is quiet, and that it is no more than so much."""
+        """Return what arrived once all queues are empty; fail unless that is `count` messages."""
         self.upstream.mailbox.wait_for(count)
         self.until_all_are_empty()
         arrived = self.upstream.mailbox.arrived()
@@ -89,7 +89,7 @@ def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
             "tls": "starttls",
             "ca_file": str(upstream.certificate),
             "auth": {"user": USER, "password_file": "password"},
-            # Nothing here has to wait, but every message goes through the history.
+            # No message has to wait for these limits, but each one goes through the history.
             "limits": [{"messages": 1_000_000, "per": "1h"}, {"recipients": 3_000_000, "per": "24h"}],
             "shield": None,
         }
@@ -109,7 +109,7 @@ def chain(_running: Chain) -> Chain:
 
 
 def _written(arrived: Arrived) -> bytes:
-    """Return the content of a message less a header each of relay and front."""
+    """Return the content without the Received: fields of the relay and of the front."""
     ours = _OURS.match(arrived.content)
     assert ours is not None, arrived.content[:400]
     fronts = _FRONTS.match(arrived.content, ours.end())
@@ -137,7 +137,7 @@ def test_an_unknown_recipient_is_reported_and_the_others_arrive(chain: Chain) ->
     assert b"Message-Id: <1@front.test>" in bytes(returned)
 
 
-def test_addresses_beyond_ascii_go_all_the_way(chain: Chain) -> None:
+def test_addresses_beyond_ascii_arrive_unchanged(chain: Chain) -> None:
     recipients = ["grüße@list.test", "ann@bücher.test", "bob@list.test"]
     with smtplib.SMTP("127.0.0.1", chain.front.port, timeout=60) as session:
         session.ehlo()
@@ -169,7 +169,7 @@ def _unsubscribed(report: Arrived) -> set[bytes]:
 
 
 @pytest.mark.parametrize(("domain", "reporter"), [(LIST, "upstream.test"), (DEAF, "relay.test")])
-def test_a_success_is_told_behind_us_or_by_us_where_nobody_else_does(
+def test_success_is_reported_by_the_upstream_or_by_the_relay_if_that_offers_no_dsn(
     chain: Chain, domain: str, reporter: str
 ) -> None:
     chain.submit("-N", "success,failure", "-V", "batch 7+1", "-R", "hdrs", "--", f"ann@{domain}")
@@ -183,7 +183,7 @@ def test_a_success_is_told_behind_us_or_by_us_where_nobody_else_does(
     assert _unsubscribed(report) == set()
 
 
-def test_values_of_dsn_pass_us_unchanged(chain: Chain) -> None:
+def test_dsn_parameters_pass_the_relay_unchanged(chain: Chain) -> None:
     """RFC 3461, 5.2.1 (d): not even the case of a letter may change."""
     with smtplib.SMTP("127.0.0.1", chain.relay.port, timeout=60) as session:
         session.ehlo()

@@ -1,4 +1,4 @@
-"""The command line on a real relay: while it runs, while it is down, after kills, and by another policy."""
+"""The command line on a real relay: while it runs, while it is down, after kills, and with another policy."""
 
 import json
 import os
@@ -44,7 +44,7 @@ class Operated:
         return queue_ids
 
     def run(self, *words: str, code: int = os.EX_OK) -> str:
-        """Run a verb, which exits with this code; return what it printed, and what it complained of."""
+        """Run a verb; fail unless it exits with this code.  Return its stdout and stderr."""
         ran = self.relay.command(*words)
         assert ran.returncode == code, (words, ran)
         return ran.stdout + ran.stderr
@@ -60,7 +60,6 @@ class Operated:
         return {queue_id: message["state"] for queue_id, message in self.queue().items()}
 
     def found(self, text: str) -> list[dict[str, Any]]:
-        """Return what `relay find` finds."""
         lines = self.relay.command("find", text, "--json").stdout.splitlines()
         return [json.loads(line) for line in lines]
 
@@ -78,7 +77,7 @@ def operator(tmp_path: Path) -> Iterator[Operated]:
         yield Operated(WarmRelay(tmp_path, {"isp": isp}, retry=retry), host)
 
 
-def test_what_is_done_while_the_relay_is_down_counts_later(operator: Operated) -> None:
+def test_verbs_on_a_relay_that_is_down_take_effect_at_its_next_start(operator: Operated) -> None:
     with operator.relay:
         held, bounced, deleted, released, retried, kept, reported = ids = operator.deferred(7)
         assert all("450" in message["reason"] for message in operator.queue().values())
@@ -129,7 +128,7 @@ def test_an_operators_pause_lasts_through_kills_until_resume(operator: Operated)
 
     with relay:
         assert operator.run("pause", "isp").startswith("isp: paused until `relay resume isp`")
-        # The answer says that it is durable, so nothing may come between.
+        # The answer says that the pause is durable, so a kill right after it must not lose it.
         relay.kill()
         relay.start()
         queue_id = operator.hand_over("ann@list.test")
@@ -157,7 +156,7 @@ def test_an_operators_pause_lasts_through_kills_until_resume(operator: Operated)
 
 
 @pytest.mark.full
-def test_no_verb_acts_on_a_relay_on_another_spool(operator: Operated, tmp_path: Path) -> None:
+def test_no_verb_acts_on_a_relay_of_another_spool(operator: Operated, tmp_path: Path) -> None:
     other, spool = str(tmp_path / "other.yaml"), str(tmp_path / "spool")
     Path(other).write_text("spool: ./elsewhere\nlisten: 7\n")
     with operator.relay:
@@ -176,8 +175,8 @@ def test_no_verb_acts_on_a_relay_on_another_spool(operator: Operated, tmp_path: 
 
 @pytest.mark.full
 @pytest.mark.parametrize("to", [b"[" * 1_000_000, b"a@b.test" + b"\n x" * 300_000, b'"[\\' * 300_000])
-def test_a_list_of_addresses_that_is_made_to_be_slow_is_refused(operator: Operated, to: bytes) -> None:
-    """None is an address: a megabyte of each is read through once, or this takes for ever."""
+def test_a_list_of_addresses_crafted_to_be_slow_is_refused(operator: Operated, to: bytes) -> None:
+    """None of these megabytes is an address; a parser that reads them more than once takes for ever."""
     refused = operator.relay.command("sendmail", "-t", stdin=b"To: " + to + b"\n\nhi\n")
     assert refused.returncode == os.EX_DATAERR
     assert len(refused.stderr) < 10_000

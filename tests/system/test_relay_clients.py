@@ -1,6 +1,6 @@
-"""The ways in, as docs/clients.md tells them: each snippet is taken from the page and used.
+"""The clients of docs/clients.md: each test takes a snippet from the page and hands mail over by it.
 
-The Postfix hands over through a restart of the relay; what a client does without one is its own affair.
+Only Postfix hands over through a restart of the relay; what other clients do meanwhile is not tested.
 """
 
 import email
@@ -27,7 +27,7 @@ from tests.system.warm import WarmRelay
 pytestmark = pytest.mark.full
 
 Mail = Mapping[str, tuple[str, bytes]]
-"""Of each recipient: the sender and the content."""
+"""The sender and the content, by recipient."""
 SENT: Mail = {f"r{number}@list.test": (f"b+{number}@front.test", shape(number)) for number in range(26)}
 LONGEST = b"x" * 998
 DMAS: Mail = {
@@ -43,12 +43,12 @@ WAYS_IN: dict[str, tuple[tuple[str, ...], Callable[[int], AbstractContextManager
     "nullmailer": (fronts.NULLMAILER, fronts.nullmailer, SENT),
     "dma": (fronts.DMA, fronts.dma, DMAS),
 }
-"""Mail servers: their packages, how each runs, and what it is given."""
+"""For each mail server: its packages, what runs it, and the mail that it gets."""
 WITHOUT_QUEUE = {"msmtp": fronts.MSMTP, "esmtp": fronts.ESMTP}
 
 
 def _composed(number: int, content: bytes) -> tuple[str, str, str]:
-    """Return sender, subject and text, for a library that composes a message of these."""
+    """Return the sender, subject and text of which a library composes a message."""
     text = content.partition(b"\r\n\r\n")[2].decode("utf-8", "replace").replace("\r\n", "\n")
     return f"b+{number}@front.test", f"Grüße {number}", f"Zoë,\n{text}".rstrip()
 
@@ -81,13 +81,13 @@ LIBRARIES = {
         NODEMAILER,
     ),
 }
-"""Their packages, how a program that uses one runs, and the program."""
+"""For each library: its packages, what runs a program, and a program that uses it."""
 TOGETHER = (
     *(package for packages in WITHOUT_QUEUE.values() for package in packages),
     *(package for packages, _, _ in LIBRARIES.values() for package in packages),
     "php-cli",
 )
-"""What needs no machine of its own."""
+"""The packages that share one machine apart."""
 
 
 @pytest.fixture(scope="module")
@@ -115,12 +115,12 @@ def _arrived(relay: WarmRelay, upstream: StrictSmarthost, count: int, *, traces:
     return arrived
 
 
-def test_no_snippet_has_a_name_and_no_test() -> None:
+def test_every_named_snippet_has_a_test() -> None:
     assert sorted(names()) == sorted(["postfix", "php", "python", *WAYS_IN, *WITHOUT_QUEUE, *LIBRARIES])
 
 
 @pytest.mark.parametrize("name", WAYS_IN)
-def test_a_mail_server_hands_over_what_it_takes(
+def test_a_mail_server_hands_over_its_messages_unchanged(
     name: str, relay: WarmRelay, upstream: StrictSmarthost
 ) -> None:
     packages, run, sent = WAYS_IN[name]
@@ -132,7 +132,7 @@ def test_a_mail_server_hands_over_what_it_takes(
 
 
 @pytest.mark.parametrize("name", WITHOUT_QUEUE)
-def test_a_client_without_a_queue_hands_over_what_it_is_given(
+def test_a_client_without_a_queue_hands_over_its_messages_unchanged(
     name: str, programs: apart.Apart, relay: WarmRelay, upstream: StrictSmarthost
 ) -> None:
     submit = fronts.without_queue(programs, name, relay.port)
@@ -142,7 +142,7 @@ def test_a_client_without_a_queue_hands_over_what_it_is_given(
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_a_library_sends_what_it_composes(
+def test_a_library_sends_the_messages_that_it_composes(
     name: str, programs: apart.Apart, relay: WarmRelay, upstream: StrictSmarthost
 ) -> None:
     _, command, program = LIBRARIES[name]
@@ -154,15 +154,15 @@ def test_a_library_sends_what_it_composes(
 
 
 def _read(content: bytes) -> tuple[str, str]:
-    """Return the subject and the text of a message, less what ends it: libraries differ in that."""
+    """Return the subject and the text of a message without its last blanks, in which libraries differ."""
     message = email.message_from_bytes(content, policy=email.policy.default)
     return message["Subject"], message.get_content().replace("\r\n", "\n").rstrip()
 
 
-def test_mail_of_php_goes_by_relay_sendmail_or_not_at_all(
+def test_php_mail_goes_by_relay_sendmail_and_fails_without_a_relay(
     programs: apart.Apart, relay: WarmRelay, upstream: StrictSmarthost
 ) -> None:
-    # Of a spool that is not the caller's own: else its mail would go there, relay or none.
+    # The spool is another user's: into a spool of its own the program would put mail without a relay too.
     policy = json.dumps(relay.policy | {"spool": "/var/spool/relay"})
     programs.run("sh", "-c", "mkdir -p /var/spool/relay && chown mail /var/spool/relay")
     programs.run("tee", "/etc/relay.yaml", stdin=policy.encode())
@@ -200,7 +200,7 @@ def test_postfix_hands_over_everything_through_a_restart(relay: WarmRelay, upstr
     assert _arrived(relay, upstream, len(SENT), traces=2) == SENT
 
 
-def test_the_python_of_the_page_sends_its_message(relay: WarmRelay, upstream: StrictSmarthost) -> None:
+def test_the_python_snippet_sends_its_message(relay: WarmRelay, upstream: StrictSmarthost) -> None:
     subprocess.run([sys.executable, "-c", snippet("python", port=relay.port)], check=True)
 
     sender, content = _arrived(relay, upstream, 1, traces=1)["you@example.net"]

@@ -1,4 +1,4 @@
-"""The container: it builds, and runs with no right, on a read-only root, as process 1."""
+"""The container: it builds, and runs without capabilities, on a read-only root, as process 1."""
 
 import json
 import os
@@ -23,7 +23,7 @@ UID = 10001
 
 
 class Pod:
-    """One container, and its volumes: a secret is for the group, as Kubernetes mounts it."""
+    """One container and its volumes; the group may read the secret, as Kubernetes mounts it."""
 
     def __init__(self, image: Image, folder: Path, upstream_port: int) -> None:
         self.image = image
@@ -46,7 +46,7 @@ class Pod:
             "http": f"127.0.0.1:{self.http}",
             "upstreams": {
                 "isp": sink | {"limits": [{"messages": messages, "per": "1h"}]},
-                # Used by nobody; its password is read at the start and at each edit.
+                # No mail goes there; its password is read at the start and at each edit.
                 "account": sink | {"limits": [], "auth": {"user": "mjd", "password_credential": "isp"}},
             },
         }
@@ -60,7 +60,7 @@ class Pod:
         wait_for_answer(lambda: self.get("/readyz"), self.started)
 
     def signal(self, number: int) -> int:
-        """Send a signal as a runtime does it, from outside to process 1; return how the container ended."""
+        """Send process 1 a signal from outside, as a runtime does; return the container's exit status."""
         os.kill(process_1(self.started), number)
         return self.started.wait(HANG_S)
 
@@ -92,13 +92,13 @@ def test_a_pod_relays_takes_edits_and_stops_without_loss(tmp_path: Path) -> None
         try:
             pod.hand_over(2)
             sink.wait_for(2)
-            # An edit that allows less counts at once; there is no signal and no restart.
+            # A lower limit takes effect at once, without a signal or a restart.
             pod.put(messages=2)
             wait_until(lambda: pod.limit() == 2)
             pod.hand_over(1)
             code = pod.signal(signal.SIGTERM)
             pod.start()
-            # It is ready before it knows its queue.
+            # The relay is ready before it has read its queue.
             wait_until(lambda: json.loads(pod.get("/status.json"))["recovering"] == 0)
             left, taken = messages_in(json.loads(pod.get("/status.json"))), sink.count
         finally:
@@ -112,7 +112,7 @@ def test_a_pod_relays_takes_edits_and_stops_without_loss(tmp_path: Path) -> None
 
 
 def _is_of_the_relay_alone(image: Image) -> None:
-    """Nothing of the checkout is in it."""
+    """Fail unless the image is configured for the relay, and holds nothing of the checkout."""
     config = image.config
     assert (config["User"], config["StopSignal"]) == (f"{UID}:{UID}", "SIGTERM")
     assert config["Entrypoint"] == ["relay"]

@@ -1,4 +1,4 @@
-"""Relays whose PostgreSQL has no room, no time, another clock or another server: never over, nothing lost."""
+"""Relays whose PostgreSQL is full, slow, set to another time or replaced: no limit exceeded, no mail lost."""
 
 import contextlib
 import json
@@ -29,7 +29,7 @@ HOUR_S = 3600
 
 @pytest.fixture
 def standby(server: Server, url: str) -> Iterator[tuple[Server, str]]:
-    """Return one that follows the server, and the URL of whichever takes writes; then mend the server."""
+    """Return a standby of the server, and the URL of the one that takes writes; then mend the server."""
     with server.standby() as copy:
         both = url.replace(f":{server.port}/", f":{server.port},127.0.0.1:{copy.port}/")
         yield copy, f"{both}?target_session_attrs=read-write"
@@ -47,7 +47,7 @@ def caught_up(server: Server, copy: Server) -> bool:
 LSN = "SELECT pg_current_wal_lsn()"
 
 
-def test_a_failover_to_a_synchronous_standby_loses_nothing_and_exceeds_nothing(
+def test_a_failover_to_a_synchronous_standby_loses_no_mail_and_exceeds_no_limit(
     tmp_path: Path, server: Server, standby: tuple[Server, str], tell: Callable[[str], None]
 ) -> None:
     copy, url = standby
@@ -83,7 +83,7 @@ def test_a_failover_to_a_synchronous_standby_loses_nothing_and_exceeds_nothing(
     assert upstream.ledger.most_in_any_window() <= 30
 
 
-def test_a_standby_that_lost_commits_is_recognised_and_the_way_out_is_told(
+def test_a_standby_that_lost_commits_stops_the_sending_and_the_log_tells_the_way_out(
     tmp_path: Path, server: Server, standby: tuple[Server, str], upstream: StrictSmarthost
 ) -> None:
     copy, url = standby
@@ -111,7 +111,7 @@ def test_a_standby_that_lost_commits_is_recognised_and_the_way_out_is_told(
     assert upstream.ledger.relayed == 3
 
 
-def test_a_server_without_room_takes_no_mail_and_forgets_no_relayed_recipient(
+def test_a_full_server_refuses_mail_with_452_and_repeats_no_relayed_message(
     tmp_path: Path, server: Server, url: str, upstream: StrictSmarthost
 ) -> None:
     demand(small_disk.why_missing())
@@ -144,10 +144,10 @@ def test_a_server_without_room_takes_no_mail_and_forgets_no_relayed_recipient(
         server.execute("DROP TABLESPACE small")
 
 
-def test_a_server_that_is_slow_by_two_seconds_is_waited_for(
+def test_a_server_that_answers_two_seconds_late_is_waited_for(
     tmp_path: Path, server: Server, url: str, upstream: StrictSmarthost
 ) -> None:
-    """By a history and by a queue, at a time."""
+    """One relay has its history there, the other one its queue."""
     with CutLine(server.port) as line:
         isp = upstream.upstream(limits=[{"messages": 1, "per": "1h"}])
         a, b = (
@@ -173,10 +173,10 @@ def used(relay: WarmRelay) -> int:
 
 
 @pytest.mark.parametrize("by_s", [2 * HOUR_S, -2 * HOUR_S])
-def test_a_servers_clock_that_is_set_frees_no_slot_and_loses_nothing(
+def test_setting_the_clock_of_the_server_frees_no_slot_and_loses_no_mail(
     tmp_path: Path, server: Server, url: str, upstream: StrictSmarthost, by_s: int
 ) -> None:
-    """By more than the lease and the period of the limit."""
+    """It is set by more than the lease and the period of the limit."""
     limits = [{"messages": 2, "per": "1h"}]
     isp = upstream.upstream(limits=limits) | {"history": url}
     a, b = (of_one_queue(tmp_path, name, isp, url) for name in "ab")
@@ -195,7 +195,7 @@ def test_a_servers_clock_that_is_set_frees_no_slot_and_loses_nothing(
                 send(a, number)
             upstream.wait_until(lambda ledger: ledger.relayed == 2)
             with b:
-                # One that first reads its history behind the step may take it for the truth.
+                # A relay that first reads its history after the step may take the new time for the true one.
                 wait_until(
                     lambda: json.loads(b.get("/status.json"))["upstreams"][0]["limits"][0]["used"] == 2
                 )
@@ -214,7 +214,7 @@ def test_a_servers_clock_that_is_set_frees_no_slot_and_loses_nothing(
 
 
 @pytest.mark.parametrize("failure", ["with no connection left", "read-only"])
-def test_mail_that_could_not_be_read_goes_soon_after_the_queue_is_there_again(
+def test_mail_that_could_not_be_read_goes_within_30_s_after_the_queue_is_back(
     tmp_path: Path, server: Server, url: str, upstream: StrictSmarthost, failure: str
 ) -> None:
     fail, mend, words = FAILURES[failure]

@@ -1,7 +1,7 @@
 """Eight relays in eight networks, with clocks wrong by up to a year, one account, one real PostgreSQL.
 
-Relays and the server get SIGKILL, relays are stopped for longer than a transaction may take, and networks are
-cut and slow, each every few seconds and all at once.  The upstream, outside of all that, judges.
+Relays and the server get SIGKILL, relays are halted for longer than a transaction may take, and networks are
+cut or slowed, every few seconds and several at once.  The upstream, which no fault reaches, judges.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from tests.system import certificate, namespaces
 from tests.system.certificate import Certificate, make_certificate
 from tests.system.demand import demand
 from tests.system.feeder import Feeder
-from tests.system.kills import Kills, judge, told_relayed_twice
+from tests.system.kills import Kills, judge, told_ended_twice, told_relayed_twice
 from tests.system.namespaces import Place, clock_wrong_by
 from tests.system.processes import halted
 from tests.system.strict_smarthost import StrictSmarthost, boottime_ns
@@ -36,16 +36,16 @@ from tests.system.witness import Seen, occupied_share
 WRONG_DAYS = (0, 365, -365, 1, -1, 183, -30, 7)
 CONNECTIONS = 5
 OF_ONE = 1_000_000
-"""Letters of each host have numbers of their own."""
+"""Each host numbers its letters from a multiple of this."""
 LONGEST_S = 8
-"""That a transaction may take."""
+"""How long a transaction may take."""
 BACKLOG_WINDOWS = 1.5
 MOST_AT_ONCE = 4
-"""Hosts to which something happens."""
+"""How many hosts may have a fault at once."""
 DECK = ("kill", "cut", "kill", "slow", "kill", "stop", "kill", "cut", "kill", "kill")
-"""What happens to hosts, in an order drawn from the seed."""
+"""The faults of hosts; their order is drawn from the seed."""
 WHOLE_BUDGET_S = 1800.0
-"""Of a crash run that has all transactions, both ways."""
+"""The budget of a crash run that has all transactions, with each kind of queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,11 @@ class Terms:
     period_s: int
     transactions: int
     between_acts: int
-    """How many transactions, on the average; the server is killed a third as often."""
+    """Transactions between two faults, on average; the server is killed a third as often."""
     seed: int
     is_queue_shared: bool = False
     in_peace: int = 0
-    """How many transactions one relay alone has before, to compare with."""
+    """How many transactions one relay alone makes before, for comparison."""
 
     @property
     def limit(self) -> dict[str, Any]:
@@ -71,13 +71,13 @@ SHORT = Terms(100, 4, 600, 40, seed=31)
 
 @dataclass
 class World:
-    """What is outside of all hosts."""
+    """What all hosts share."""
 
     terms: Terms
     server: Server
     upstream: StrictSmarthost
     down_ns: Kills = field(default_factory=Kills)
-    """When there was no server."""
+    """The times without a server."""
     is_up: threading.Lock = field(default_factory=threading.Lock)
     happened: Counter[str] = field(default_factory=Counter)
     warm: Warm = field(default_factory=lambda: Warm(clock_wrong_by(0)))
@@ -90,7 +90,7 @@ class World:
 
 
 class Host:
-    """One relay, the program's clients on its host, and what happens to both."""
+    """One relay, its clients on the same host, and the faults that happen to both."""
 
     def __init__(self, world: World, place: Place, relay: WarmRelay, number: int) -> None:
         self.world, self.place, self.relay = world, place, relay
@@ -106,7 +106,7 @@ class Host:
         self.start()
         with self.place.inside():
             self.feeder = Feeder(self.relay.port, ahead=ahead, first=self.first)
-            # Threads are where they were begun.
+            # A thread stays in the network in which it started.
             clients = self.feeder.__enter__()
         try:
             yield clients
@@ -114,7 +114,7 @@ class Host:
             clients.__exit__()
 
     def start(self) -> None:
-        """Start it; without its database it ends (75, or 74 where it is lost meanwhile): try again."""
+        """Start it, again if it exits: with 75 without its database, with 74 if it loses that meanwhile."""
         with contextlib.suppress(ChildProcessError):
             self.relay.start(**self.clock)
             return
@@ -123,13 +123,13 @@ class Host:
         self.start()
 
     def feed(self, seen: int) -> None:
-        """Have so many more waiting than arrived."""
+        """Let the clients hand over until this host has `BACKLOG_WINDOWS` more than arrived."""
         wanted = seen + int(BACKLOG_WINDOWS * self.world.terms.count / len(WRONG_DAYS))
         self.feeder.allow(max(0, wanted - self.granted))
         self.granted = max(self.granted, wanted)
 
     def undergo(self, kind: str) -> None:
-        # It must not have ended by itself.
+        # Fails if the relay ended by itself.
         self.relay.live(0)
         with self.kills.one():
             getattr(self, kind)()
@@ -142,7 +142,7 @@ class Host:
         self.world.upstream.catch_up()
 
     def stop(self) -> None:
-        """Stop it for longer than a transaction may take, and than its claims hold."""
+        """Halt it for longer than a transaction may take, and until its lease on a shared queue is over."""
         with halted(self.relay.pid):
             self.relay.live(LONGEST_S + self.dice.uniform(0.5, 1.5))
             if self.world.terms.is_queue_shared:
@@ -155,7 +155,7 @@ class Host:
                 self.relay.live(1)
 
     def cut(self) -> None:
-        """Lose its network: what is still on its way arrives before the deadline of its transaction."""
+        """Cut its network; packets still on their way arrive before the deadline of their transaction."""
         cut_s = self.dice.uniform(0.2, LONGEST_S / 3)
         with self.place.cut_off():
             self.relay.live(cut_s)
@@ -172,13 +172,13 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What all hosts reach by their networks alone."""
+    """What the hosts reach only by their networks."""
 
     address: str
     places: list[Place]
     server: Server
     database: dict[str, str]
-    """As a policy names it."""
+    """The keys of the database in a policy."""
     certificate: Certificate
 
     def upstream(self, folder: Path, terms: Terms) -> StrictSmarthost:
@@ -211,7 +211,7 @@ def outside(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     demand(namespaces.why_missing(), certificate.why_missing())
     folder = tmp_path_factory.mktemp("outside")
     with namespaces.places(len(WRONG_DAYS)) as (address, places):
-        # Valid by all clocks.
+        # The certificate is valid by the clocks of all hosts.
         made = make_certificate(folder, address, days=1000, environment=clock_wrong_by(-500))
         server.execute("CREATE ROLE relay LOGIN PASSWORD 'hunter2'")
         server.make_database("mail")
@@ -227,7 +227,7 @@ def outside(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def share_in_peace(folder: Path, terms: Terms, outside: Outside) -> float:
-    """Return what one relay alone uses, with a history on its own disk and as many connections."""
+    """Return the share that one relay alone uses, with its history on disk and as many connections."""
     with outside.upstream(folder, terms) as upstream:
         relay = outside.relay(folder / "peace", terms, upstream, is_alone=True)
         alone = Host(World(terms, outside.server, upstream), outside.places[0], relay, 0)
@@ -246,7 +246,7 @@ class Found:
 
 
 def undergo(folder: Path, terms: Terms, outside: Outside) -> Found:
-    """Put eight relays through it."""
+    """Run eight relays through the faults; fail if mail is lost or the limit exceeded."""
     outside.server.make_database("mail")
     with outside.upstream(folder, terms) as upstream, ExitStack() as closing:
         world = World(terms, outside.server, upstream)
@@ -268,7 +268,12 @@ def undergo(folder: Path, terms: Terms, outside: Outside) -> Found:
         audit = hosts[0].relay.command("audit")
         for each in hosts:
             assert each.relay.stop() == 0
-            assert told_relayed_twice(each.relay.log()) == []
+        logs = [each.relay.log() for each in hosts]
+    if terms.is_queue_shared:
+        # A host that lost its claim during a transaction logs what the upstream took, but no end.
+        assert told_ended_twice(itertools.chain(*logs)) == []
+    else:
+        assert [told_relayed_twice(each) for each in logs] == [[]] * len(hosts)
     assert (audit.returncode, audit.stderr) == (0, "")
     seen, down_ns, most = upstream.seen(), world.down_ns.spans_ns, upstream.ledger.most_in_any_window()
     duplicates = judged(world, hosts, seen)
@@ -286,7 +291,7 @@ def undergo(folder: Path, terms: Terms, outside: Outside) -> Found:
 
 
 def live(world: World, hosts: Sequence[Host]) -> int:
-    """Have everything happen until the upstream saw so many transactions; return when that was."""
+    """Make faults until the upstream saw `terms.transactions`; return when that was (boottime)."""
     dice, mean = random.Random(world.terms.seed), world.terms.between_acts
     deck = itertools.cycle(dice.sample(DECK, len(DECK)))
     of_hosts: Counter[int] = Counter()
@@ -324,7 +329,7 @@ def live(world: World, hosts: Sequence[Host]) -> int:
 def judged(world: World, hosts: Sequence[Host], seen: Sequence[Seen]) -> int:
     """Fail unless each host's letters arrived; return how many arrived twice.
 
-    Only what happened to the host that has a letter is a reason, or to any host where the queue is shared.
+    A second copy needs a fault of the host that has the letter, or of any host if the queue is shared.
     """
     groups = [hosts] if world.terms.is_queue_shared else [[each] for each in hosts]
     duplicates = 0
@@ -346,15 +351,15 @@ def judged(world: World, hosts: Sequence[Host], seen: Sequence[Seen]) -> int:
 
 
 def number_of(seen: Seen) -> int:
-    """Return the number of a letter; -1 where nobody was named yet."""
+    """Return the number of the letter; -1 if the transaction has no recipient yet."""
     return int(seen.recipients[0][1:].partition(".")[0]) if seen.recipients else -1
 
 
 @pytest.mark.full
-def test_eight_hosts_never_exceed_and_lose_nothing(
+def test_eight_hosts_exceed_no_limit_and_lose_no_mail(
     tmp_path: Path, outside: Outside, tell: Callable[[str], None]
 ) -> None:
-    """With a queue each; two hosts share one in test_relay_shared_queue, and eight of them in a crash run."""
+    """Each host has a queue; two share one in test_relay_shared_queue, and eight in a crash run."""
     found = undergo(tmp_path, SHORT, outside)
     tell(found.words)
     assert found.happened.keys() >= {*DECK, "server killed"}
@@ -368,10 +373,10 @@ def drawn(crash_seed: int, crash_budget_s: float) -> Terms:
 
 @pytest.mark.crash(least_s=300)
 @pytest.mark.parametrize("is_queue_shared", [False, True])
-def test_eight_hosts_at_length_beside_one_in_peace(
+def test_eight_hosts_exceed_no_limit_and_lose_no_mail_in_a_long_run(
     tmp_path: Path, outside: Outside, tell: Callable[[str], None], drawn: Terms, is_queue_shared: bool
 ) -> None:
-    """What is used of N is told and not judged: other runs share the processors, and here all hosts do."""
+    """The share of N that is used is told, not judged: all hosts, and other runs, share the processors."""
     terms = replace(drawn, is_queue_shared=is_queue_shared)
     in_peace = share_in_peace(tmp_path, terms, outside)
     found = undergo(tmp_path, terms, outside)

@@ -1,8 +1,8 @@
-"""A relay on a real ext4 that is full to the last block, and to some levels above (all: tests/unit/sender).
+"""A relay on a real ext4 that is full to the last block, and to 63 levels above (more: tests/unit/sender).
 
-At each level mail is queued, the disk is filled by somebody else, more mail is offered, and
-only then does the upstream wake up.  At every fourth level the relay is killed on the full
-disk and started on it.
+At each level mail is queued, another file fills the disk, more mail is offered, and only
+then the upstream goes on.  At every eighth level the relay is killed on the full disk and
+started on it.
 """
 
 import os
@@ -23,16 +23,16 @@ from tests.system.warm import WarmRelay
 pytestmark = pytest.mark.full
 
 LEVELS = [number * 4096 for number in range(24)] + [number * MEGABYTE // 2 for number in range(1, 41)]
-"""Bytes that are free: densely where the last blocks are, then up to above the headroom."""
+"""Free bytes: each of the last 23 blocks, then steps of 512 KiB up to above the headroom."""
 DISK_BYTES = 64 * MEGABYTE
 STARTS_WITH_BYTES = {"maildir": 0, "log": 16 * 1024}
-"""What an engine needs to go on after a start: each start of the log begins another segment of its own."""
+"""What an engine needs to go on after a start: each start of the log begins another segment."""
 HEADROOM_BYTES = 16 * MEGABYTE
-"""That new mail leaves, as docs/operating.md says."""
+"""The space that new mail leaves free (docs/operating.md)."""
 
 
 class Sending:
-    """One client, and what it was answered."""
+    """One client, and how many messages were accepted and refused."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -40,7 +40,7 @@ class Sending:
         self.refused = 0
 
     def offer(self, size_bytes: int, *, declares: bool) -> bool:
-        """Offer one message; return whether it got 250.  Anything but that and 452 is a failure."""
+        """Offer one message; return whether it got 250.  Fails at any reply but 250 and 452."""
         content = b"Subject: one more\r\n\r\n" + b"0123456789abcdef\r\n" * (size_bytes // 18)
         with smtplib.SMTP("127.0.0.1", self._port, timeout=HANG_S) as session:
             session.ehlo()
@@ -66,7 +66,7 @@ def test_64_levels_of_a_full_disk_lose_nothing_and_relaying_goes_on(tmp_path: Pa
         relay = WarmRelay(tmp_path, {"isp": upstream | {"limits": limits}}, spool=spool)
         client = Sending(relay.port)
         with relay:
-            # A history that is begun needs no room; a new one does, and nothing goes without it.
+            # A new history needs room, and without it no mail goes; a history that exists needs none.
             wait_until(lambda: client.offer(1000, declares=True))
             sink.wait_for(client.accepted)
             for number, level in enumerate(LEVELS):
@@ -90,13 +90,13 @@ def _fill_and_go_on(
     restarts: bool,
     makes_room: bool,
 ) -> None:
-    """With `makes_room` there is room again once it is started on the full disk."""
+    """With `makes_room`, empty the disk once the relay is started on it."""
     disk.empty()
     if restarts:
-        # The sink counts before it replies: halted between the two it would make the kill repeat a message.
+        # The sink counts before it replies.  If it were halted in between, the kill would repeat a message.
         relay.wait_until_empty()
     with halted(sink.pid):
-        # The relay looks anew several times a second while it is full.
+        # The relay reads the free space of a full disk again several times a second.
         wait_until(lambda: client.offer(1000, declares=True))
         wait_until(lambda: client.offer(300_000, declares=False))
         disk.fill_to(level)

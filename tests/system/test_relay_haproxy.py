@@ -1,4 +1,4 @@
-"""HAProxy before a real relay: the client that it passes on is the one that counts."""
+"""HAProxy in front of a real relay: the client that HAProxy names is the one that counts."""
 
 import re
 import smtplib
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.full
 
 @contextmanager
 def haproxy(folder: Path, backend_port: int) -> Iterator[int]:
-    """Run HAProxy before a port, with health checks; yield its own port."""
+    """Run HAProxy in front of a port, with health checks; yield its own port."""
     port = free_port()
     settings = folder / "haproxy.cfg"
     settings.write_text(
@@ -36,7 +36,7 @@ def haproxy(folder: Path, backend_port: int) -> Iterator[int]:
         balancer.wait()
 
 
-def test_who_may_relay_is_the_client_behind_the_balancer(tmp_path: Path, upstream: StrictSmarthost) -> None:
+def test_the_client_named_by_haproxy_decides_who_may_relay(tmp_path: Path, upstream: StrictSmarthost) -> None:
     demand(missing_program("haproxy"))
     listen = {"clients": ["127.0.0.2"], "proxies": ["127.0.0.1"]}
     with (
@@ -52,5 +52,5 @@ def test_who_may_relay_is_the_client_behind_the_balancer(tmp_path: Path, upstrea
                     assert client.data("Subject: x\r\n\r\nx\r\n")[0] == 250
             relay.wait_for_log(re.compile(rf"unknown\[{source}\]").search)
         upstream.wait_until(lambda ledger: ledger.relayed == 1)
-        # Its health checks are no refusals.
+        # HAProxy's health checks are not logged as refusals.
         assert not [line for line in relay.log() if "load balancer" in line]

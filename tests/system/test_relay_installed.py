@@ -1,4 +1,4 @@
-"""`make install`: what packagers and administrators put in place, in a folder of its own."""
+"""`make install` into a folder (DESTDIR), as packagers and administrators use it."""
 
 import importlib.metadata
 import re
@@ -18,7 +18,7 @@ def _install(root: Path) -> None:
     subprocess.run(command, cwd=PROJECT, check=True, timeout=600)
 
 
-def test_what_is_installed_runs_and_names_no_place_where_it_was_made(tmp_path: Path) -> None:
+def test_an_installed_tree_runs_and_names_no_path_of_its_build(tmp_path: Path) -> None:
     demand(missing_program("systemd-analyze", "mandoc"))
     root = tmp_path / "root"
     edited = root / "etc" / "relay" / "policy.yaml"

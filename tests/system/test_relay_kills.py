@@ -1,9 +1,9 @@
-"""All that can be killed, killed at random while mail flows: nothing is lost, and repeats have a reason.
+"""Kills of every program at random while mail flows: no mail is lost, and each second copy has a reason.
 
-Real clients (smtplib) in front, a strict smarthost with its own record behind; between
-them a relay whose processes get SIGKILL at instants that chance chooses: all at once, the
-sender alone, one listener, one in the middle of its recovery or of a policy edit.  The
-upstream dies too, and connections are cut between the final dot and its reply.
+Real clients (smtplib) hand over to a relay, which sends to a strict smarthost with its own
+record.  The relay's processes get SIGKILL at random instants: all at once, the sender
+alone, one listener, or all during a recovery or a policy edit.  The upstream crashes too,
+and connections are cut, also between the final dot and its reply.
 """
 
 import contextlib
@@ -30,21 +30,21 @@ from tests.system.warm import WarmRelay
 CONNECTIONS = 4
 ENGINES = ("maildir", "log")
 LATEST_REPLY_S = 0.02
-"""The upstream replies as late as this: a message is in flight most of the time."""
+"""The upstream replies up to so late: a message is in flight most of the time."""
 LONGEST_START_S = 0.08
 LONGEST_TAKE_OVER_S = 0.25
-"""How long after SIGHUP at most; an edit has to stay as it is for 0.1 s."""
+"""The longest time between SIGHUP and a kill; a relay takes an edit that is unchanged for 0.1 s."""
 LOWERED = (1.0, 0.9, 0.8)
-"""What an edit makes of a limit, as a share of what the upstream allows."""
+"""The limits of edits, as shares of what the upstream allows."""
 Limit = dict[str, Any]
 NEVER_REACHED: Limit = {"messages": 1_000_000, "per": "1s"}
 LIMITS: tuple[Limit, ...] = (
     {"messages": 250, "per": "2s"}, NEVER_REACHED, {"recipients": 350, "per": "2s"},
 )  # fmt: skip
 TIGHT: Limit = {"messages": 60, "per": "2s"}
-"""One that is always reached; each kill wastes up to a slot a connection, so not for many kills."""
+"""A limit that is always reached.  Each kill wastes up to a slot a connection, so it suits few kills."""
 ALONE = ("everything", "recovery", "edit", "everything", "recovery", "upstream", "line")
-"""What happens to a relay whose listener is part of the sender, as often in each seven."""
+"""The faults, in each seven, of a relay whose listener is part of the sender."""
 WITH_LISTENERS = ("sender", "listener", "everything", "sender", "listener", "recovery", "edit", "line")
 
 
@@ -57,7 +57,7 @@ class Ordeal:
     feeder: Feeder
     dice: random.Random
     allows: Limit
-    """What the upstream does."""
+    """The limit of the upstream."""
     kills: Kills = field(default_factory=Kills)
 
     def everything(self) -> None:
@@ -65,7 +65,7 @@ class Ordeal:
         self.relay.start()
 
     def sender(self) -> None:
-        """Kill the sender; its listeners see it go, finish by themselves, and let go of the address."""
+        """Kill the sender; its listeners notice, end by themselves, and release the address."""
         with self.kills.one():
             self.relay.kill()
             self.host.catch_up()
@@ -82,7 +82,7 @@ class Ordeal:
         self.relay.start()
 
     def edit(self) -> None:
-        """Kill everything while it takes an edited policy over, or just after; start on the edited one."""
+        """Kill everything while an edited policy takes effect, or just after; start on the edited one."""
         isp = self.relay.policy["upstreams"]["isp"]
         isp["connections"] = self.dice.randint(2, CONNECTIONS)
         # Never above what the upstream allows.
@@ -96,18 +96,18 @@ class Ordeal:
         self.relay.live(self.dice.uniform(0, LONGEST_TAKE_OVER_S))
         self._kill_all()
         if is_half:
-            # By half an edit none starts.
+            # No relay starts on half an edit.
             self.relay.write_policy()
         self.relay.start()
 
     def listener(self) -> None:
-        """Kill a listener process; no message that the sender has is in danger."""
+        """Kill a listener process; that explains no second copy, because the sender goes on."""
         wait_until(self.relay.listeners)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.dice.choice(self.relay.listeners()), signal.SIGKILL)
 
     def upstream(self) -> None:
-        """Let the upstream die with all that it did not reply to."""
+        """Crash the upstream: it loses each message that it did not reply to."""
         with self.kills.one():
             self.host.crash()
 
@@ -125,7 +125,7 @@ class Ordeal:
         for number, kind in enumerate(deck):
             share = messages * (number + 1) // len(deck) - allowed
             self.feeder.allow(share)
-            # Each allowed message is relayed once at least, so this many will be.
+            # Each allowed message is relayed at least once, so this count will be reached.
             enough = allowed + self.dice.randint(0, share)
             allowed += share
             self.host.wait_until(lambda ledger, enough=enough: ledger.relayed >= enough)  # type: ignore[misc]  # bound now
@@ -146,7 +146,7 @@ def _suffer(
     dice = random.Random(seed)
     folder.mkdir()
     with StrictSmarthost(folder, limit, seed=seed, latest_reply_s=LATEST_REPLY_S) as host:
-        # Of every third message a recipient is refused, on purpose.
+        # Every third message has a refused recipient, so a shield would pause the upstream.
         isp = host.upstream(connections=CONNECTIONS, limits=[limit], shield=None)
         spool = {"path": "./spool", "engine": engine}
         relay = WarmRelay(folder, {"isp": isp}, spool=spool, reports={"per_hour": None})
@@ -159,7 +159,7 @@ def _suffer(
             dice.shuffle(deck)
             ordeal.go_through(deck, messages)
         relay.wait_until_empty()
-        # What was cut off may still be decided.
+        # The upstream may still decide messages whose connection was cut.
         wait_until(lambda: host.unanswered == 0)
         assert relay.stop() == 0
         assert relay.command("fsck").returncode == os.EX_OK
@@ -209,7 +209,7 @@ def test_kills_of_listener_processes_lose_nothing(tmp_path: Path, engine: str) -
 
 @pytest.mark.crash
 @pytest.mark.parametrize("engine", ENGINES)
-def test_hours_of_kills_lose_nothing_and_repeat_only_the_in_flight(
+def test_long_runs_of_kills_lose_nothing_and_repeat_only_what_was_in_flight(
     tmp_path: Path, tell: Callable[[str], None], crash_seed: int, crash_budget_s: float, engine: str
 ) -> None:
     figures: Counter[str] = Counter()
@@ -219,7 +219,7 @@ def test_hours_of_kills_lose_nothing_and_repeat_only_the_in_flight(
         is_tight = number % 10 == 5
         times, messages = (7, 240) if is_tight or crash_budget_s < 100 else (28, 1400)
         limit = TIGHT if is_tight else LIMITS[number % len(LIMITS)]
-        # A listener process starts in a second: rarely, for the sake of the figures.
+        # A listener process takes a second to start, so few runs have any.
         listeners = 2 if number % 10 == 9 else 0
         figures += _suffer(
             where, seed, engine, times=times, messages=messages, limit=limit, listeners=listeners

@@ -1,4 +1,4 @@
-"""A flood of large messages costs disk, not memory, on the way in and on the way out."""
+"""A flood of large messages takes disk space, not memory, on the way in and on the way out."""
 
 import shutil
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ MOST_GROWTH_BYTES = 64 * 1024 * 1024
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Return a folder that is gone afterwards: pytest would keep what was sent."""
+    """Return a folder that is removed after the test: pytest would keep the mail."""
     yield tmp_path
     shutil.rmtree(tmp_path)
 
@@ -33,7 +33,7 @@ def test_twelve_clients_with_16_megabytes_each_need_little_memory(folder: Path) 
     demand(smtp_tools.why_missing())
     down = {"host": "127.0.0.1", "port": free_port(), "tls": "none"}
     with RelayProcess(folder, {"isp": down}) as relay:
-        # As many clients as later, so that what is measured is the size of their mail.
+        # As many clients as later, so that only the size of their mail is measured.
         smtp_source(relay.port, messages=CLIENTS, sessions=CLIENTS)
         assert relay.command("queue", "delete", "ALL", "--yes").returncode == 0
         before_bytes = most_resident_bytes(relay.pid)

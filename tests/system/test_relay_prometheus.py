@@ -1,4 +1,4 @@
-"""A real Prometheus watches a relay at work: it scrapes, counts right, and has nothing to complain of."""
+"""A real Prometheus scrapes a relay at work: the figures are right, and no alert fires."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.full
 ALERTS = PROJECT / "deploy" / "prometheus" / "alerts.yml"
 MESSAGES, SIZE_BYTES = 60, 2000
 LIMIT = {"messages": 50, "per": "1h"}
-"""Fewer than there are: the rest waits for an hour, which is no reason for an alert."""
+"""Fewer than are sent: the rest waits for an hour, which is no reason for an alert."""
 
 
 def _value(watch: Prometheus, expression: str) -> float:
@@ -25,7 +25,7 @@ def _value(watch: Prometheus, expression: str) -> float:
     return float(series["value"][1])
 
 
-def test_prometheus_counts_what_went_in_and_out_and_rests(tmp_path: Path) -> None:
+def test_prometheus_counts_mail_in_out_and_waiting_and_no_alert_fires(tmp_path: Path) -> None:
     demand(prometheus.why_missing(), smtp_tools.why_missing())
     with smtp_sink() as sink:
         isp = {"host": "127.0.0.1", "port": sink.port, "tls": "none", "limits": [LIMIT]}
@@ -38,7 +38,7 @@ def test_prometheus_counts_what_went_in_and_out_and_rests(tmp_path: Path) -> Non
 
 
 def _judge(watch: Prometheus) -> None:
-    # The ledger is the last to know, so this scrape is of an instant after all of it.
+    # The ledger counts last, so this scrape is from an instant after all other counts.
     watch.wait_for(
         'relay_ledger_recipients_total{fate="accepted"} == 60 '
         'and on (instance) relay_ledger_recipients_total{fate="relayed"} == 50'
@@ -63,10 +63,9 @@ def _judge(watch: Prometheus) -> None:
     assert {rule["name"] for rule in rules} >= {"RelayDown", "RelayNotRelaying"}
     assert watch.alerts() == []
 
-    # Of the dashboard.
+    # The queries of the dashboard; an invalid one raises.
     watch.wait_for("rate(relay_attempts_total[1m])")
     panels = json.loads((PROJECT / "deploy" / "grafana" / "relay.json").read_text())["panels"]
     for target in (target for panel in panels for target in panel.get("targets", [])):
         asked = target["expr"].replace('"$job"', '"relay"').replace('"$instance"', '".*"')
-        # Raises for an expression that is none.
         watch.query(asked.replace("$__rate_interval", "1m"))

@@ -1,4 +1,4 @@
-"""Ends, starts, stops and edits of a relay at work and of its listener processes.  See also kills."""
+"""Starts, stops, deaths and edits of a relay at work and of its listener processes.  See test_relay_kills."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ LIMIT = {"messages": 1000, "per": "1s"}
 NOBODY = {"host": "127.0.0.1", "port": 9, "tls": "none", "limits": []}
 QUOTA = 40
 LONGEST_S = 1.5
-"""That a transaction may take where its reply is late."""
+"""How long a transaction may take in the test of a late reply."""
 
 
 @pytest.fixture
@@ -36,19 +36,19 @@ def _listeners(relay: WarmRelay) -> list[int]:
 
 
 def _session_with(relay: WarmRelay, listener: int, others: Sequence[int]) -> smtplib.SMTP:
-    """Return a session that is with this one of two listener processes: the other cannot accept it."""
+    """Return a session with this one of two listener processes: the other is halted and cannot accept it."""
     (other,) = set(others) - {listener}
     with halted(other):
         return smtplib.SMTP("127.0.0.1", relay.port, timeout=60)
 
 
-def test_sigterm_finishes_what_is_in_flight_and_leaves_the_rest(
+def test_sigterm_finishes_transactions_in_flight_and_leaves_the_rest_queued(
     tmp_path: Path, host: StrictSmarthost
 ) -> None:
     relay = WarmRelay(tmp_path, {"isp": host.upstream(connections=3)})
     relay.start()
     relay.send(*[TO] * 8)
-    # All connections are busy, so nothing else is about to begin.
+    # All connections are busy, so no other transaction is about to begin.
     wait_until(lambda: host.unanswered == 3)
     assert relay.stop() == 0
     relayed = host.ledger.relayed
@@ -61,7 +61,7 @@ def test_sigterm_finishes_what_is_in_flight_and_leaves_the_rest(
     assert (host.ledger.relayed, host.ledger.abandoned) == (8, 0)
 
 
-def test_a_250_that_came_while_the_relay_was_stopped_is_read_before_its_deadline_counts(
+def test_a_250_that_came_while_the_relay_was_halted_counts_after_its_deadline(
     tmp_path: Path, host: StrictSmarthost
 ) -> None:
     isp = host.upstream(connections=1, max_transaction=f"{1000 * LONGEST_S:g}ms")
@@ -76,7 +76,7 @@ def test_a_250_that_came_while_the_relay_was_stopped_is_read_before_its_deadline
     assert host.ledger.relayed == 2
 
 
-def test_a_second_relay_on_a_spool_gives_way_and_says_to_whom(tmp_path: Path, host: StrictSmarthost) -> None:
+def test_a_second_relay_on_a_spool_exits_and_names_the_first(tmp_path: Path, host: StrictSmarthost) -> None:
     with WarmRelay(tmp_path, {"isp": host.upstream()}) as relay:
         second = relay.command("run")
 
@@ -111,7 +111,7 @@ def test_a_listener_process_that_dies_is_replaced(tmp_path: Path, host: StrictSm
             with_heir.sendmail(SENDER, [TO], CONTENT)
         relay.wait_until_empty()
         assert host.ledger.relayed == 2
-        # A stop reaches them all, and their clients.
+        # A stop reaches all listeners and their clients.
         os.kill(relay.pid, signal.SIGTERM)
         assert with_survivor.getreply()[0] == 421
         assert relay.wait() == 0
@@ -121,7 +121,7 @@ def test_a_listener_process_that_dies_is_replaced(tmp_path: Path, host: StrictSm
 
 
 def name_users(path: Path, *names: str) -> None:
-    """Let these log in, each with its name for a password, whose hash costs nothing."""
+    """Write a file of users whose passwords are their names; the hashes are cheap."""
     cheap = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
     written = path.with_suffix(".new")
     written.write_text("".join(f"{name}:{cheap.hash(name)}\n" for name in names))
@@ -129,7 +129,7 @@ def name_users(path: Path, *names: str) -> None:
     written.replace(path)
 
 
-def test_an_edit_that_needs_a_restart_says_so_and_the_rest_counts(
+def test_an_edit_logs_the_keys_that_need_a_restart_and_the_other_keys_take_effect(
     tmp_path: Path, host: StrictSmarthost
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
@@ -150,10 +150,9 @@ def test_an_edit_that_needs_a_restart_says_so_and_the_rest_counts(
         relay.policy["spool"] = "./spool"
 
 
-def test_a_runaway_fills_its_quota_others_go_on_and_once_removed_it_is_let_in_no_more(tmp_path: Path) -> None:
-    """By each of two listener processes."""
+def test_a_user_over_its_quota_gets_452_others_go_on_and_a_removed_user_cannot_log_in(tmp_path: Path) -> None:
+    """The relay has two listener processes, and its upstream does not answer, so all mail stays queued."""
     name_users(tmp_path / "users", "app", "boss")
-    # All of it stays queued.
     listen = {
         "users_file": "users",
         "users": {"app": {"senders": "@app.example", "max_queued": QUOTA}, "boss": {}},
@@ -163,7 +162,7 @@ def test_a_runaway_fills_its_quota_others_go_on_and_once_removed_it_is_let_in_no
     relay = WarmRelay(tmp_path, {"isp": NOBODY}, listen=listen)
 
     def offer(session: smtplib.SMTP, sender: str) -> int:
-        """Hand over one message; return the code of the reply that decided."""
+        """Offer one message; return the code of the first reply that is not 250, or of the last."""
         for command in (f"MAIL FROM:<{sender}>", "RCPT TO:<r@list.test>"):
             code, _ = session.docmd(command)
             if code != 250:
@@ -189,7 +188,7 @@ def test_a_runaway_fills_its_quota_others_go_on_and_once_removed_it_is_let_in_no
         assert all("app" in line for line in refused)
 
         name_users(tmp_path / "users", "boss")
-        # Once at the start, and once each now.
+        # One line at the start, and now one from each listener.
         relay.wait_for_log(
             lambda _: sum("event=listener_files_loaded" in line for line in relay.log()) == 1 + 2
         )

@@ -1,4 +1,4 @@
-"""A relay that lacks descriptors: mail goes on, and no process ends."""
+"""A relay that lacks file descriptors: mail goes on, and the relay does not end."""
 
 import contextlib
 import os
@@ -42,7 +42,7 @@ def relaying(
 
 @contextlib.contextmanager
 def silent_clients(port: int, count: int) -> Iterator[None]:
-    """Have so many connections to a port that never say anything."""
+    """Open so many connections to a port that never send an octet."""
     with contextlib.ExitStack() as stack:
         for _ in range(count):
             client = stack.enter_context(socket.socket())
@@ -63,7 +63,7 @@ def send_at_last(relay: WarmRelay) -> None:
 
 @pytest.mark.parametrize("processes", [0, 1])
 def test_silent_clients_leave_descriptors_for_the_spool(tmp_path: Path, processes: int) -> None:
-    # More sessions than descriptors, by the policy; the soft limit is raised to the hard one.
+    # The policy allows more sessions than descriptors; the relay raises its soft limit to the hard one.
     many = {"max_connections": 5000, "max_connections_per_client": 5000, "processes": processes}
     with relaying(tmp_path, descriptors=(128, 256), **many) as (relay, host):
         with (
@@ -81,7 +81,7 @@ def test_silent_clients_leave_descriptors_for_the_spool(tmp_path: Path, processe
 
 
 @pytest.mark.parametrize("processes", [0, 1])
-def test_running_out_of_descriptors_altogether_is_survived(tmp_path: Path, processes: int) -> None:
+def test_a_relay_out_of_descriptors_replies_451_and_recovers(tmp_path: Path, processes: int) -> None:
     with relaying(tmp_path, processes=processes) as (relay, host):
         session = smtplib.SMTP("127.0.0.1", relay.port, timeout=PATIENCE_S)
         with contextlib.closing(session):
@@ -96,7 +96,7 @@ def test_running_out_of_descriptors_altogether_is_survived(tmp_path: Path, proce
                         session.sendmail(SENDER, ["r@list.test"], CONTENT)
             for pid in pids[1:]:
                 os.kill(pid, signal.SIGKILL)
-                # Without a descriptor no other one can start.
+                # Without a free descriptor no other listener can start.
                 relay.wait_for_log(lambda line: f"listener 127.0.0.1:{relay.port} waits, out of" in line)
             resource.prlimit(relay.pid, resource.RLIMIT_NOFILE, (HARD, HARD))
             send_at_last(relay)

@@ -1,6 +1,6 @@
-"""Two real relays, one account, one real PostgreSQL: what one learns counts for both, and faults are told.
+"""Two real relays share an account in a real PostgreSQL: what one learns counts for both; faults are logged.
 
-Under kills, with one queue too: test_relay_shared_queue.
+For kills, and a shared queue, see test_relay_shared_queue.
 """
 
 import json
@@ -16,7 +16,7 @@ from tests.system.waiting import wait_until
 
 @pytest.mark.full
 @pytest.mark.parametrize("failure", FAILURES)
-def test_while_its_history_is_away_a_relay_takes_mail_and_sends_nothing(
+def test_a_relay_without_its_history_takes_mail_and_sends_nothing(
     tmp_path: Path, server: Server, url: str, upstream: StrictSmarthost, failure: str
 ) -> None:
     fail, mend, words = FAILURES[failure]
@@ -41,7 +41,7 @@ def test_while_its_history_is_away_a_relay_takes_mail_and_sends_nothing(
     server.execute("DROP OWNED BY relay", "DROP ROLE relay", database="mail")
 
 
-def test_an_operator_pauses_an_account_for_all_hosts_and_wakes_all(
+def test_an_operators_pause_of_an_account_and_its_end_reach_all_hosts(
     tmp_path: Path, url: str, upstream: StrictSmarthost
 ) -> None:
     one, other = (host(tmp_path, name, upstream.upstream(), url) for name in "ab")
@@ -59,7 +59,7 @@ def test_an_operator_pauses_an_account_for_all_hosts_and_wakes_all(
     assert upstream.ledger.relayed == 1
     (told,) = json.loads(one.command("status", "--json").stdout)["hosts"]
     assert (told["host"], told["lease_seconds"], [*told["history_age_seconds"]]) == ("b.test", None, ["isp"])
-    # So does a relay that is down.
+    # The verb pauses it for all hosts also while its own relay is down.
     assert one.command("pause", "isp").returncode == 0
     with other:
         assert "paused" in other.command("status").stdout
@@ -67,7 +67,7 @@ def test_an_operator_pauses_an_account_for_all_hosts_and_wakes_all(
         other.wait_for_log(lambda line: "event=operator_pause_ended" in line)
 
 
-def test_no_host_knocks_where_another_one_was_refused(tmp_path: Path, url: str) -> None:
+def test_no_host_tries_an_upstream_that_refused_another_host(tmp_path: Path, url: str) -> None:
     with StrictSmarthost(tmp_path, {"messages": 2, "per": "1h"}, seed=1) as upstream:
         one, other = (host(tmp_path, name, upstream.upstream(), url) for name in "ab")
         make_tables(one)
@@ -77,7 +77,7 @@ def test_no_host_knocks_where_another_one_was_refused(tmp_path: Path, url: str) 
             other.wait_for_log(lambda line: "event=upstream_paused" in line)
             send(other, OF_B)
             assert [each["state"] for each in other.queue()] == ["waiting"]
-        # A start knows it too.
+        # A relay that starts knows it too.
         with other:
             assert [each["state"] for each in other.queue()] == ["waiting"]
         assert (upstream.ledger.relayed, upstream.ledger.refused) == (2, 1)
@@ -88,10 +88,10 @@ DEAF = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 
 
 @pytest.mark.full
 @pytest.mark.parametrize("is_connected", [True, False])
-def test_a_host_that_did_not_hear_of_a_refusal_sends_nothing_either(
+def test_a_host_that_missed_the_notification_of_a_refusal_sends_nothing(
     tmp_path: Path, server: Server, url: str, is_connected: bool
 ) -> None:
-    """What it reserves behind the refusal it gives back, and it opens no connection."""
+    """It gives back the slot that it reserves after the refusal, and opens no connection."""
     with StrictSmarthost(tmp_path, {"messages": 1, "per": "1h"}, seed=1) as upstream:
         one, other = (host(tmp_path, name, upstream.upstream(), url) for name in "ab")
         make_tables(one)
@@ -109,7 +109,7 @@ def test_a_host_that_did_not_hear_of_a_refusal_sends_nothing_either(
         assert (upstream.ledger.relayed, upstream.ledger.refused) == (1, 1)
 
 
-def test_a_database_that_lost_commits_is_recognised_and_nothing_is_sent(
+def test_a_database_that_lost_commits_stops_the_sending_until_an_operator_acts(
     tmp_path: Path, server: Server, url: str, upstream: StrictSmarthost
 ) -> None:
     """As after a failover to a standby that was behind."""
@@ -140,10 +140,10 @@ def test_a_database_that_lost_commits_is_recognised_and_nothing_is_sent(
 
 
 @pytest.mark.full
-def test_a_host_whose_connection_to_its_history_is_lost_goes_on_soon(
+def test_a_host_that_lost_its_connection_to_its_history_sends_within_30_s(
     tmp_path: Path, server: Server, url: str, upstream: StrictSmarthost
 ) -> None:
-    """While that to hear of others by is not: nobody tells it then that the database answers."""
+    """Its connection for LISTEN stays, so nothing there tells it that the database answers again."""
     relay = host(tmp_path, "a", upstream.upstream(), url)
     make_tables(relay)
     with relay:

@@ -1,4 +1,4 @@
-"""Two real relays with one queue in a real PostgreSQL: what was taken is sent once, whoever is gone."""
+"""Two real relays share a queue in a real PostgreSQL: each message is sent once, whichever host is gone."""
 
 import json
 import os
@@ -28,16 +28,16 @@ ENDED = "UPDATE relay.owner SET until = clock_timestamp() WHERE host = 'a.test'"
 
 @pytest.fixture
 def hosts(tmp_path: Path, url: str, upstream: StrictSmarthost) -> tuple[WarmRelay, WarmRelay]:
-    """Return one whose upstream does not answer, and one that can send."""
+    """Return a relay whose upstream does not answer, and one that can send."""
     a = of_one_queue(tmp_path, "a", upstream.upstream() | {"port": free_port()}, url)
     make_tables(a)
     return a, of_one_queue(tmp_path, "b", upstream.upstream(), url)
 
 
-def test_what_a_host_claimed_another_one_sends_once_it_is_gone(
+def test_messages_that_a_lost_host_claimed_are_sent_by_another(
     server: Server, hosts: tuple[WarmRelay, WarmRelay], upstream: StrictSmarthost
 ) -> None:
-    """Stopped: at once.  Killed: when its lease ends."""
+    """At once if the host was stopped; when its lease ends if it was killed."""
     a, b = hosts
     a.start()
     send(a, 1)
@@ -59,7 +59,7 @@ def test_what_a_host_claimed_another_one_sends_once_it_is_gone(
         assert a.command("fsck").returncode == 0
 
 
-def test_a_host_that_was_stopped_and_wakes_up_sends_nothing_that_another_took_over(
+def test_a_halted_host_that_wakes_up_sends_no_message_that_another_took_over(
     server: Server, hosts: tuple[WarmRelay, WarmRelay], upstream: StrictSmarthost
 ) -> None:
     a, b = hosts
@@ -82,7 +82,7 @@ def test_a_host_that_was_stopped_and_wakes_up_sends_nothing_that_another_took_ov
     assert sorted(each.recipients for each in upstream.seen()) == [(f"r{n}.0@list.test",) for n in range(4)]
 
 
-def test_without_its_database_no_mail_is_taken_and_soon_after_all_goes(
+def test_a_relay_without_its_queue_refuses_mail_with_451_and_sends_within_30_s_after(
     server: Server, hosts: tuple[WarmRelay, WarmRelay], upstream: StrictSmarthost
 ) -> None:
     a, _ = hosts
@@ -114,7 +114,7 @@ def test_without_its_database_no_mail_is_taken_and_soon_after_all_goes(
 
 
 @pytest.mark.full
-def test_an_operator_sees_and_ends_on_any_host_what_another_one_has(
+def test_verbs_on_one_host_show_and_change_messages_that_another_host_claimed(
     server: Server, hosts: tuple[WarmRelay, WarmRelay], upstream: StrictSmarthost, tmp_path: Path
 ) -> None:
     a, b = hosts
@@ -144,7 +144,7 @@ def test_an_operator_sees_and_ends_on_any_host_what_another_one_has(
             )
             wait_until(lambda: {each["queue_id"] for each in a.queue()} >= {*ids[2:]})
             assert {ids[0], ids[1]}.isdisjoint(each["queue_id"] for each in a.queue())
-            # Of one that does not answer that is told; who takes over acts first, and sends nothing.
+            # The verb names a host that does not answer.  The next owner first holds the message, then sends.
             os.kill(a.pid, signal.SIGSTOP)
             left = b.command("queue", "hold", ids[2])
             assert (left.returncode, left.stderr) == (
@@ -160,7 +160,7 @@ def test_an_operator_sees_and_ends_on_any_host_what_another_one_has(
 
 
 @pytest.mark.full
-def test_what_is_in_a_transaction_is_not_ended_from_another_host(
+def test_a_message_in_a_transaction_cannot_be_deleted_from_another_host(
     hosts: tuple[WarmRelay, WarmRelay],
 ) -> None:
     demand(missing_program("smtp-sink"))
@@ -180,7 +180,7 @@ def test_what_is_in_a_transaction_is_not_ended_from_another_host(
 def fed(
     relays: Sequence[WarmRelay], upstream: StrictSmarthost, mishaps: int, happen: Callable[[int], None]
 ) -> tuple[set[int], set[int]]:
-    """Hand mail over to both meanwhile; return which letters were acknowledged, and which were attempted."""
+    """Feed both relays while faults happen; return which letters were acknowledged, and which attempted."""
     with (
         Feeder(relays[0].port, ahead=0, letter=partly_refused) as one,
         Feeder(relays[1].port, ahead=0, first=OF_B, letter=partly_refused) as other,
@@ -195,7 +195,7 @@ def fed(
 
 
 def undergo(folder: Path, server: Server, url: str, *, seed: int, mishaps: int) -> str:
-    """Let a relay, the server or a line die so often, also behind a COMMIT; return what came of it."""
+    """Kill a relay or the server, or cut a line, also after a COMMIT, so often; return the figures."""
     dice, limit, kills, unreadable = random.Random(seed), {"messages": 60, "per": "1s"}, Kills(), Kills()
     with (
         StrictSmarthost(folder, limit, seed=seed, latest_reply_s=0.02) as upstream,
@@ -272,12 +272,12 @@ def ordeal(tmp_path: Path, server: Server, url: str) -> Callable[..., str]:
 def test_nothing_is_lost_twice_or_over_whatever_is_killed(
     ordeal: Callable[..., str], tell: Callable[[str], None]
 ) -> None:
-    """Both hosts have one queue and one history."""
+    """Both hosts share one queue and one history."""
     tell(ordeal(seed=7, mishaps=12))
 
 
 @pytest.mark.crash(least_s=100)
-def test_nothing_is_lost_twice_or_over_at_length(
+def test_nothing_is_lost_twice_or_over_in_a_long_run(
     ordeal: Callable[..., str], tell: Callable[[str], None], crash_seed: int, crash_budget_s: float
 ) -> None:
     tell(ordeal(seed=crash_seed, mishaps=int(crash_budget_s / 3)))

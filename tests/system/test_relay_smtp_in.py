@@ -1,4 +1,4 @@
-"""What clients meet at our door: swaks over TLS, AUTH and old SMTP.  Who may not: tests/unit/listener."""
+"""swaks hands mail over with TLS, AUTH and plain old SMTP.  For refusals see tests/unit/listener."""
 
 import base64
 import json
@@ -28,7 +28,7 @@ PLAIN, STARTTLS = "plain", "starttls"
 
 @dataclass(frozen=True, slots=True)
 class House:
-    """A relay with two doors: for this host, and for users."""
+    """A relay with two listeners: one for this host, one for users."""
 
     relay: WarmRelay
     ports: dict[str, int]
@@ -67,7 +67,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     [
         (STARTTLS, ("--tls-verify", "--auth", "PLAIN", *LOG_IN), "ESMTPSA", r"TLS peer DN=[^$]*235 2\.7\.0 "),
         (STARTTLS, ("--tls-verify", "--auth", "LOGIN", *LOG_IN), "ESMTPSA", r"235 2\.7\.0 "),
-        (STARTTLS, ("--auth", "PLAIN", *LOG_IN), "ESMTPA", r"235 2\.7\.0 "),  # of this host
+        (STARTTLS, ("--auth", "PLAIN", *LOG_IN), "ESMTPA", r"235 2\.7\.0 "),  # loopback needs no TLS
         (PLAIN, ("--protocol", "SMTP"), "SMTP", r" -> HELO "),
         (PLAIN, ("--pipeline",), "ESMTP", r"250-SIZE 1048576[^$]* -> MAIL.*\n -> RCPT.*\n -> DATA\n"),
     ],

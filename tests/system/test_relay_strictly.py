@@ -1,8 +1,8 @@
-"""Never over, judged by the upstream, whatever happens to the relay; and little of a limit is wasted.
+"""The relay never exceeds the limit, as its upstream counts, whatever happens; and it wastes little of it.
 
-The upstream counts each transaction at an instant of its own choosing between MAIL and its reply, replies
-late, and sometimes not at all: a line is cut between the dot and its reply, and the message is taken, and
-counted, all the same.  Meanwhile the policy is edited, and the relay gets SIGKILL about once a second.
+The upstream counts each transaction at an instant that it draws between MAIL and its reply.  It replies late.
+Sometimes the connection is cut between the dot and the reply: the message is taken and counted all the same.
+Meanwhile the policy is edited, and the relay gets SIGKILL about once a second.
 """
 
 import random
@@ -24,11 +24,11 @@ from tests.system.witness import share_of
 
 CONNECTIONS = 40
 BACKLOG_WINDOWS = 1.5
-"""How many windows' worth of mail always waits."""
+"""How many windows of mail always wait."""
 EACH_S = {"edit": 1.0, "cut": 0.5, "kill": 1.0}
-"""On the average between two of a kind."""
+"""The average time between two of a kind."""
 NEXT_TO_CUT_S = 0.003
-"""When it is looked again for a line to cut, where none was behind its dot."""
+"""How soon to look again for a connection to cut, if none waited for the reply to its dot."""
 NAMES = ("isp", "provider")
 """Another name for the upstream means another pool of connections, on the same history."""
 
@@ -40,10 +40,10 @@ class Terms:
     transactions: int
     latest_reply_s: float
     max_transaction: str
-    """Beyond this a copy is repeated: long enough for a machine that is busy with something else."""
+    """The relay repeats a longer transaction; this suits a machine that is busy with something else."""
     seed: int
     acts: tuple[str, ...] = ("kill", "edit", "cut")
-    """What happens meanwhile."""
+    """The kinds of acts that happen."""
 
     @property
     def limit(self) -> dict[str, Any]:
@@ -53,10 +53,10 @@ class Terms:
 WHOLE = Terms(300, 10, 10_000, 0.2, "2s", seed=0)
 EDITED = Terms(200, 4, 1000, 0.2, "2s", seed=0, acts=("edit",))
 SMALLEST_SHARE = 0.95
-"""Of N / (T + guard + mean transaction).  0.98 is wanted, and told; a machine that is busy with something
-else starts each transaction late, which in windows of seconds counts for some hundredths."""
+"""The share of N / (T + guard + mean transaction) that must be used.  The aim is 0.98, and the share is told.
+A busy machine starts each transaction late, which costs some hundredths in windows of seconds."""
 WHOLE_BUDGET_S = 300.0
-"""Of a crash run that has all transactions; a shorter one has its part, five windows at least."""
+"""The budget of a crash run that has all transactions; a shorter run has its part, at least five windows."""
 
 
 @dataclass
@@ -69,12 +69,12 @@ class Ordeal:
     feeder: Feeder
     dice: random.Random
     kills: Kills = field(default_factory=Kills)
-    """Of the relay, and of lines: both are a reason to send again."""
+    """Kills of the relay, and cuts of connections: both are a reason to send again."""
     happened: Counter[str] = field(default_factory=Counter)
     granted: int = 0
 
     def run(self) -> None:
-        """Have everything happen until the upstream saw so many transactions."""
+        """Make acts happen until the upstream saw `terms.transactions`."""
         acts = {"kill": self._kill, "edit": self._edit, "cut": self._cut}
         due_s = {kind: self._next(EACH_S[kind]) for kind in self.terms.acts}
         while len(self.host.ledger.seen) < self.terms.transactions:
@@ -98,7 +98,7 @@ class Ordeal:
     def _kill(self) -> bool:
         with self.kills.one():
             self.relay.kill_all()
-        # It may have died with half an edit on disk, by which none starts.
+        # Half an edit may be on disk, and no relay starts on that.
         self.relay.write_policy()
         self.relay.start()
         return True
@@ -108,7 +108,7 @@ class Ordeal:
             return self.host.cut_one(self.dice) is not None
 
     def _edit(self) -> bool:
-        """Save another policy that exceeds nothing at the upstream, or one that is none."""
+        """Save another policy within the upstream's limit, or half an edit, which is invalid."""
         if self.dice.random() < 0.2:
             self.relay.policy_path.write_text("half an edi")
             return True
@@ -124,14 +124,14 @@ class Ordeal:
 @dataclass(frozen=True, slots=True)
 class Found:
     most: int
-    """In any window."""
+    """The largest count of any window."""
     happened: Counter[str]
     share: float
     words: str
 
 
 def undergo(folder: Path, terms: Terms) -> Found:
-    """Put one relay through it."""
+    """Run one relay under these terms; fail if mail is lost or the limit exceeded."""
     dice = random.Random(terms.seed)
     with StrictSmarthost(folder, terms.limit, seed=terms.seed, latest_reply_s=terms.latest_reply_s) as host:
         isp = host.upstream(
@@ -152,7 +152,7 @@ def undergo(folder: Path, terms: Terms) -> Found:
     assert host.ledger.refused == 0
     most = host.ledger.most_in_any_window()
     assert most <= terms.count
-    # Behind these the backlog ends, and slots are free.
+    # After these the backlog ends, and slots stay free.
     first = sorted(host.seen(), key=lambda each: each.mail_at_ns)[: terms.transactions]
     share = share_of(terms.count, terms.period_s, first)
     words = (
@@ -164,14 +164,14 @@ def undergo(folder: Path, terms: Terms) -> Found:
 
 
 @pytest.mark.measures
-def test_late_replies_and_edits_waste_little(tmp_path: Path, tell: Callable[[str], None]) -> None:
+def test_late_replies_and_edits_waste_5_percent_at_most(tmp_path: Path, tell: Callable[[str], None]) -> None:
     found = undergo(tmp_path, EDITED)
     tell(found.words)
     assert (found.most, found.share >= SMALLEST_SHARE) == (EDITED.count, True), found.words
 
 
 @pytest.mark.crash(least_s=100)
-def test_nothing_exceeds_at_length(
+def test_kills_edits_and_cuts_in_a_long_run_exceed_no_limit(
     tmp_path: Path, tell: Callable[[str], None], crash_seed: int, crash_budget_s: float
 ) -> None:
     part = int(WHOLE.transactions * min(1.0, crash_budget_s / WHOLE_BUDGET_S))

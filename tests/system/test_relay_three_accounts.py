@@ -1,15 +1,14 @@
-"""One relay with three accounts under everything at once: two real Postfixes, and the strict upstream.
+"""One relay with three accounts, at two real Postfixes and the strict upstream, under all faults at once.
 
-The first Postfix asks for a password, the second for tokens that live for 5 s (Dovecot checks both), and
-each takes only the senders of its login; the third account takes any.  Each counts by its own clock: Postfix
-in a `Ledger`, the strict upstream as ever.  Mail waits for all three, each third of it prefers another one,
-and some goes in parts.
+The first Postfix asks for a password, the second for tokens that live for 5 s (Dovecot checks both), and each
+takes only the senders of its login.  The third account takes any sender.  Postfix counts in a `Ledger`, the
+strict upstream by itself.  Mail waits for all three; each third of it prefers another one, and some goes in
+parts.
 
-*Wild*: about each second one of these is drawn: an edit, which may tighten a limit or loosen it again, a
-pause of an account or its end, a stop and a start, SIGKILL, or the end of all tokens given so far.
-*Calm*: the policy is edited (routes, connections, limits that are never reached), and nothing else; tokens
-end by themselves.  Then the share of the budgets that was used is judged (of N / (T + guard + mean
-transaction)).
+*Wild*: about once a second one of these happens: an edit, which may lower a limit or raise it again, a pause
+of an account or its end, a stop and a start, SIGKILL, or the revocation of all tokens.
+*Calm*: the policy is edited (routes, connections, limits that are never reached), and tokens expire.  Then
+the used share of the budgets, N / (T + guard + mean transaction), is judged.
 """
 
 import random
@@ -42,18 +41,18 @@ STRANGER = "news@lists.test"
 """A sender that neither Postfix takes."""
 CONNECTIONS = 6
 WAITING_WINDOWS = 1.5
-"""Of each account, for which mail waits."""
+"""How many windows of mail wait for each account."""
 TRANSACTIONS_A_LETTER = 1.2
-"""One in ten goes in three parts."""
+"""On average: one letter in ten goes in three parts."""
 BEFORE_A_STOP = 60
-"""Messages that the clients have in hand then."""
+"""How many messages the clients still have to hand over at a stop."""
 DEEDS = ("edit", "edit", "pause", "pause", "resume", "stop", "kill", "kill", "revoke")
 LONGEST_PAUSE_DEEDS = 3
 REVOKED_APART_S = 6.0
 LOWERED = (0.6, 0.8, 1.0, 1.0)
-"""What an edit makes of a limit, as a share of what the account allows."""
+"""The limits of edits, as shares of what the account allows."""
 SMALLEST_SHARE = 0.95
-"""Of all budgets, where nothing is paused or stopped.  0.98 is wanted, and told: see test_relay_strictly."""
+"""The used share of all budgets in a calm run.  The aim is 0.98: see test_relay_strictly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ SMALL = Terms(20, 2, deeds=8, each_s=0.7, seed=4)
 
 
 def letter(number: int) -> Letter:
-    """Return the letter of this number, always the same; a third of them prefers each account."""
+    """Return the letter of this number, always the same; a third of the letters prefers each account."""
     plain = plain_letter(number)
     homes = NAMES if number % 10 == 0 else (NAMES[number % 3],)
     recipients = tuple(
@@ -90,7 +89,7 @@ def letter(number: int) -> Letter:
 
 @dataclass
 class House:
-    """The three accounts."""
+    """The upstreams of the three accounts, and the token server."""
 
     ledgers: dict[str, Ledger]
     postfixes: dict[str, Postfix]
@@ -104,17 +103,17 @@ class House:
         return sum(len(witness.seen) for witness in self.witnesses())
 
     def seen(self) -> dict[str, list[Seen]]:
-        """Return what each saw, once all of it has arrived."""
+        """Return the transactions of each account, once all mail is in the mailboxes."""
         for upstream in self.postfixes.values():
             wait_for_change(lambda upstream=upstream: upstream.queue() == [] or None, upstream.home)  # type: ignore[misc]  # bound now
         found = {name: each.seen(self.postfixes[name].mailbox) for name, each in self.ledgers.items()}
         return found | {"practice": self.practice.seen()}
 
     def sections(self, terms: Terms, folder: Path) -> dict[str, Any]:
-        """Return `upstreams` of a policy."""
+        """Return the section `upstreams` of a policy."""
         by_token = accounts.by_token(self.postfixes["token"], self.server, folder)
         if not terms.is_calm:
-            # Kills lose refresh tokens that rotate, as docs/policy.md says; those have proofs of their own.
+            # A kill may lose a refresh token that rotates (docs/policy.md); other tests are about that.
             oauth2 = by_token["auth"]["oauth2"] | {"grant": "client_credentials"}
             del oauth2["refresh_token_file"]
             by_token["auth"]["oauth2"] = oauth2
@@ -123,7 +122,7 @@ class House:
             "token": by_token,
             "practice": self.practice.upstream(),
         }
-        # Connections end often enough for tokens to end between two logins.
+        # Connections end so often that tokens expire between two logins.
         more = {"connections": CONNECTIONS, "max_transaction": "10s", "max_age": "3s"}
         more |= {"limits": [terms.limit()]}
         return {name: section | more | {"history": f"./{name}.history"} for name, section in made.items()}
@@ -159,7 +158,7 @@ class Ordeal:
     kills: Kills = field(default_factory=Kills)
     counts: Counter[str] = field(default_factory=Counter)
     paused: dict[str, int] = field(default_factory=dict)
-    """Of each account that is paused, the number of that deed."""
+    """The paused accounts, each with the number of the deed that paused it."""
     revoked_at_s: float = 0.0
     granted: int = 0
 
@@ -216,20 +215,20 @@ class Ordeal:
         self.paused.setdefault(name, self.counts.total())
 
     def resume(self, name: str = "") -> None:
-        """End the pause of this account, or of the one that is paused for longest."""
+        """End the pause of this account, or of the account that is paused for longest."""
         for each in [name] if name else list(self.paused)[:1]:
             self.ask("resume", each)
             del self.paused[each]
 
     def revoke(self) -> None:
-        """End all tokens, but not the one in their place before it is used: that stops an account."""
+        """Revoke all tokens, at most every 6 s: a new token that is refused at once stops its account."""
         now_s = time.monotonic()
         if now_s - self.revoked_at_s > REVOKED_APART_S:
             self.revoked_at_s = now_s
             self.house.server.revoke_access()
 
     def stop(self) -> None:
-        # A client that waits for us reads no 421, and is waited for.
+        # A client that waits for the feeder reads no 421, and the relay would wait for it.
         self.feeder.allow(BEFORE_A_STOP)
         self.granted += BEFORE_A_STOP
         assert self.relay.stop() == 0
@@ -242,30 +241,30 @@ class Ordeal:
 
 
 def routes(dice: random.Random) -> list[dict[str, Any]]:
-    """Return routes by which each account is preferred by some mail; the order of the others is drawn."""
+    """Return routes by which each account comes first for some mail; the order of the others is drawn."""
     found: list[dict[str, Any]] = [{"sender": STRANGER, "upstreams": ["practice"]}]
     for name in NAMES:
         others = [other for other in NAMES if other != name]
         dice.shuffle(others)
         found.append({"recipient_domain": f"{name}.list.test", "upstreams": [name, *others]})
-    # None gets here; the last one matches all.
+    # The last route has to match all; no mail gets there.
     return [route | {"failover_after": "1s"} for route in found] + [{"upstreams": [dice.choice(NAMES)]}]
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What came of it, where all went well."""
+    """The figures of a run that passed."""
 
     duplicates: int
     tokens: int
-    """How many were given, each for 5 s."""
+    """How many tokens were issued, each for 5 s."""
     share: float
-    """Of what the accounts allow, the mean of all, whatever happened to the relay."""
+    """The used share of the limit, the mean of all accounts, whatever happened to the relay."""
     words: str
 
 
 def undergo(folder: Path, terms: Terms) -> Found:
-    """Put a relay through it; fail where mail is lost, a limit exceeded or a login wrong."""
+    """Run a relay under these terms; fail if mail is lost, a limit exceeded or a login wrong."""
     demand(postfix.why_missing(), dovecot.why_missing())
     dice = random.Random(terms.seed)
     with house(terms, folder) as three:
@@ -311,7 +310,7 @@ def undergo(folder: Path, terms: Terms) -> Found:
 
 
 @pytest.mark.full
-def test_three_accounts_under_all_of_it_lose_and_exceed_nothing(
+def test_three_accounts_under_all_faults_at_once_lose_and_exceed_nothing(
     tmp_path: Path, tell: Callable[[str], None]
 ) -> None:
     tell(undergo(tmp_path, SMALL).words)
@@ -330,7 +329,7 @@ def test_three_accounts_are_used_to_the_full_while_all_have_mail(
 
 
 @pytest.mark.crash(least_s=60)
-def test_three_accounts_at_length_lose_and_exceed_nothing(
+def test_three_accounts_in_a_long_run_lose_and_exceed_nothing(
     tmp_path: Path, tell: Callable[[str], None], crash_seed: int, crash_budget_s: float
 ) -> None:
     deeds = max(20, int(crash_budget_s / 2))

@@ -1,4 +1,4 @@
-"""Access tokens that Dovecot checks for a Postfix; while all have mail: test_relay_three_accounts."""
+"""Access tokens that Dovecot checks for a Postfix.  Under load: test_relay_three_accounts."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -21,7 +21,7 @@ SENDER = "me@news.test"
 
 @pytest.fixture
 def upstream() -> Iterator[tuple[Postfix, TokenServer]]:
-    """Return a smarthost, and the server of its tokens of 5 s."""
+    """Return a smarthost, and the server of its tokens, which live for 5 s."""
     demand(postfix.why_missing(), dovecot.why_missing())
     with ExitStack() as ends:
         server = ends.enter_context(TokenServer(life_seconds=LIFE_SECONDS))
@@ -31,7 +31,7 @@ def upstream() -> Iterator[tuple[Postfix, TokenServer]]:
 
 
 @pytest.mark.parametrize("mechanism", ["xoauth2", "oauthbearer"])
-def test_tokens_that_live_for_seconds_are_replaced_and_one_that_is_refused_stops_until_resumed(
+def test_revoked_tokens_are_replaced_and_a_refused_new_token_stops_the_upstream_until_resume(
     tmp_path: Path, upstream: tuple[Postfix, TokenServer], mechanism: str
 ) -> None:
     def open_connections() -> float:
@@ -41,7 +41,7 @@ def test_tokens_that_live_for_seconds_are_replaced_and_one_that_is_refused_stops
     host, server = upstream
     isp = accounts.by_token(host, server, tmp_path, mechanism) | {"connections": 2, "idle": "100ms"}
     with WarmRelay(tmp_path, {"isp": isp}) as relay:
-        # The first, and then two more, each as if it was long ago, and another time as Dovecot says it.
+        # The first token, and two more: each is revoked before the next login, as if it had expired.
         for count in (1, 2, 3):
             relay.send(f"r{count}@list.test", sender=SENDER)
             host.mailbox.wait_for(count)

@@ -25,13 +25,13 @@ from tests.system.warm import WarmRelay
 pytestmark = pytest.mark.full
 
 LEFT = b"\x1b[?1049l"
-"""The screen from before is there again."""
+"""What restores the screen from before."""
 COLOURED = re.compile(rb"\x1b\[(?:[0-9]+;)*(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[;m]")
 
 
 @pytest.fixture
 def relay(tmp_path: Path) -> Iterator[WarmRelay]:
-    """Return one that is not started, and relays one message an hour."""
+    """Return a relay that is not started, and may relay one message an hour."""
     with StrictSmarthost(tmp_path, {"messages": 100, "per": "1m"}, seed=1) as practice:
         isp = practice.upstream(limits=[{"messages": 1, "per": "1h"}])
         yield WarmRelay(tmp_path, {"isp": isp})
@@ -65,7 +65,7 @@ class Terminal:
         self.read_until(until)
 
     def read_until(self, word: bytes) -> None:
-        """Return once this was written, behind all that was waited for before."""
+        """Return once this was written, after all texts that were waited for before."""
         deadline = time.monotonic() + HANG_S
         while (at := self.written.find(word, self._read)) < 0:
             assert time.monotonic() < deadline, self.written[-4000:]
@@ -75,7 +75,7 @@ class Terminal:
         self._read = at + len(word)
 
     def end(self) -> int:
-        """Return its exit code once it ended; the terminal is as it was before."""
+        """Return its exit code once it ended; fail unless it restored the terminal."""
         while self.process.poll() is None or select.select([self._ours], [], [], 0)[0]:
             if select.select([self._ours], [], [], 0.1)[0]:
                 self.written += os.read(self._ours, 65536)
@@ -99,7 +99,7 @@ def top_of(relay: WarmRelay) -> Iterator[Terminal]:
         terminal.close()
 
 
-def test_it_waits_for_a_relay_and_ends_by_a_signal_without_colours(relay: WarmRelay) -> None:
+def test_top_waits_for_a_relay_ends_on_sigterm_and_writes_no_colours(relay: WarmRelay) -> None:
     (relay.folder / "spool").mkdir(mode=0o700)
     with top_of(relay) as top:
         top.read_until(b"no relay runs on")
@@ -110,7 +110,7 @@ def test_it_waits_for_a_relay_and_ends_by_a_signal_without_colours(relay: WarmRe
         assert not COLOURED.search(top.written)
 
 
-def test_keys_pause_use_hold_and_end_while_the_relay_comes_and_goes(relay: WarmRelay) -> None:
+def test_keys_pause_resume_hold_and_quit_through_a_restart_of_the_relay(relay: WarmRelay) -> None:
     def paused_by() -> object:
         return json.loads(relay.command("status", "--json").stdout)["upstreams"][0]["paused_by"]
 

@@ -1,4 +1,4 @@
-"""The judge itself: it sees a relay whose policy allows too much, and it counts as its words say."""
+"""The strict upstream itself: it notices a relay whose policy allows too much."""
 
 import smtplib
 from pathlib import Path
@@ -9,7 +9,7 @@ from tests.system.warm import WarmRelay
 LIMIT = {"messages": 5, "per": "1h"}
 
 
-def test_a_relay_that_may_send_twice_as_much_is_seen_to_be_over(tmp_path: Path) -> None:
+def test_a_relay_whose_policy_allows_twice_the_limit_is_seen_to_exceed_it(tmp_path: Path) -> None:
     with StrictSmarthost(tmp_path, LIMIT, seed=1) as host:
         with WarmRelay(tmp_path, {"isp": host.upstream(limits=[LIMIT | {"messages": 10}])}) as relay:
             with smtplib.SMTP("127.0.0.1", relay.port, timeout=60) as session:

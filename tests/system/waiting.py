@@ -1,8 +1,7 @@
 """Waiting for another program without guessing how long it takes.
 
-`wait_for_change` is woken by the file system; what has nothing to tell us is asked again and
-again, by `wait_until` and `wait_for_answer`.  The limits are for a peer that hangs; nothing is
-decided by how long anything took.
+The file system wakes `wait_for_change`; `wait_until` and `wait_for_answer` poll.  The time
+limits only end a wait for a peer that hangs: no result depends on how long anything took.
 """
 
 import os
@@ -20,16 +19,16 @@ from watchfiles import watch
 T = TypeVar("T")
 
 _CLAIMS: list[socket.socket] = []
-"""Of ports that this process was given: UDP, which nothing here speaks."""
+"""UDP sockets that claim the ports given to this process; nothing here speaks UDP."""
 
 HANG_S = 180.0
 """How long a peer may take before it counts as hung."""
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody listens on, and that no outgoing connection will be given.
+    """Return a loopback port that nobody listens on, and that no outgoing connection will get.
 
-    Nor is it given to another process from here, for as long as this one lives.
+    No other process gets it from this function while this process lives.
     """
     for _ in range(1000):
         port = random.randrange(10_240, 32_768)  # below Linux's ip_local_port_range
@@ -64,7 +63,7 @@ def wait_for_change(condition: Callable[[], T | None], folder: Path, *, within_s
 
 
 def wait_until(condition: Callable[[], object], *, within_s: float = HANG_S) -> None:
-    """Return once something is true that nobody would tell us of.  Raises TimeoutError."""
+    """Return once the condition, asked every 10 ms, is true.  Raises TimeoutError."""
     deadline = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline:
@@ -73,7 +72,7 @@ def wait_until(condition: Callable[[], object], *, within_s: float = HANG_S) -> 
 
 
 def wait_for_port(port: int, peer: subprocess.Popen[bytes], *, within_s: float = HANG_S) -> None:
-    """Return once the peer lets a connection in.  Raises as `wait_for_answer` does."""
+    """Return once the peer accepts a connection.  Raises as `wait_for_answer` does."""
     wait_for_answer(
         lambda: socket.create_connection(("127.0.0.1", port), timeout=1).close(), peer, within_s=within_s
     )
@@ -84,7 +83,7 @@ def wait_for_answer(
 ) -> None:
     """Return once `ask` no longer raises OSError.
 
-    Raises TimeoutError, and ChildProcessError when the peer ended instead.
+    Raises TimeoutError, and ChildProcessError if the peer ended instead.
     """
     deadline = time.monotonic() + within_s
     peer_ended = os.pidfd_open(peer.pid)

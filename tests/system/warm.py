@@ -1,6 +1,6 @@
-"""Relays, and verbs, that start in milliseconds: forked from an interpreter that has imported them already.
+"""Starts relays and verbs in milliseconds: forked from an interpreter that has imported the relay already.
 
-What is left out is the importing of modules, before which nothing is done; all else is as in a shell.
+Only the import of modules is left out, which comes before all else; everything else is as in a shell.
 Each program leads a process group of its own, so that a relay can be killed together with its listeners.
 """
 
@@ -26,7 +26,7 @@ from tests.system.processes import children_of
 from tests.system.relay import PROJECT, RelayProcess
 from tests.system.waiting import HANG_S
 
-# What the first process of all is: it alone has imported the relay.
+# The program of the first process, the only one that imports the relay.
 _PROGRAM = """
 import gc, importlib, pkgutil, sys
 import relay
@@ -41,7 +41,7 @@ serve(int(sys.argv[1]), main)
 
 
 class Warm:
-    """An interpreter with the relay in it; what it forked ends with it."""
+    """An interpreter that has imported the relay; the programs that it forks end with it."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -62,7 +62,7 @@ class Warm:
     ) -> "Forked":
         """Start `relay WORDS` with these standard files.
 
-        `descriptors`: how many it may have, softly and at most; `network`: the path of its namespace.
+        `descriptors` are its soft and hard limit of them; `network` is the path of its namespace.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         order: dict[str, Any] = {"words": words, "environment": dict(environment)}
@@ -78,14 +78,14 @@ class Warm:
 
 @cache
 def shared() -> Warm:
-    """Return the one of this process; it ends with it."""
+    """Return the one interpreter of this process; it ends with the process."""
     warm = Warm()
     atexit.register(warm.close)
     return warm
 
 
 class Forked:
-    """One forked program, in the words of subprocess.Popen."""
+    """One forked program, with the interface of subprocess.Popen."""
 
     def __init__(self, told: socket.socket) -> None:
         self.pid = int(told.recv(64))
@@ -93,13 +93,11 @@ class Forked:
         self._told = told
 
     def poll(self) -> int | None:
-        """Return its exit status, or None while it runs."""
         if self.returncode is None and select.select([self._told], [], [], 0)[0]:
             self.wait()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return its exit status once it ended; raises subprocess.TimeoutExpired."""
         if self.returncode is None:
             if not select.select([self._told], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("relay", timeout or 0)
@@ -114,14 +112,14 @@ class Forked:
 
 
 class WarmRelay(RelayProcess):
-    """A `RelayProcess` that is forked, and whose verbs are."""
+    """A `RelayProcess` that is forked, as are its verbs."""
 
     descriptors: tuple[int, int] | None = None
-    """How many it may have, softly and at most."""
+    """Its soft and hard limit of file descriptors."""
     warm: Warm | None = None
-    """What it is forked from, if not from the one of this process."""
+    """The interpreter that it is forked from, if not `shared()`."""
     network: str | None = None
-    """The path of its network namespace, if it is in another one."""
+    """The path of its network namespace, if that is not the test's."""
 
     def spawn(self, **environment: str) -> None:
         with self._log_path.open("ab") as log, Path(os.devnull).open("r+b") as nothing:
@@ -144,7 +142,7 @@ class WarmRelay(RelayProcess):
             return subprocess.CompletedProcess(arguments, code, out.read().decode(), err.read().decode())
 
     def kill_all(self) -> None:
-        """End it and its listeners, if it has any, at one instant (SIGKILL)."""
+        """Kill it and its listeners, if any, at one instant (SIGKILL)."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self.wait()
@@ -161,7 +159,7 @@ def serve(orders_fd: int, main: Callable[[list[str]], object]) -> None:
             if fd == orders.fileno():
                 order, fds, _, _ = socket.recv_fds(orders, 65536, 4)
                 if not order:
-                    # Nobody is left who could stop them.
+                    # The tests' process is gone: nothing else would stop the programs.
                     for pid, _ in running.values():
                         with contextlib.suppress(ProcessLookupError):
                             os.killpg(pid, signal.SIGKILL)
@@ -188,8 +186,8 @@ def serve(orders_fd: int, main: Callable[[list[str]], object]) -> None:
 def _become(
     order: dict[str, Any], fds: list[int], told: socket.socket, main: Callable[[list[str]], object]
 ) -> None:
-    # Ahead of the pid: who knows it may kill the group.  A session, since the kernel continues what is
-    # stopped in a group whose leader dies within one.
+    # Before the pid is sent: its receiver may kill the group.  A session of its own, because the kernel
+    # continues the stopped processes of a group whose leader dies within a larger session.
     os.setsid()
     os.environ.clear()
     os.environ.update(order["environment"])

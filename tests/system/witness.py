@@ -1,9 +1,9 @@
-"""What a strict upstream saw, and whether any window of its limit held too much.
+"""Records what an upstream saw, and counts whether any window of its limit held too much.
 
-It judges the relay, so it has nothing of it: a limit is read from the policy's words, and counted by plain
+It judges the relay, so it uses none of its code: it reads a limit as a policy writes it, and counts by plain
 arithmetic.  A window is half-open, `(t - T, t]` for any t: two attempts exactly T apart never share one.
-Everything attempted counts, refused or not, and is judged by every window that it falls into, also where its
-instant lies before that of others already counted.
+Every attempt counts, refused or not.  It is judged by every window that it falls into, also if its instant
+lies before others that were counted already.
 """
 
 import enum
@@ -18,12 +18,10 @@ _UNITS_NS = {"ms": SECOND_NS // 1000, "s": SECOND_NS, "m": 60 * SECOND_NS, "h": 
 
 
 class Fate(enum.StrEnum):
-    """What became of a transaction."""
-
     RELAYED = "relayed"
     REFUSED = "refused"
     ABANDONED = "abandoned"
-    """MAIL was counted, and the final dot never came."""
+    """The transaction counted, but its final dot never came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +31,13 @@ class Seen:
     mail_at_ns: int
     """When MAIL came."""
     ended_at_ns: int
-    """When it replied to the final dot, or lost the client before that."""
+    """When the upstream replied to the final dot, or the transaction was abandoned."""
     reverse_path: str
     recipients: tuple[str, ...]
     content: bytes
     """Without the stuffed dots."""
     reply: str
-    """What the final dot was answered, or would have been; empty if it never came."""
+    """The reply to the final dot, also if the client did not get it; empty if the dot never came."""
     fate: Fate
 
 
@@ -56,21 +54,21 @@ class Witness:
         self._cut_off_ns = cut_off_ns
         self._cut_off_until_ns = 0
         self._counted: list[int] = []
-        """In order: the instant of each attempt, as often as it weighs."""
+        """The instants of all attempts, sorted; each as often as it counts."""
         self._came: list[int] = []
-        """The same as they came, for the count at the end, which owes nothing to the judging."""
+        """The same instants as they came: the count at the end shares nothing with `admit`."""
         self.seen: list[Seen] = []
         """In the order in which they ended."""
         self.relayed = 0
         self.refused = 0
         self.abandoned = 0
         self.cut_offs = 0
-        """How often the limit was exceeded while nobody was cut off yet."""
+        """How often an attempt began a cut-off."""
 
     def admit(self, counted_at_ns: int, recipients: int, now_ns: int) -> bool:
-        """Count one attempt; return whether it is within the limit and nobody is cut off.
+        """Count one attempt; return whether it is within the limit and outside of a cut-off.
 
-        The attempt that exceeds begins the cut-off; those refused during it do not lengthen it, but count.
+        The attempt that exceeds it begins the cut-off.  Attempts during that count, but do not extend it.
         """
         for _ in range(recipients if self._unit == "recipients" else 1):
             insort(self._counted, counted_at_ns)
@@ -90,7 +88,7 @@ class Witness:
         self.abandoned += seen.fate is Fate.ABANDONED
 
     def most_in_any_window(self) -> int:
-        """Look at all attempts: each window that ends at one."""
+        """Return the largest count of any window that ends at an attempt: no other window holds more."""
         most = first = 0
         attempts = sorted(self._came)
         for last, instant_ns in enumerate(attempts):
@@ -100,7 +98,7 @@ class Witness:
         return most
 
     def _most_around(self, instant_ns: int) -> int:
-        """Look at the windows that this instant is in and that end at an attempt: no other holds more."""
+        """Return the same for the windows that this instant is in."""
         most = 0
         for last in range(bisect_right(self._counted, instant_ns) - 1, len(self._counted)):
             if self._counted[last] >= instant_ns + self._period_ns:
@@ -110,14 +108,14 @@ class Witness:
 
 
 def share_of(count: int, period_s: float, seen: Sequence[Seen]) -> float:
-    """Return the shortest round that is safe, divided by how long the rounds of the slots were.
+    """Return the share used of the highest safe rate, N / (T + guard + mean transaction).
 
-    That is the share used of N / (T + guard + mean transaction), in which each slot is used once.
-    The rounds are timed slot by slot: the first N cannot start at one instant, which is no waste.
+    A round uses each of N slots once; the share is the shortest safe round divided by the mean round.
+    Rounds are timed slot by slot: the first N cannot start at one instant, which is no waste.
     """
     starts_ns = sorted(each.mail_at_ns for each in seen)
     mean_ns = sum(each.ended_at_ns - each.mail_at_ns for each in seen) / len(seen)
-    # The guard of a policy that names none.
+    # 1 %: the guard of a policy that names none.
     shortest_ns = period_s * SECOND_NS * 1.01 + mean_ns
     took_ns = (sum(starts_ns[-count:]) - sum(starts_ns[:count])) / count
     return (len(seen) - count) / count * shortest_ns / took_ns
@@ -128,15 +126,15 @@ def occupied_share(
 ) -> float:
     """Return the mean share of N slots that were occupied, from the N-th MAIL on.
 
-    A slot is occupied from MAIL until the period and the guard are over behind the end of its transaction.
-    Spans `without_ns`, in order, in which nobody could send, do not count.
+    A slot is occupied from MAIL until the period and the guard have passed after the end of its transaction.
+    The spans `without_ns` (in order), in which no host could send, do not count.
     """
     starts_ns = sorted(each.mail_at_ns for each in seen)
     ends_ns = [starts_ns[count - 1], *(before_ns for before_ns, _ in without_ns), until_ns]
     spans_ns = list(zip([ends_ns[0], *(after_ns for _, after_ns in without_ns)], ends_ns[1:], strict=True))
     used_ns = 0.0
     for each in seen:
-        # The guard of a policy that names none.
+        # 1 %: the guard of a policy that names none.
         opens_ns = each.ended_at_ns + period_s * SECOND_NS * 1.01
         for began_ns, ended_ns in spans_ns:
             used_ns += max(0, min(opens_ns, ended_ns) - max(each.mail_at_ns, began_ns, ends_ns[0]))

@@ -1,4 +1,4 @@
-"""Whether the wall clock was set."""
+"""StepWatch notices that the wall clock was set."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +11,7 @@ STEPS_NS = st.integers(-YEAR_NS, YEAR_NS)
 
 
 @given(STEPS_NS, st.integers(0, YEAR_NS))
-def test_a_step_is_told_once_whatever_time_passes(by_ns: int, passes_ns: int) -> None:
+def test_a_step_of_the_wall_clock_is_reported_once_whatever_time_passes(by_ns: int, passes_ns: int) -> None:
     clock = FakeClock(wall_ns=2 * YEAR_NS)
     watch = StepWatch(clock)
 

@@ -30,11 +30,11 @@ NEVER_SEES = {
     "hooks": NETWORK,
     "sender": {"listener", "practice"},
 }
-"""Below them, and yet none of their business: disk and network meet in `sender` and above."""
+"""Rooms below them that they must not import: disk and network meet only in `sender` and above."""
 OF_THE_DISK = ("relay.spool.disk.", "relay.spool.database.")
-"""All that `throttle` may know of `spool`."""
+"""The only parts of `spool` that `throttle` may import."""
 MOST_PARAMETERS = 8
-"""Of a function, `self` and `cls` not counted."""
+"""The most parameters of a function, without `self` and `cls`."""
 
 
 def _words(text: str) -> set[str]:
@@ -51,7 +51,7 @@ READS_FILES = {
     *("relay/clock.py", "relay/__main__.py", "relay/policy/source.py", "relay/policy/shipped.py"),
     *("relay/policy/named_file.py", "relay/policy/secrets.py"),
 }
-"""In pure rooms: the boot id, the policy, the rules and providers beside it, and what a policy names."""
+"""In pure rooms, for the boot id, the policy, shipped rules and providers, and files that a policy names."""
 FILE_METHODS = _words(
     "chmod exists hardlink_to is_dir is_file iterdir lstat mkdir open read_bytes read_text rename rglob "
     "rmdir stat symlink_to touch unlink write_bytes write_text"
@@ -67,7 +67,7 @@ BETTER = _words(
     "asyncio.get_event_loop eval exec logging.getLogger os.popen os.system pickle.loads print "
     "tempfile.mktemp time.sleep yaml.load yaml.unsafe_load"
 )
-"""For each there is a safer one, in the standard library or in relay."""
+"""Each of these calls has a safer equivalent, in the standard library or in relay."""
 
 
 class Module:
@@ -156,7 +156,7 @@ def test_imports_between_rooms_point_down() -> None:
     _none(_imported(points_up))
 
 
-def test_only_engines_py_knows_an_engine_no_engine_another_and_the_disk_nothing_of_them() -> None:
+def test_only_engines_py_imports_an_engine_and_the_disk_imports_only_the_clock() -> None:
     engines = {path.parent.name for path in (PACKAGE / "spool").glob("*/engine.py")}
     assert engines == {"log", "maildir", "postgresql"}
 
@@ -180,7 +180,7 @@ print(*sys.modules)
 
 
 def test_a_process_loads_nothing_that_it_may_never_need() -> None:
-    """Each costs memory: aiohttp alone a fifth of what a listener has, jinja2 5 MB until there is a page."""
+    """Each library costs memory: aiohttp alone a fifth of a listener's, jinja2 5 MB before the first page."""
     ran = subprocess.run([sys.executable, "-c", LOADS], check=True, capture_output=True, text=True, cwd=ROOT)
     of_listeners, of_the_relay = (set(line.split()) for line in ran.stdout.splitlines())
 
@@ -188,7 +188,7 @@ def test_a_process_loads_nothing_that_it_may_never_need() -> None:
     assert not of_the_relay & {"jinja2", "psycopg", "textual"}
 
 
-def test_pure_rooms_do_no_input_and_no_output_and_the_disk_knows_no_network() -> None:
+def test_pure_rooms_do_no_input_and_no_output_and_the_disk_imports_no_network() -> None:
     def is_core(module: Module) -> bool:
         return module.room in PURE and module.name not in READS_FILES
 
@@ -203,11 +203,11 @@ def test_pure_rooms_do_no_input_and_no_output_and_the_disk_knows_no_network() ->
     _none(_imported(sees) + _called(reads))
 
 
-def test_only_durable_makes_anything_durable() -> None:
+def test_only_durable_py_syncs_links_renames_or_locks() -> None:
     def renames(call: ast.Call, name: str) -> bool:
-        """Whether it is a method of Path; a text's `replace` has two arguments, and a Disk is the port.
+        """Return whether Path renames here.  `str.replace` has two arguments, and a Disk is the port.
 
-        That of a transaction replaces a history.
+        The `replace` of a transaction replaces a history.
         """
         of = name.split(".")[-2:-1]
         if not isinstance(call.func, ast.Attribute) or of[0].endswith(("disk", "transaction")):
@@ -222,7 +222,7 @@ def test_only_durable_makes_anything_durable() -> None:
     _none(_called(makes_durable))
 
 
-def test_no_call_is_made_that_has_a_better() -> None:
+def test_no_call_is_made_that_has_a_safer_equivalent() -> None:
     def has_better(module: Module, _: ast.Call, name: str) -> bool:
         is_clock = WALL_CLOCK.fullmatch(name) or (module.room in PURE | DISK and name.startswith("time."))
         return name in BETTER or (bool(is_clock) and module.name != "relay/clock.py")
@@ -230,7 +230,7 @@ def test_no_call_is_made_that_has_a_better() -> None:
     _none(_called(has_better))
 
 
-def test_a_function_has_few_parameters() -> None:
+def test_a_function_has_at_most_8_parameters() -> None:
     def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
         arguments = function.args
         every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
@@ -248,7 +248,7 @@ def test_a_function_has_few_parameters() -> None:
 
 @functools.cache
 def _texts() -> list[tuple[str, str]]:
-    """Return all Python but this file, whose patterns are no offence, with its place."""
+    """Return the path and the text of each Python file except this one, whose patterns are no offence."""
     paths = [*sorted(PACKAGE.rglob("*.py")), *sorted((ROOT / "tests").rglob("*.py"))]
     return [(str(path.relative_to(ROOT)), path.read_text()) for path in paths if path != Path(__file__)]
 
@@ -279,10 +279,10 @@ def _imports_of_ours(path: Path) -> Iterator[str]:
         yield from (name for name in names if name.split(".")[0] in {"relay", "tests"})
 
 
-def test_no_test_sleeps_and_the_system_is_tested_from_outside() -> None:
+def test_no_test_sleeps_and_system_tests_import_no_code_of_the_relay() -> None:
     _none(_found(r"\btime\.sleep\(|\basyncio\.sleep\((?!0\))", r"tests/(.*/)?(test_\w+\.py|fakes/)"))
     paths, offenders = [*sorted((ROOT / "tests" / "system").glob("*.py"))], list[str]()
-    for path in paths:  # which grow: what they import is followed
+    for path in paths:  # the list grows by the modules that each file imports
         for name in _imports_of_ours(path):
             if not f"{name}.".startswith(("tests.system.", "tests.fakes.", "tests.figures.")):
                 offenders.append(f"{path.relative_to(ROOT)} imports {name}")
@@ -292,7 +292,7 @@ def test_no_test_sleeps_and_the_system_is_tested_from_outside() -> None:
     _none(offenders)
 
 
-def test_every_path_in_prose_is_there() -> None:
+def test_every_path_in_prose_exists() -> None:
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "Makefile"]
     told = [(page.name, page.read_text()) for page in pages]
 
@@ -300,7 +300,7 @@ def test_every_path_in_prose_is_there() -> None:
         [
             f"{where} names {path}"
             for where, text in [*told, *_texts()]
-            if where != "CHANGELOG.md"  # it tells of its time
+            if where != "CHANGELOG.md"  # it describes past versions
             for path in re.findall(r"(?<![\w./-])(?:relay|tests)/[\w/.]+\.(?:py|yaml)\b", text)
             if not (ROOT / path).exists()
         ]

@@ -44,7 +44,7 @@ def _rows(page: str) -> Iterator[list[str]]:
             yield [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
 
 
-def test_the_tables_of_events_and_metrics_are_those_of_the_code() -> None:
+def test_the_tables_of_events_and_metrics_match_the_code() -> None:
     page = EVENTS_AND_METRICS.read_text()
     named = {name for cells in _rows(page) for name in re.findall("`([a-z0-9_]+)`", cells[0])}
 
@@ -52,7 +52,7 @@ def test_the_tables_of_events_and_metrics_are_those_of_the_code() -> None:
     _none([field for kind in KINDS.values() for field in fields_of(kind) if field not in named])
 
 
-def test_each_alert_leads_to_a_section_of_the_runbook_and_has_a_case_in_which_it_fires() -> None:
+def test_each_alert_leads_to_a_section_of_the_runbook_and_has_a_test_case() -> None:
     rules = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
     sections = {f"docs/operating.md#{anchor}" for anchor in _anchors(DOCS / "operating.md")}
     cases = ALERTS.with_name("alerts_test.yml").read_text()
@@ -65,7 +65,7 @@ def test_each_alert_leads_to_a_section_of_the_runbook_and_has_a_case_in_which_it
 @pytest.mark.parametrize(
     "path", [*PAGES, ALERTS, ALERTS.with_name("alerts_test.yml"), DASHBOARD], ids=lambda path: path.name
 )
-def test_no_page_names_a_metric_that_is_not_there(path: Path) -> None:
+def test_no_page_names_an_unknown_metric(path: Path) -> None:
     suffixed = {name + suffix for name in METRICS for suffix in ("", "_bucket", "_count", "_sum")}
     named = set(
         re.findall(
@@ -78,7 +78,7 @@ def test_no_page_names_a_metric_that_is_not_there(path: Path) -> None:
 
 @functools.cache
 def _anchors(page: Path) -> set[str]:
-    """As GitHub makes them of headings: lower case, no punctuation, a hyphen for each space."""
+    """Return the anchors that GitHub makes of headings: lower case, no punctuation, hyphens for spaces."""
     text = re.sub(r"(?ms)^```.*?^```$", "", page.read_text())
     anchors: set[str] = set()
     for heading in re.findall(r"(?m)^#+ (.*)$", text):
@@ -111,7 +111,7 @@ MINIMAL = {
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_every_example_of_a_policy_is_valid(page: Path) -> None:
-    """What an example leaves out is taken from a minimal policy."""
+    """A minimal policy supplies the keys that an example leaves out."""
     for _, example in re.findall(r"(?ms)^( *)```yaml\n(.*?)^\1```$", page.read_text()):
         policy = yaml.safe_dump({**MINIMAL, **yaml.safe_load(example)})
 
@@ -129,7 +129,7 @@ def _keys(annotation: object) -> Iterator[str]:
             yield from _keys(each)
 
 
-def test_the_page_of_the_policy_has_each_key_and_no_other() -> None:
+def test_policy_md_has_each_key_of_the_policy_and_no_other() -> None:
     rows = [cells[0] for cells in _rows((DOCS / "policy.md").read_text()) if len(cells) > 3]
     told = {key for row in rows if row != "key" for key in re.findall("[a-z0-9_]+", row)}
 
@@ -137,7 +137,6 @@ def test_the_page_of_the_policy_has_each_key_and_no_other() -> None:
 
 
 def _policies() -> dict[str, str]:
-    """Return each policy that is shipped."""
     ours = (ROOT / "policy.yaml").read_text()
     example = re.search(r"(?m)^#  isp:\n(?:#  .*\n)+", ours)
     assert example is not None
@@ -152,7 +151,7 @@ def _policies() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", _policies())
-def test_shipped_policies_are_valid_and_name_what_runs_them_gives(name: str) -> None:
+def test_shipped_policies_are_valid_and_fit_the_unit_and_the_containers(name: str) -> None:
     policy = parse_policy(_policies()[name].encode(), Path("/etc/relay/policy.yaml"))
 
     if name == "its example":
@@ -179,7 +178,7 @@ def test_the_practice_upstream_and_its_account_agree() -> None:
     assert account.limits == (practice.limit,)
 
 
-def test_the_version_is_one_and_the_newest_of_the_changelog() -> None:
+def test_the_version_is_the_same_in_project_code_and_changelog() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (newest, *_) = re.findall(r"(?m)^## \[(\d[^]]*)\]", (ROOT / "CHANGELOG.md").read_text())
 
@@ -209,7 +208,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     demand(missing_program("systemd-analyze"))
     command = re.search(r"(?m)^ExecStart=(\S+) ", UNIT.read_text())
     assert command is not None
-    # verify also asks whether the program is there.
+    # `verify` also checks that the program exists.
     installed = tmp_path / "relay.service"
     installed.write_text(UNIT.read_text().replace(command[1], sys.executable))
 

@@ -1,4 +1,4 @@
-"""Where a history may be kept: the same laws hold everywhere."""
+"""Fixtures that open a history of each kind. The same tests hold for all kinds."""
 
 import contextlib
 import itertools
@@ -42,14 +42,14 @@ def memory() -> ModelDisk:
 
 @pytest.fixture
 def mark(tmp_path: Path) -> Callable[[], HighWaterMark]:
-    """Return what makes the mark of one more host."""
+    """Return a factory; each call makes the high-water mark of one more host."""
     numbers = itertools.count()
     return lambda: HighWaterMark(str(tmp_path / f"{next(numbers)}.mark"), RealDisk())
 
 
 @pytest.fixture(scope="module")
 def server(server: Server) -> Server:
-    """Return one with the relay's tables in its database."""
+    """Return a server whose database has the relay's tables."""
     make(Database(server.url))
     return server
 
@@ -63,7 +63,7 @@ def server(server: Server) -> Server:
     ]
 )
 def opened(request: pytest.FixtureRequest, clock: FakeClock, path: Path) -> Iterator[Callable[[], History]]:
-    """Return what opens the same history again and again, as processes do."""
+    """Return a function that opens the same history each time, as several processes do."""
     opens: Callable[[], History]
     patched: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
     if request.param == "a file":

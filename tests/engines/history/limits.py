@@ -1,4 +1,4 @@
-"""Limits as tests write them, and what tests do with a throttle."""
+"""Short forms for limits, and for what tests ask of a throttle."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,18 +51,16 @@ def ask(throttle: Throttle, *wanted: int) -> list[Reservation | Wait | TooLarge]
 
 
 def granted(throttle: Throttle, *wanted: int) -> list[Reservation]:
-    """Ask, and return only what was granted."""
+    """Ask, and return only the reservations."""
     return [answer for answer in ask(throttle, *wanted) if isinstance(answer, Reservation)]
 
 
 def waiting(throttle: Throttle, recipients: int = 1) -> Wait:
-    """Ask for one message that must wait."""
     (answer,) = ask(throttle, recipients)
     assert isinstance(answer, Wait)
     return answer
 
 
 def settle(throttle: Throttle, clock: FakeClock, *reservations: Reservation) -> None:
-    """End transactions now."""
     for each in reservations:
         throttle.settle(each, clock.boottime_ns())

@@ -1,6 +1,6 @@
-"""The history of an account in memory, shared by the senders of one test: for worlds of millions of events.
+"""An account's history in memory, shared by the senders of one test, fast enough for millions of events.
 
-It numbers its commits as a database would, and has a clock of its own that is ahead of the host's.
+As a database does, it numbers its commits and has its own clock, which is ahead of the host's.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from tests.fakes.clock import FakeClock
 
 
 class Kept:
-    """What the database holds."""
+    """The state that all connections share, as a database holds it."""
 
     def __init__(
         self,
@@ -26,16 +26,16 @@ class Kept:
     ) -> None:
         self.clock, self.random, self.ahead_ns = clock, random or Random(0), ahead_ns
         self.slack_ns = slack_ns
-        """By how much it may be less ahead than is said: a network's round trip."""
+        """How far the reported `ahead_ns` exceeds the true lead; models a network's round trip."""
         self.commits: list[Sequence[Event]] = []
         self.replaced = 0
-        """Which of these is the first that counts."""
+        """Index of the first commit that counts; a replacement moves it."""
         self.is_failing: str = ""
-        """`before` or `after` it was committed, the next commit fails."""
+        """`before` or `after`: the next commit fails at that point of the commit."""
         self.lock = Lock()
         self.transactions = 0
         self.refuses_to_replace = refuses_to_replace
-        """Now and then there is no room for it."""
+        """If true, one replacement in five is refused, as if there were no room."""
 
 
 class MemoryHistory:

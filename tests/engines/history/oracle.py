@@ -1,11 +1,11 @@
-"""What an upstream may have seen, counted the slow way; knows nothing of `relay.throttle`."""
+"""A brute-force count of what an upstream may have seen. It knows nothing of `relay.throttle`."""
 
 from dataclasses import dataclass
 
 
 @dataclass
 class Seen:
-    """One transaction, which an upstream counts at an instant that nobody else knows."""
+    """One transaction. The upstream counts it at an unknown instant between start and end."""
 
     started_at_ns: int
     ended_at_ns: int
@@ -14,9 +14,9 @@ class Seen:
 
 
 def worst_window(seen: list[Seen], unit: str, period_ns: int) -> int:
-    """Return the most that any half-open window of this length can have held, counted the slow way.
+    """Return the most that any half-open window of this length can have held.
 
-    The one that is best for those up to a transaction ends just behind its start.
+    The worst window for the transactions up to a given one ends just behind its start.
     """
     return max(
         sum(

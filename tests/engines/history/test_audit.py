@@ -1,4 +1,4 @@
-"""What limits held at most, counted anew: against an oracle that never saw the file."""
+"""The audit of the peak use of each limit, compared with an oracle that never reads the history file."""
 
 from pathlib import Path
 from random import Random
@@ -32,10 +32,10 @@ def _live(account: Throttle, clock: FakeClock, random: Random, longest_s: int = 
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_it_agrees_with_an_oracle_that_never_saw_the_file(seed: int, clock: FakeClock) -> None:
+def test_the_audit_agrees_with_an_oracle_that_never_saw_the_file(seed: int, clock: FakeClock) -> None:
     random = Random(seed)
     account = throttle(PATH, ModelDisk(), clock, EARLIER)
-    # Some outlive their deadline.
+    # Some transactions outlive their deadline.
     seen = _live(account, clock, random, longest_s=TRANSACTION_NS * 5 // 4 // SECOND_NS)
     account.flush()
     limits: list[Limit] = [*EARLIER, messages(3, seconds=50), recipients(9, seconds=70)]
@@ -50,7 +50,7 @@ def test_it_agrees_with_an_oracle_that_never_saw_the_file(seed: int, clock: Fake
         assert peak.is_exceeded == (peak.most > limit.count)
 
 
-def test_what_was_merged_is_left_out_and_it_says_since_when_it_is_exact(clock: FakeClock) -> None:
+def test_the_audit_leaves_out_merged_slots_and_says_since_when_it_is_exact(clock: FakeClock) -> None:
     bounds = Bounds(exact=10, parts=16, least=20)
     account = throttle(PATH, ModelDisk(), clock, EARLIER, bounds=bounds)
     seen = _live(account, clock, Random(1))
@@ -66,7 +66,7 @@ def test_what_was_merged_is_left_out_and_it_says_since_when_it_is_exact(clock: F
         assert peak.most == worst_window(seen[-found.transactions :], limit.unit, limit.per_ns)
 
 
-def test_each_key_is_counted_by_itself_and_what_may_be_of_any_is_left_out(clock: FakeClock) -> None:
+def test_the_audit_counts_each_key_alone_and_leaves_out_slots_without_a_key(clock: FakeClock) -> None:
     account = throttle(PATH, ModelDisk(), clock, [])
     granted(account, 1)
     each = messages(2, 60, "sender")

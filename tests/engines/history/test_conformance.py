@@ -1,4 +1,4 @@
-"""What every history promises, whatever it is kept in; one suite for all of them."""
+"""What every kind of history promises: one suite for all of them."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ def _news(history: History) -> tuple[Sequence[Event], bool]:
         return list(transaction.news), transaction.is_whole
 
 
-def test_it_begins_empty_and_says_so_until_something_is_committed(opened: Opens) -> None:
+def test_a_new_history_says_that_it_is_empty_until_the_first_commit(opened: Opens) -> None:
     one, other = opened(), opened()
     with one.transaction() as transaction:
         assert (list(transaction.news), transaction.is_whole, transaction.is_empty) == ([], True, True)
@@ -38,7 +38,7 @@ def test_it_begins_empty_and_says_so_until_something_is_committed(opened: Opens)
             assert not transaction.is_empty
 
 
-def test_each_reader_gets_each_commit_once_in_order_and_its_own_never(opened: Opens) -> None:
+def test_each_reader_gets_each_commit_of_others_once_and_in_order(opened: Opens) -> None:
     one, other = opened(), opened()
     kinds: list[Event] = [_slot(1, 0), Ended(1, 5), _slot(2, -7).ended(9), _slot(0, 3).ended(4), Issued(9)]
     _commit(one, *kinds)
@@ -53,7 +53,7 @@ def test_each_reader_gets_each_commit_once_in_order_and_its_own_never(opened: Op
     assert _news(opened()) == ([*kinds, Ended(2, 6), Ended(3, 7)], True)
 
 
-def test_what_is_replaced_is_all_that_there_is_for_everybody(opened: Opens) -> None:
+def test_after_a_replacement_every_reader_sees_only_the_new_events(opened: Opens) -> None:
     one, other = opened(), opened()
     _commit(one, _slot(1, 0), _slot(2, 0))
     assert len(_news(other)[0]) == 2
@@ -68,7 +68,7 @@ def test_what_is_replaced_is_all_that_there_is_for_everybody(opened: Opens) -> N
     assert _news(opened()) == ([Issued(2), _slot(2, 0), Ended(2, 3)], True)
 
 
-def test_a_history_that_grows_asks_to_be_replaced_and_then_no_more(opened: Opens) -> None:
+def test_a_long_history_asks_to_be_replaced_until_it_is(opened: Opens) -> None:
     history = opened()
     _commit(history, Issued(1))
     for _ in range(50):
@@ -84,12 +84,14 @@ def test_a_history_that_grows_asks_to_be_replaced_and_then_no_more(opened: Opens
         assert not transaction.is_long
 
 
-def test_its_time_never_goes_back_and_tells_how_far_it_is_ahead(opened: Opens, clock: FakeClock) -> None:
+def test_history_time_never_goes_back_and_states_its_lead_over_boottime(
+    opened: Opens, clock: FakeClock
+) -> None:
     last_ns = -1
     for history in (opened(), opened()):
         for by_ns in (0, 1, SECOND_NS):
             clock.advance(by_ns)
-            # No step of the wall clock is one of its own.
+            # A step of the wall clock does not move the history's clock.
             clock.step_wall(-400 * 86_400 * SECOND_NS)
             with history.transaction() as transaction:
                 assert transaction.now_ns >= last_ns
@@ -121,7 +123,7 @@ def test_a_transaction_excludes_all_others(opened: Opens) -> None:
     assert _news(one)[0] == [Issued(3)]
 
 
-def test_an_exception_in_a_transaction_commits_nothing_and_lets_others_go_on(opened: Opens) -> None:
+def test_an_exception_in_a_transaction_commits_nothing_and_frees_the_lock(opened: Opens) -> None:
     one, other = opened(), opened()
     with pytest.raises(KeyError), one.transaction():
         raise KeyError
@@ -131,7 +133,7 @@ def test_an_exception_in_a_transaction_commits_nothing_and_lets_others_go_on(ope
     assert _news(one)[0] == [Issued(1)]
 
 
-def test_it_can_be_used_again_once_closed(opened: Opens) -> None:
+def test_a_closed_history_can_be_used_again(opened: Opens) -> None:
     history = opened()
     _commit(history, Issued(1))
     history.close()

@@ -1,4 +1,4 @@
-"""What a decision costs, in lines of Python that are run, and what bounds the memory of keys."""
+"""The cost of a decision, in executed lines of Python, and the bound on the memory of keys."""
 
 import functools
 import gc
@@ -25,7 +25,7 @@ DAY_NS = 86_400 * SECOND_NS
 
 
 def _lines_run(function: Callable[[], object]) -> int:
-    """Count the lines that are run in the room of the throttle."""
+    """Count the executed lines of `relay/throttle`."""
     lines = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -45,7 +45,7 @@ def _lines_run(function: Callable[[], object]) -> int:
 
 
 def decide(book: Book, now_ns: int, request: Request) -> bool:
-    """Decide about one message, and end it at once if it may go."""
+    """Decide about one message. If it may go, end its transaction at once."""
     book.advance(now_ns)
     (answer,) = book.decide([request], TRANSACTION_NS)
     if not isinstance(answer, Reservation):
@@ -56,7 +56,7 @@ def decide(book: Book, now_ns: int, request: Request) -> bool:
 
 
 def _cost(count: int, most: int) -> float:
-    """Return what a decision costs on the average, once every slot was used and one opens for each."""
+    """Return the average cost of a decision once all slots were used and one opens for each decision."""
     book = Book()
     book.judge_by([messages(count, seconds=86_400), recipients(10 * count, seconds=86_400)], 0)
     gap_ns, now_ns, decisions = DAY_NS // count, 0, 200
@@ -89,7 +89,7 @@ def test_a_decision_costs_the_same_for_any_number_of_keys() -> None:
     assert costs[1] < 1.3 * costs[0]
 
 
-def test_the_usage_tells_of_the_fullest_key_as_others_leave(memory: ModelDisk, clock: FakeClock) -> None:
+def test_usage_names_the_fullest_key_as_slots_expire(memory: ModelDisk, clock: FakeClock) -> None:
     account = throttle(Path("/history/isp"), memory, clock, [messages(50, seconds=60, for_each="sender")])
     for number in range(300):
         key = "ab"[number % 3 == 0] if number < 30 else f"{number}"
@@ -103,7 +103,7 @@ def test_the_usage_tells_of_the_fullest_key_as_others_leave(memory: ModelDisk, c
     assert account.usage()[0].used == 1
 
 
-def test_keys_that_left_are_forgotten_and_a_large_limit_keeps_few_instants() -> None:
+def test_expired_keys_are_forgotten_and_a_large_limit_keeps_few_instants() -> None:
     book = Book(Bounds(exact=50, parts=16, most_shares=200, least=100))
     book.judge_by([messages(900, 1600, "sender"), messages(900, 1600)], 0)
     before = _things()
@@ -115,12 +115,12 @@ def test_keys_that_left_are_forgotten_and_a_large_limit_keeps_few_instants() -> 
 
 
 def _things() -> int:
-    """Count windows, openings, slots and shares."""
+    """Count tuples and windows: openings, slots and shares are tuples."""
     gc.collect()
     return sum(isinstance(each, tuple | Window) for each in gc.get_objects())
 
 
-def test_memory_stays_bounded_and_no_end_is_moved_to_before_it_nor_far() -> None:
+def test_compaction_bounds_memory_and_moves_no_end_earlier_or_much_later() -> None:
     bounds, random = Bounds(exact=50), Random(0)
     slots = [
         Slot(number, at_ns, at_ns + 5, 1, 1, is_open=False)
@@ -139,7 +139,7 @@ def test_memory_stays_bounded_and_no_end_is_moved_to_before_it_nor_far() -> None
 
 
 @pytest.mark.parametrize("most_shares", [100, 1000])
-def test_no_key_counts_for_less_however_often_shares_merge(most_shares: int) -> None:
+def test_merging_shares_never_lowers_the_count_of_a_key(most_shares: int) -> None:
     random, bounds = Random(most_shares), Bounds(20, 16, most_shares, least=50)
     limits = [messages(1 << 30, 50, "sender"), recipients(1 << 30, 50, "sender")]
     truth, book = Book(), Book(bounds)

@@ -1,4 +1,4 @@
-"""What may be found of a history file, a row each: a start, a look and `relay fsck` say the same of it."""
+"""Each kind of damage to a history file: a start, a reader and `relay fsck` judge it alike."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ Harm = Callable[[Path], object]
 
 @pytest.fixture
 def used(path: Path, clock: FakeClock) -> Path:
-    """Return the path of a history of seven groups, the last two of one instant, at rest."""
+    """Return the path of a closed history of seven groups; the last two have the same instant."""
     account = throttle(path, Unsynced(), clock, LIMITS)
     for _ in range(3):
         reservations = granted(account, 1)
@@ -64,7 +64,7 @@ def _none(path: Path) -> None:
         (_lock(b'1b2c3d4e ["relay-history-end",17'), ""),
         (Path.unlink, "damaged_history"),
         (_cut(0), "damaged_history"),
-        (_cut(-1), "damaged_history"),  # its last group was durable, by its lock
+        (_cut(-1), "damaged_history"),  # the lock file says that the last group was durable
         (_cut(-200), "damaged_history"),
         (_changed(b'history",5', b'history",4'), "damaged_history"),
         (_changed(b'reserved",1', b'reserved",8'), "damaged_history"),
@@ -74,7 +74,7 @@ def _none(path: Path) -> None:
         (lambda path: (path.unlink(), path.mkdir()), "damaged_history"),
     ],
 )
-def test_what_is_found_is_told_alike_and_damage_sends_nothing(
+def test_fsck_and_a_start_agree_on_damage_and_a_damaged_history_grants_nothing(
     harm: Harm, says: str, used: Path, clock: FakeClock
 ) -> None:
     harm(used)
@@ -99,7 +99,7 @@ def test_what_is_found_is_told_alike_and_damage_sends_nothing(
             book_in_file(used, (), None, Unsynced(), clock).slots()
 
 
-def test_damage_at_any_byte_sends_nothing(used: Path, clock: FakeClock) -> None:
+def test_damage_at_any_byte_grants_nothing(used: Path, clock: FakeClock) -> None:
     whole = used.read_bytes()
     for offset in range(len(whole)):
         used.write_bytes(whole[:offset] + bytes([whole[offset] ^ 4]) + whole[offset + 1 :])

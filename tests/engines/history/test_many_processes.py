@@ -1,4 +1,4 @@
-"""Several real processes on one real history, killed at random: never over, never stuck."""
+"""Real processes on one history, killed at random: no limit is exceeded and no sender blocks another."""
 
 import subprocess
 import sys
@@ -31,7 +31,7 @@ def _start(history: object, grants: int, seed: int) -> subprocess.Popen[str]:
 
 
 def _told(lines: list[str]) -> list[Seen]:
-    """Return what one sender said that it sent; what it did not live to end may fly until its deadline."""
+    """Parse one sender's output. A transaction without a reported end may last until its deadline."""
     flights: dict[str, Seen] = {}
     for line in lines:
         match line.split():
@@ -45,7 +45,7 @@ def _told(lines: list[str]) -> list[Seen]:
 
 
 def _live_and_die(history: object, *, senders: int, killed: int, random: Random) -> list[Seen]:
-    """Have so many senders at work, kill so many one by one, and have a last one prove that none is stuck."""
+    """Run `senders` processes, kill `killed` one by one; a last sender proves that none is stuck."""
     seen: list[Seen] = []
     alive = [_start(history, 10**9, seed) for seed in range(senders)]
     for number in range(killed):
@@ -66,7 +66,7 @@ def _live_and_die(history: object, *, senders: int, killed: int, random: Random)
 
 @pytest.mark.full
 @pytest.mark.parametrize("store", ["a file", "PostgreSQL"])
-def test_killed_senders_never_exceed_and_block_nobody(
+def test_killed_senders_never_exceed_a_limit_and_block_no_other_sender(
     tmp_path: Path, request: pytest.FixtureRequest, store: str
 ) -> None:
     history = tmp_path / "isp" if store == "a file" else request.getfixturevalue("server").url
@@ -77,7 +77,7 @@ def test_killed_senders_never_exceed_and_block_nobody(
 
 
 @pytest.mark.crash(least_s=45)
-def test_eight_senders_under_long_kills_never_exceed(
+def test_eight_senders_under_long_kills_never_exceed_a_limit(
     tmp_path: Path, tell: Callable[[str], None], crash_seed: int, crash_budget_s: float
 ) -> None:
     random, until, rounds = Random(crash_seed), time.monotonic() + crash_budget_s / 3, 0

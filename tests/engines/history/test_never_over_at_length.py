@@ -1,4 +1,4 @@
-"""Never over: random events, each grant held against a brute-force oracle; a million in `make test-all`."""
+"""A brute-force oracle checks each grant of random events; `make test-all` runs a million of them."""
 
 import concurrent.futures
 import multiprocessing
@@ -18,13 +18,13 @@ EVENTS_A_WORLD = 200
 def _sizes(number: int) -> Sizes:
     bounds = BOUNDS
     if number % 4 == 3:
-        # What is merged is rounded so coarsely that it reaches into windows of today.
+        # Compaction rounds so coarsely here that its rounding reaches into current windows.
         bounds = Bounds(exact=3, parts=4, most_shares=6 if number % 8 == 7 else 1000, least=6)
     return Sizes(bounds, replaces_often=bool(number % 2))
 
 
 def _live(kind: type[World], seed: str, number: int, events: int = EVENTS_A_WORLD) -> int:
-    """Live through one world; return how much was granted in it."""
+    """Run one world and return the number of its grants."""
     world = kind(Random(f"{seed} {number}"), _sizes(number))
     try:
         world.live(events)
@@ -35,7 +35,7 @@ def _live(kind: type[World], seed: str, number: int, events: int = EVENTS_A_WORL
 
 
 def _live_for(seconds: float, seed: str, first: int, step: int) -> int:
-    """Live through worlds for so long, each step-th of them; return through how many."""
+    """Run every step-th world for this long and return the number of worlds."""
     until, number = time.monotonic() + seconds, first
     while time.monotonic() < until:
         _live(FileWorld if number // step % 8 == 0 else MemoryWorld, seed, number)
@@ -52,18 +52,18 @@ def _live_for(seconds: float, seed: str, first: int, step: int) -> int:
         pytest.param(FileWorld, range(24, 400), marks=pytest.mark.full),
     ],
 )
-def test_no_random_events_are_ever_over(kind: type[World], worlds: range) -> None:
+def test_random_events_never_exceed_a_limit(kind: type[World], worlds: range) -> None:
     grants = sum(_live(kind, "0", number) for number in worlds)
 
-    # It is not that nothing was ever granted.
+    # The test proves nothing if hardly anything was granted.
     assert grants > len(worlds) * EVENTS_A_WORLD // 20
 
 
 @pytest.mark.crash
-def test_as_many_random_events_as_the_budget_allows_are_never_over(
+def test_random_events_never_exceed_a_limit_within_the_crash_budget(
     tell: Callable[[str], None], crash_seed: int, crash_budget_s: float
 ) -> None:
-    """Over all cores, for a quarter of the budget; it tells how many."""
+    """Use all cores for a quarter of the budget, and print the number of events."""
     seconds, cores = crash_budget_s / 4, os.cpu_count() or 1
     fresh = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(cores, mp_context=fresh) as pool:

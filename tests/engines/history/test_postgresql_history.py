@@ -1,4 +1,4 @@
-"""History and pause in a real PostgreSQL: lines that are cut, clocks that are set, commits that were lost."""
+"""History and pause in a real PostgreSQL: cut connections, clock steps and lost commits."""
 
 import contextlib
 import itertools
@@ -41,7 +41,7 @@ def account(server: Server) -> SharedAccount:
 def test_a_line_cut_at_any_statement_forgets_no_slot(
     server: Server, clock: FakeClock, is_passed_on: bool, mark: Mark
 ) -> None:
-    """What was granted is charged for all hosts, and what was not is charged at most."""
+    """A granted slot is charged on all hosts. A slot that was not granted may be charged too."""
     with CutLine(server.port) as line:
         by_line = Database(through(line, server.url))
         for number in itertools.count():
@@ -67,7 +67,7 @@ def test_a_line_cut_at_any_statement_forgets_no_slot(
             one.flush()
             used = [account.usage()[0].used for account in (one, other)]
             assert used == [COUNT, COUNT]
-            # Only a COMMIT whose reply was lost is charged and was not granted.
+            # A slot is charged but not granted only if the reply to its COMMIT is lost.
             assert COUNT - is_passed_on <= grants <= COUNT
             for account in (one, other):
                 account.close()
@@ -87,7 +87,7 @@ def test_two_decisions_that_meet_at_any_statement_grant_one_slot(
             closing.pop_all().close()
             grants.clear()
             name, throttles = f"met {next(NUMBERS)}", list[Throttle]()
-            # Its row is there: else who inserts it is waited for, whoever has the lock.
+            # Create the row first: otherwise one call waits for the other's INSERT, whichever has the lock.
             first = PostgresqlHistory(SharedAccount(Database(server.url), name), mark(), clock)
             with contextlib.closing(first), first.transaction() as transaction:
                 transaction.commit([Issued(1)])
@@ -118,7 +118,7 @@ def test_a_step_of_the_servers_clock_frees_and_keeps_nothing(
         with each.transaction() as transaction:
             transaction.commit([Issued(1)])
             before_ns = transaction.now_ns
-    # As if it had been set by that much; its own is that of this host.
+    # This equals a step of the server's clock: server and test share the clock of this host.
     server.execute(f"UPDATE relay.account SET offset_ns = offset_ns + {by_ns} WHERE name = '{account.name}'")
     for each in (one, other, one):
         with each.transaction() as transaction:
@@ -126,7 +126,7 @@ def test_a_step_of_the_servers_clock_frees_and_keeps_nothing(
         each.close()
 
 
-def test_what_a_host_knows_it_knows_after_a_restart(
+def test_a_restarted_host_recognises_lost_commits_and_another_database(
     server: Server, account: SharedAccount, path: Path
 ) -> None:
     def opened() -> PostgresqlHistory:
@@ -149,7 +149,7 @@ def test_what_a_host_knows_it_knows_after_a_restart(
     server.execute(f"UPDATE relay.account SET position = 2, identity = gen_random_uuid() {where}")
     with pytest.raises(HistoryError, match="it is another one; nothing is sent"):
         commit(3)
-    # A crash may take a mark that was not synced.
+    # A crash may lose a mark that was not synced.
     path.with_name(f"{path.name}.mark").write_bytes(bytes(64))
     commit(3)
 
@@ -157,7 +157,7 @@ def test_what_a_host_knows_it_knows_after_a_restart(
 def test_a_commit_that_no_standby_has_grants_nothing(
     server: Server, account: SharedAccount, mark: Mark
 ) -> None:
-    """A wait for a standby that is cut short ends as a success, with a warning."""
+    """PostgreSQL reports a cancelled wait for a standby as a success with a warning."""
     history = PostgresqlHistory(account, mark(), FakeClock())
     with history.transaction() as transaction:
         transaction.commit([Issued(1)])
@@ -179,7 +179,7 @@ def test_a_commit_that_no_standby_has_grants_nothing(
     cutting = threading.Thread(target=cut_short)
     cutting.start()
     try:
-        # The server comes to know of its standby a moment later.
+        # The server learns of its standby setting a moment later.
         wait_until(is_waited_for)
         with pytest.raises(HistoryError, match="canceling wait for"), history.transaction() as transaction:
             transaction.commit([Issued(2)])
@@ -188,14 +188,14 @@ def test_a_commit_that_no_standby_has_grants_nothing(
         is_over.set()
         cutting.join()
         history.close()
-    # It is charged all the same.
+    # The commit is charged nevertheless.
     with history.transaction() as transaction:
         assert transaction.news == [Issued(1), Issued(2)]
     history.close()
 
 
 class Host:
-    """One relay's part: its clock, the state that it goes by, and the row."""
+    """One relay's side: its clock, its state of the account, and the shared row."""
 
     def __init__(self, account: SharedAccount, wrong_by_ns: int, up_ns: int) -> None:
         self.clock = FakeClock(up_ns, FakeClock().wall_ns() + wrong_by_ns)
@@ -229,13 +229,13 @@ async def test_a_pause_ends_on_all_hosts_at_one_instant(hosts: tuple[Host, Host]
     assert await one.meet(Happening.KEEP, minutes=60) == ""
     pause = other.learn().operator
     assert pause is not None
-    # The clock of the database goes on meanwhile.
+    # The clock of the database runs on meanwhile.
     assert 50 * 60 < (pause.until_ns - other.clock.boottime_ns()) / SECOND_NS <= 60 * 60
 
 
 @pytest.mark.parametrize("first", [0, 1])
 async def test_what_two_hosts_meet_at_a_time_comes_together(hosts: tuple[Host, Host], first: int) -> None:
-    """One is refused, the other's transaction was in flight and goes well: the account rests."""
+    """One host is refused; the transaction in flight of the other succeeds. The account stays paused."""
     met = [Happening.PAUSE, Happening.PROOF]
     for host, happening in list(zip(hosts, met, strict=True))[:: 1 - 2 * first]:
         await host.meet(happening)
@@ -244,10 +244,10 @@ async def test_what_two_hosts_meet_at_a_time_comes_together(hosts: tuple[Host, H
     assert [host.learn().health for host in hosts] == [Health.PROVING, Health.PROVING]
 
 
-async def test_a_start_has_all_hosts_look_again_at_an_account_that_was_refused(
+async def test_a_restart_on_one_host_makes_all_hosts_try_a_refused_account_again(
     hosts: tuple[Host, Host],
 ) -> None:
-    """Whoever starts one may have mended the password."""
+    """The operator may have corrected the password before the start."""
     one, other = hosts
     await one.meet(Happening.REFUSE)
     assert other.learn().health is Health.REFUSED
@@ -255,19 +255,19 @@ async def test_a_start_has_all_hosts_look_again_at_an_account_that_was_refused(
     assert one.learn().health is Health.PROVING
 
 
-async def test_a_fault_of_one_history_is_that_hosts_alone(hosts: tuple[Host, Host]) -> None:
+async def test_a_history_fault_affects_only_its_own_host(hosts: tuple[Host, Host]) -> None:
     one, other = hosts
     await one.meet(Happening.FAULT)
     await one.meet(Happening.KEEP, minutes=1)
     assert other.learn().fault == ""
     assert one.learn().operator is not None
-    # It proves itself once it is sound again, and the other host need not.
+    # The host with the fault proves itself once its history is sound; the other host need not.
     await one.meet(Happening.SOUND)
     await one.meet(Happening.KEEP, minutes=2)
     assert (one.state.health, other.learn().health) == (Health.PROVING, Health.USED)
 
 
-async def test_what_comes_to_pass_while_it_is_away_is_written_later(
+async def test_events_during_a_database_outage_are_written_later(
     server: Server, hosts: tuple[Host, Host]
 ) -> None:
     one, other = hosts
@@ -277,7 +277,7 @@ async def test_what_comes_to_pass_while_it_is_away_is_written_later(
     finally:
         server.start()
     assert one.told
-    # News of the other host do not undo it.
+    # News from the other host do not undo it.
     await other.meet(Happening.KEEP, minutes=60)
     assert one.learn().health is Health.PAUSED
     assert one.state.operator is not None
@@ -292,7 +292,7 @@ async def test_a_commit_whose_reply_is_lost_counts_once(server: Server, account:
         by_line = Database(through(line, server.url))
         one = Host(SharedAccount(by_line, account.name), 0, 1001 * SECOND_NS)
         other = Host(account, 0, 1002 * SECOND_NS)
-        # Behind that of the check of the connection.
+        # The first COMMIT belongs to the check of the connection.
         line.cut(b"COMMIT", after=1)
         assert "in the database: " in await one.meet(Happening.PAUSE)
         assert other.learn().health is Health.PAUSED
@@ -303,7 +303,7 @@ async def test_a_commit_whose_reply_is_lost_counts_once(server: Server, account:
     assert one.learn() == one.state
 
 
-async def test_behind_the_lock_of_a_reservation_a_host_knows_of_the_pause_of_another(
+async def test_a_reservation_learns_the_pause_of_another_host_under_its_lock(
     account: SharedAccount, hosts: tuple[Host, Host], mark: Mark
 ) -> None:
     one, other = hosts

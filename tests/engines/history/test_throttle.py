@@ -1,4 +1,4 @@
-"""The door of the throttle: what goes when, whatever becomes of its process, the policy and the clocks."""
+"""`Throttle` as its callers see it, over restarts, policy edits, failures and clock steps."""
 
 import contextlib
 import errno
@@ -76,7 +76,7 @@ def test_instant_transactions_get_exactly_n_in_every_period(
 def test_a_slot_is_occupied_from_its_reservation_until_a_period_after_its_end(
     ends_s: int | None, opens_s: int, memory: ModelDisk, clock: FakeClock
 ) -> None:
-    """Of an end that nobody knows, after its deadline; one that came behind that is charged again."""
+    """An unknown end counts as the deadline. An end after the deadline is charged again."""
     account = throttle(PATH, memory, clock, [messages(1, seconds=60)])
     (reservation,) = granted(account, 1)
     opens_ns = clock.boottime_ns() + opens_s * SECOND_NS
@@ -92,7 +92,7 @@ def test_a_slot_is_occupied_from_its_reservation_until_a_period_after_its_end(
     assert len(granted(account, 1)) == 1
 
 
-def test_a_message_is_split_to_fit_and_nothing_overtakes_what_has_to_wait(
+def test_a_message_is_split_to_fit_and_none_overtakes_a_waiting_message(
     memory: ModelDisk, clock: FakeClock
 ) -> None:
     account = throttle(PATH, memory, clock, [recipients(10, seconds=60), messages(3, seconds=60)])
@@ -105,7 +105,9 @@ def test_a_message_is_split_to_fit_and_nothing_overtakes_what_has_to_wait(
     assert [usage.used for usage in account.usage()] == [10, 2]
 
 
-def test_bytes_wait_for_room_and_what_never_fits_keeps_back_none(memory: ModelDisk, clock: FakeClock) -> None:
+def test_bytes_wait_for_room_and_a_message_that_never_fits_blocks_no_other(
+    memory: ModelDisk, clock: FakeClock
+) -> None:
     account = throttle(PATH, memory, clock, [limit(100, 60 * SECOND_NS, "bytes")])
 
     large, first, wide, small = account.reserve([Request(1, size_bytes=each) for each in (101, 60, 50, 1)])
@@ -118,7 +120,7 @@ def test_bytes_wait_for_room_and_what_never_fits_keeps_back_none(memory: ModelDi
 
 @pytest.mark.parametrize("same", SPELLINGS)
 @pytest.mark.parametrize("kind", ["sender", "sender_domain", "recipient_domain"])
-def test_a_limit_for_each_holds_for_all_spellings_and_keeps_back_no_other(
+def test_a_limit_for_each_key_holds_for_all_spellings_and_blocks_no_other_key(
     kind: ForEach, same: list[str], memory: ModelDisk, clock: FakeClock
 ) -> None:
     each = PlainLimit("messages", 3, 3600 * SECOND_NS, "each", kind)
@@ -159,7 +161,7 @@ def test_a_message_waits_for_the_first_of_its_domains_that_opens(memory: ModelDi
 
 
 class _Interrupting(ModelDisk):
-    """Lets something else happen in the middle of every sync."""
+    """A disk that calls `meanwhile` in the middle of every sync."""
 
     meanwhile: Callable[[], object] = staticmethod(lambda: None)
 
@@ -168,7 +170,7 @@ class _Interrupting(ModelDisk):
         super().sync_content(fd)
 
 
-def test_what_is_asked_while_the_disk_is_waited_for_waits_for_nothing(clock: FakeClock) -> None:
+def test_usage_and_settle_do_not_wait_for_a_sync_of_the_disk(clock: FakeClock) -> None:
     disk = _Interrupting()
     account = throttle(PATH, disk, clock, [messages(2, seconds=60)])
     (first,) = granted(account, 1)
@@ -206,8 +208,8 @@ def test_a_file_whose_name_may_not_be_durable_is_written_again_before_a_grant(
 
 
 @pytest.mark.parametrize("call", ["sync_content", "sync_directory"])
-def test_what_the_dead_wrote_is_durable_before_another_adds_to_it(call: str, clock: FakeClock) -> None:
-    """One dies in its commit, or as it replaces the file; another goes on, and the power is cut."""
+def test_writes_of_a_killed_process_are_durable_before_another_appends(call: str, clock: FakeClock) -> None:
+    """One process dies in its commit or its replacement of the file. Another continues until a power cut."""
     limits, above = [messages(99, seconds=60)], 0 if call == "sync_directory" else REPLACE_ABOVE_BYTES
     disk = ModelDisk()
     disk_of_one = disk.another()
@@ -250,7 +252,7 @@ def test_a_full_disk_that_stops_compaction_stops_no_mail(memory: ModelDisk, cloc
 
 
 def _opens_in_s(memory: ModelDisk, clock: FakeClock, sent: int = 2) -> float:
-    """Return how many seconds it takes, by what a new process knows, until a slot is free."""
+    """Return the seconds until a slot is free, as a new process computes them from the file."""
     account = throttle(PATH, memory, clock, [messages(sent, seconds=60)])
     account.flush()
     return (account.usage()[0].opens_at_ns - clock.boottime_ns()) / SECOND_NS
@@ -259,14 +261,14 @@ def _opens_in_s(memory: ModelDisk, clock: FakeClock, sent: int = 2) -> float:
 @pytest.mark.parametrize(
     ("down_s", "step_s", "opens_in_s"),
     [
-        (10, 0, 25),  # both clocks agree: 15 s with the start of the system
-        (10, -3600, 40),  # the wall clock went back: no time has passed
+        (10, 0, 25),  # both clocks agree: 15 s passed, with the boot
+        (10, -3600, 40),  # the wall clock went back: no time counts as passed
         (1, -1_760_000_000, 40),  # 1970
         (1, 70 * 365 * 86_400, 40),  # 2096
-        (LONGEST_BELIEVED_NS // SECOND_NS + 60, 0, 40),  # off for longer than is believed
+        (LONGEST_BELIEVED_NS // SECOND_NS + 60, 0, 40),  # off for longer than the believed maximum
     ],
 )
-def test_after_a_reboot_as_much_time_has_passed_as_the_wall_clock_can_be_believed(
+def test_after_a_reboot_only_as_much_time_counts_as_the_wall_clock_can_be_believed(
     down_s: int, step_s: int, opens_in_s: float, memory: ModelDisk, clock: FakeClock
 ) -> None:
     account = throttle(PATH, memory, clock, [])
@@ -280,7 +282,7 @@ def test_after_a_reboot_as_much_time_has_passed_as_the_wall_clock_can_be_believe
     clock.step_wall(step_s * SECOND_NS)
 
     assert _opens_in_s(memory, clock) == opens_in_s
-    # It stays known, by whatever clock the next start is; no more time has passed than has in truth.
+    # Later starts, by whatever clock, still know this and count no more time than truly passed.
     clock.step_wall(-step_s * SECOND_NS)
     clock.reboot(SECOND_NS, boottime_ns=0)
     assert _opens_in_s(memory, clock) >= min(opens_in_s, max(0, 40 - down_s - 5)) - 1

@@ -1,9 +1,9 @@
-"""A sender of its own: reserves, flies, settles, and says so, until it is killed or has enough.
+"""A sender process: it reserves, waits out a flight, settles and prints, until it is killed or has enough.
 
 Run as `python -m tests.engines.history.worker HISTORY COUNT PERIOD_NS TRANSACTION_NS FLIGHT_NS GRANTS
-SEED`, with a path or a URL for HISTORY, where no flight is longer than FLIGHT_NS if the machine keeps up.
-Says, a line each, `granted ID START DEADLINE` before a transaction starts, `ended ID END` after it ended, or
-`late ID END` if it missed its deadline because the machine is slow: that proves nothing.
+SEED`. HISTORY is a path or a URL. No flight is longer than FLIGHT_NS if the machine keeps up.
+It prints `granted ID START DEADLINE` before a transaction starts and `ended ID END` after it ended. It prints
+`late ID END` instead if the transaction missed its deadline: the machine was slow, and that proves nothing.
 """
 
 import sys
@@ -24,7 +24,7 @@ from relay.throttle.throttle import Reservation, Throttle
 from tests.engines.history.limits import limit as any_limit
 
 REPLACE_ABOVE_BYTES, REPLACE_ABOVE_GROUPS = 4096, 64
-"""So that some are killed in it."""
+"""Small, so that some processes are killed during a replacement."""
 
 
 def main() -> None:

@@ -1,9 +1,8 @@
-"""A world of senders on one history, in which anything may happen at any moment; for tests.
+"""Random worlds for the throttle: senders share one history, and any event may happen at any moment.
 
-`World(random).live(events)` draws events and holds each grant against an oracle of its own: a list of
-every flight in true time, searched anew for every limit and every key.  It counts each flight wherever in
-it it hurts most, and those without an end until their deadline.  It knows nothing of windows, shares,
-events or files.
+`World(random).live(events)` draws events and checks each grant against an oracle. The oracle is a list of all
+flights in true time, searched anew for every limit and every key. It counts each flight at its worst instant,
+and a flight without an end until its deadline. It knows nothing of windows, shares, events or files.
 """
 
 import abc
@@ -36,17 +35,17 @@ FOR_EACH: tuple[ForEach | None, ...] = (
     *(None, None, "sender", "sender_domain", "recipient_domain", "client", "user", "lane"),
 )
 LANES = ("", "u", "v")
-"""A relay without lanes says nothing of them."""
+"""An empty lane belongs to a relay without lanes."""
 UNITS: tuple[Unit, ...] = ("messages", "recipients", "connections", "bytes")
 
 
 class Killed(BaseException):
-    """A process died at a call to the disk."""
+    """Raised by a disk call, to kill the process that made the call."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What takes thousands of messages to reach is small in some worlds."""
+    """Bounds of the history. Small bounds reach in a few messages what otherwise takes thousands."""
 
     bounds: Bounds = BOUNDS
     replaces_often: bool = False
@@ -54,28 +53,26 @@ class Sizes:
 
 @dataclass
 class Flight:
-    """One transaction in true time, and whose it was."""
+    """One transaction in true time, with its weights and keys."""
 
     started_at_ns: int
     latest_end_ns: int
     ended_at_ns: int
     weights: dict[str, int]
     keys: dict[str, dict[str, int]]
-    """For each kind of key and each key: how many recipients."""
+    """For each kind of key and each key: the number of recipients."""
     reservation: Reservation
 
 
 @dataclass
 class Sender:
-    """One process."""
-
     limits: list[PlainLimit]
     throttle: Throttle | None = None
     flying: list[Flight] = field(default_factory=list)
 
 
 class World(abc.ABC):
-    """Three senders, one history, one clock; `true_ns` is the time that never errs."""
+    """Three senders, one history and one clock. `true_ns` is the true time."""
 
     def __init__(self, random: Random, sizes: Sizes | None = None) -> None:
         self.random, self.sizes = random, sizes or Sizes()
@@ -86,7 +83,6 @@ class World(abc.ABC):
         self.senders = [Sender(shared if random.random() < 0.8 else self._limits()) for _ in range(3)]
 
     def live(self, events: int) -> None:
-        """Have so much happen."""
         chances = self.chances()
         acts = self.random.choices([act for _, act in chances], [chance for chance, _ in chances], k=events)
         for act in acts:
@@ -106,7 +102,7 @@ class World(abc.ABC):
         ]
 
     def all_is_free_at_last(self) -> bool:
-        """Return whether, once all is past, a limit is free again, and no more than that."""
+        """Return whether a limit has all its slots, and no more, once every flight is past."""
         self.clock.advance(2 * (LONGEST_NS + TRANSACTION_NS) + self.true_ns)
         account = self._new_throttle([limit(5, LONGEST_NS)])
         return sum(isinstance(answer, Reservation) for answer in account.reserve([Request(1)] * 6)) == 5
@@ -116,7 +112,7 @@ class World(abc.ABC):
 
     @abc.abstractmethod
     def fail(self) -> None:
-        """Let one decision fail."""
+        """Make one decision fail."""
 
     def _limits(self) -> list[PlainLimit]:
         return [self._limit() for _ in range(self.random.choice([0, 1, 1, 2, 2, 3, 3]))]
@@ -175,7 +171,7 @@ class World(abc.ABC):
             self._fly(sender, answer, None)
 
     def _fly(self, sender: Sender, answer: Reservation, request: Request | None) -> None:
-        """Start what was granted, and hold it against all that every limit may have seen."""
+        """Start a granted flight, and check its limits against the most that an upstream may count."""
         assert answer.reserved_at_ns == self.clock.boottime_ns() - self.slack_ns
         latest_ns = self.true_ns + answer.deadline_ns - answer.reserved_at_ns
         weights = {"messages": 0, "recipients": 0, "connections": 1, "bytes": 0}
@@ -194,7 +190,7 @@ class World(abc.ABC):
         self.flights = [each for each in self.flights if each.ended_at_ns >= self.true_ns - LONGEST_NS]
         self.flights.append(flight)
         sender.flying.append(flight)
-        # What weighs nothing in a limit is not asked by it, and others may have gone by other limits.
+        # A limit does not apply to a flight that weighs nothing in it; flights by other limits may exceed it.
         for each in (each for each in sender.limits if weights[each.unit]):
             for key in flight.keys.get(each.for_each or "", {None: 0}):
                 if each.only in (None, key):
@@ -202,7 +198,7 @@ class World(abc.ABC):
                     assert counted <= each.count, f"{counted} for {each.label}, {key}"
 
     def _counted(self, by: PlainLimit, key: str | None, last: Flight) -> Iterator[int]:
-        """Return what each flight can weigh in the window that ends just behind the start of the last."""
+        """Yield the most that each flight can weigh in the window that ends behind the start of `last`."""
         first_ns = last.started_at_ns - by.per_ns + 1
         for flight in self.flights:
             if flight.ended_at_ns >= first_ns:
@@ -225,7 +221,7 @@ class World(abc.ABC):
         sender.throttle.settle(flight.reservation, self.clock.boottime_ns() - late_ns)
         flight.ended_at_ns = self.true_ns - late_ns
         if is_too_late:
-            # It outlived its deadline: nobody can help what was granted meanwhile, and from now on it counts.
+            # It outlived its deadline: grants made meanwhile cannot be revoked, but from now on it counts.
             sender.throttle.flush()
             self.flights = [*(each for each in self.flights if each is not flight), flight]
 
@@ -238,13 +234,13 @@ class World(abc.ABC):
         self._throttle(self.random.choice(self.senders)).flush()
 
     def _look(self) -> None:
-        """Ask what a status page asks: it changes nothing."""
+        """Read what a status page reads; this changes nothing."""
         self._throttle(self.random.choice(self.senders)).usage()
 
     def _edit(self) -> None:
         sender, limits = self.random.choice(self.senders), self._limits()
         if self.random.random() < 0.5:
-            # Some stay as they are, or with another N.
+            # Some limits stay, or change their count only.
             kept = self.random.sample(sender.limits, self.random.randint(0, len(sender.limits)))
             limits += [replace(each, count=self.random.choice([each.count, 3])) for each in kept]
         self._throttle(sender).replan(limits, 0)
@@ -252,13 +248,13 @@ class World(abc.ABC):
 
     @staticmethod
     def _die(sender: Sender) -> None:
-        """Leave its transactions in flight, for the upstream to count until their deadline."""
+        """Leave its transactions in flight; the upstream counts them until their deadline."""
         sender.throttle = None
         sender.flying.clear()
 
 
 class MemoryWorld(World):
-    """On a database that may lose its connection, and whose clock is another."""
+    """A world on a database with a clock of its own; the connection may fail."""
 
     def __init__(self, random: Random, sizes: Sizes | None = None) -> None:
         super().__init__(random, sizes)
@@ -279,7 +275,7 @@ class MemoryWorld(World):
 
 
 class FileWorld(World):
-    """On a file, whose disk may fail, lose power, or be left by the dead; the wall clock steps."""
+    """A world on a file. The disk fails or loses power, processes die in calls, and the wall clock steps."""
 
     def __init__(self, random: Random, sizes: Sizes | None = None) -> None:
         super().__init__(random, sizes)
@@ -295,7 +291,7 @@ class FileWorld(World):
         return FileHistory(PATH, self.disk, self.clock, replace_above_bytes=replace_above_bytes)
 
     def fail(self) -> None:
-        """Let a call to the disk fail in any way, once, or from then on until the power goes."""
+        """Let a disk call fail in any way, once or until the power goes."""
         fault = self.random.choice(list(FAULTS.values()))(self.random.randint(1, 7))
         self.disk.has_failed = False
         self.disk.fail(replace(fault, drops_pages=self.random.random() < 0.5))
@@ -310,7 +306,7 @@ class FileWorld(World):
     def _step_the_wall_clock(self) -> None:
         by_ns = self.random.choice(STEPS_NS) * self.random.choice([-1, 1])
         if self.wall_error_ns and self.random.random() < 0.5:
-            by_ns = -self.wall_error_ns  # somebody put it right
+            by_ns = -self.wall_error_ns  # an operator corrects the clock
         self._set_wall_error(self.wall_error_ns + by_ns)
 
     def _set_wall_error(self, error_ns: int) -> None:
@@ -331,7 +327,7 @@ class FileWorld(World):
         self.disk.before = count
         with contextlib.suppress(Killed):
             self.random.choice([self._reserve, self._reserve, self._flush, self._connect])()
-        # Whoever has the disk open is gone with it: all die in the same instant.
+        # The model disk belongs to all processes, so all die in the same instant.
         self.disk.before = None
         if self.random.random() < 0.5:
             self._lose_power()
@@ -347,7 +343,7 @@ class FileWorld(World):
         down_ns, boottime_ns = self.random.randint(0, 2 * LONGEST_NS), self.random.randint(0, 500)
         self.clock.reboot(down_ns, boottime_ns=boottime_ns)
         self.true_ns += down_ns + boottime_ns
-        # Further ahead than it ever was, by more than is believed: a little further cannot be detected.
+        # Ahead of every earlier error by more than is believed. A smaller step ahead cannot be detected.
         beyond_ns = self.most_wall_error_ns + 23 * YEAR_NS
         error_ns = self.random.choice(
             [
@@ -355,9 +351,9 @@ class FileWorld(World):
                 self.least_wall_error_ns - self.random.randint(0, 2 * LONGEST_NS),
                 self.least_wall_error_ns - self.random.choice(STEPS_NS),
                 -self.clock.wall_ns() + self.wall_error_ns + boottime_ns,  # 1970
-                beyond_ns,  # 2038, and further with each such boot
+                beyond_ns,  # 2038; each such boot goes further ahead
             ]
         )
         self._set_wall_error(error_ns if error_ns == beyond_ns else min(error_ns, self.least_wall_error_ns))
-        # Somebody reads the history by the clock as it is, before it is put right.
+        # A process reads the history by this wrong clock before an operator corrects the clock.
         self._throttle(self.senders[0]).flush()

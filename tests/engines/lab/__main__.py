@@ -1,4 +1,4 @@
-"""`python -m tests.engines.lab FILE-SYSTEM`: one experiment; figures as JSON, exits 1 for a violation."""
+"""`python -m tests.engines.lab FILE-SYSTEM` runs one experiment, prints JSON and exits 1 for a violation."""
 
 import argparse
 import json

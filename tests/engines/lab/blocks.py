@@ -1,9 +1,8 @@
-"""The log of writes and flushes, and the images of the disk that it makes possible.
+"""The log of writes and flushes, and the disk images that it makes possible.
 
-A *place* is an offset in the log, always between two records: what happened before it
-had been handed to the disk.  What a flush covers is on the disk when the flush ends; of
-what was written after the last flush a power cut may leave any part, in any order, torn
-at 512 bytes, which is what a disk promises and the loop device said it does.
+A *place* is an offset in the log, between two records; all writes before it had been handed to the disk.
+A flush makes all writes before it durable. Of the later writes a power cut may leave any part, in any order,
+torn at 512 bytes. A disk promises no more, and the loop device announces that sector size.
 """
 
 import os
@@ -20,41 +19,41 @@ _COMPARED_BYTES = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One write, where it stands in the log."""
+    """One write, and its position in the log."""
 
     offset: int
-    """On the disk."""
+    """Offset on the disk."""
     start: int
-    """Of its octets, in the log."""
+    """Offset of its octets in the log."""
     end: int
-    """The place behind it."""
+    """The place behind the write."""
 
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """A flush, or the beginning, and the writes after it up to the next one."""
+    """A flush, or the start of the log, and the writes up to the next flush."""
 
     writes: tuple[Write, ...]
     begin: int
     """The place behind the flush."""
     end: int
-    """The place before the next flush, or where the log ends."""
+    """The place before the next flush, or the end of the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One way in which the power may have gone."""
+    """One outcome of a power cut."""
 
     epoch: int
     place: int
-    """What had been handed to the disk by then."""
+    """The writes before this place had been handed to the disk."""
     pieces: tuple[tuple[Write, int, int], ...]
-    """What is left of the writes since the last flush, in order: from which octet to which."""
+    """The surviving pieces of the writes since the last flush, in order: write, begin and end in it."""
     label: str
 
 
 def read_log(path: Path) -> list[Epoch]:
-    """Return what a recorder logged, epoch by epoch; a last record that is not whole is left out."""
+    """Return the epochs of a recorder's log. An incomplete last record is left out."""
     epochs: list[Epoch] = []
     writes: list[Write] = []
     begin = place = 0
@@ -76,7 +75,7 @@ def read_log(path: Path) -> list[Epoch]:
 
 
 def cuts(epochs: Sequence[Epoch], rng: random.Random, per_epoch: int) -> Iterator[Cut]:
-    """Yield ways to cut, epoch by epoch: nothing left since the flush, everything, and parts drawn."""
+    """Yield cuts, epoch by epoch: nothing after the flush survives, everything does, or drawn parts do."""
     for number, epoch in enumerate(epochs):
         yield Cut(number, epoch.end, (), "nothing since the flush")
         if not epoch.writes:
@@ -91,7 +90,7 @@ def _whole(writes: Sequence[Write]) -> Iterator[tuple[Write, int, int]]:
 
 
 def _drawn(number: int, epoch: Epoch, rng: random.Random) -> Cut:
-    """Draw a cut: how far it got, how much of that is left, and what is torn."""
+    """Draw a cut: how many writes were issued, which of them survive, and which are torn."""
     issued = epoch.writes[: rng.randint(1, len(epoch.writes))]
     kept, torn = rng.choice((0.1, 0.5, 0.9)), rng.choice((0.0, 0.3))
     pieces: list[tuple[Write, int, int]] = []
@@ -109,10 +108,10 @@ def _drawn(number: int, epoch: Epoch, rng: random.Random) -> Cut:
 
 
 class Platter:
-    """What is surely on the disk, moved on epoch by epoch, and copies of it with a cut's pieces."""
+    """The durable content of the disk, advanced epoch by epoch, and images of it with a cut's pieces."""
 
     def __init__(self, base: Path, log: Path, epochs: Sequence[Epoch], folder: Path) -> None:
-        """Begin with `base`, the disk before the log; files are made in `folder`, sparse."""
+        """Start with `base`, the disk before the log. The sparse files of the platter go to `folder`."""
         self._epochs = epochs
         self._epoch = 0
         self._log = log.open("rb")
@@ -121,12 +120,12 @@ class Platter:
         with base.open("rb") as file:
             _make_same(file.fileno(), self._durable.fileno(), self._size)
         self.image = folder / "image"
-        """Where `build` puts an image: the same file each time."""
+        """The file that `build` overwrites with each image."""
         with self.image.open("ab") as image:
             image.truncate(self._size)
 
     def build(self, cut: Cut) -> None:
-        """Make `image` what this cut leaves.  Cuts come in the order of their epochs."""
+        """Write the image that this cut leaves. Calls must come in the order of the epochs."""
         while self._epoch < cut.epoch:
             for write, begin, end in _whole(self._epochs[self._epoch].writes):
                 self._put(self._durable.fileno(), write, begin, end)
@@ -142,7 +141,7 @@ class Platter:
 
     def _put(self, fd: int, write: Write, begin: int, end: int) -> None:
         octets = os.pread(self._log.fileno(), end - begin, write.start + begin)
-        # Zeros on a hole would fill it.
+        # Writing zeros would fill a hole.
         is_zero = octets.count(0) == len(octets)
         if is_zero and os.pread(fd, len(octets), write.offset + begin) == octets:
             return
@@ -150,7 +149,7 @@ class Platter:
 
 
 def _make_same(source: int, target: int, size: int) -> None:
-    """Make `target` the same as `source`, whatever it was: most of it is the same already."""
+    """Copy `source` over `target`, but write only the parts that differ: most are equal already."""
     os.ftruncate(target, size)
     offset = 0
     while (offset := min(_next_content(source, offset, size), _next_content(target, offset, size))) < size:
@@ -162,7 +161,7 @@ def _make_same(source: int, target: int, size: int) -> None:
 
 
 def _next_content(fd: int, offset: int, size: int) -> int:
-    """Return where the next octets are that are no hole; the end, if there are none."""
+    """Return the offset of the next octet outside a hole, or `size` if there is none."""
     try:
         return os.lseek(fd, offset, os.SEEK_DATA)
     except OSError:  # ENXIO

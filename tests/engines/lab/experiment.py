@@ -1,4 +1,4 @@
-"""Plays recorded on one file system, and the images that their power cuts would have left, judged."""
+"""Records plays on one file system, and judges the images that power cuts may have left."""
 
 import copy
 import random
@@ -22,24 +22,22 @@ from tests.fakes.clock import FakeClock
 
 CUTS_PER_EPOCH = 8
 LEAST_IMAGES = 20
-"""So many are judged in any case, when time was up before the first."""
+"""This many images are judged even if the time is up before the first."""
 
 
 @dataclass
 class Figures:
-    """What an experiment came to."""
-
     images: int = 0
     flushes: int = 0
     accepted: int = 0
     plays: int = 0
     unmountable: list[str] = field(default_factory=list)
-    """Images that the file system itself refuses: sectors of one of its own blocks, torn apart."""
+    """Images that the file system refuses: one of its own blocks is torn between sectors."""
     violations: list[str] = field(default_factory=list)
 
 
 class Laboratory:
-    """Plays, cuts and judges on one file system, in a folder of its own (best on a tmpfs)."""
+    """Plays, cuts and judges on one file system, in its own folder (best on a tmpfs)."""
 
     def __init__(self, file_system: FileSystem, seed: int, folder: Path, engine: str, careless: str) -> None:
         self.figures = Figures()
@@ -55,9 +53,9 @@ class Laboratory:
         file_system.make_on(self._base)
 
     def play(self, rounds: int, most: int, until_s: float | None = None) -> None:
-        """Use the disk and judge so many images; the disk is then one that a cut left.
+        """Use the disk and judge up to `most` images. Afterwards the disk is an image that a cut left.
 
-        Fewer where time is up, but for the first LEAST_IMAGES.
+        After `until_s` it stops, but not before LEAST_IMAGES images.
         """
         notes, epochs = self._record(rounds)
         platter = Platter(self._base, self._log, epochs, self._folder)
@@ -77,7 +75,6 @@ class Laboratory:
         self._clock.reboot(down_ns=SECOND_NS)
 
     def _record(self, rounds: int) -> tuple[Notes, list[Epoch]]:
-        """Use the disk; return what was noted and what was written."""
         recorded, name, options = self._folder / "blocks", self._file_system.name, self._file_system.options
         recorded.write_bytes(b"")
         disk = CarelessDisk(self._careless) if self._careless else RealDisk()
@@ -88,7 +85,7 @@ class Laboratory:
                 work(self._mount, self._engine, disk, notes, clock=self._clock, rng=self._rng, rounds=rounds)
                 end = recorded.stat().st_size
             loop.forget()
-        # What unmounting writes is not part of the story.
+        # Writes of the unmount do not count.
         self._log.write_bytes(recorded.read_bytes()[:end])
         epochs = read_log(self._log)
         self.figures.plays += 1
@@ -97,7 +94,7 @@ class Laboratory:
         return notes, epochs
 
     def _draw(self, notes: Notes, epochs: Sequence[Epoch], most: int) -> list[Cut]:
-        """Draw cuts: half where something had just been promised and is all that a flush keeps."""
+        """Draw cuts: up to half come right after a promise and leave only flushed writes."""
         owed = notes.places
         groups: tuple[list[Cut], list[Cut]] = ([], [])
         for cut in cuts(epochs, self._rng, CUTS_PER_EPOCH):
@@ -107,7 +104,7 @@ class Laboratory:
         drawn: list[Cut] = []
         for share, group in zip((0.5, 1.0), groups, strict=True):
             drawn += self._rng.sample(group, min(len(group), round(most * share) - len(drawn)))
-        # The platter goes forward only.
+        # The platter only moves forward.
         return sorted(drawn, key=lambda cut: cut.epoch)
 
     def _judge(self, image: Path, device: str, cut: Cut, known: Known) -> None:
@@ -121,7 +118,7 @@ class Laboratory:
                 try:
                     stack.enter_context(kernel.mounted(device, self._mount, name, options))
                 except OSError as error:
-                    # No promise of ours, nor of a disk that writes its blocks whole.
+                    # A disk that writes its blocks whole prevents this; the relay promises nothing here.
                     self.figures.unmountable.append(f"{story}: {error}")
                     return
                 judge(self._mount, self._engine, known, clock)

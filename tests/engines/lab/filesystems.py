@@ -1,7 +1,7 @@
-"""ext4, xfs and btrfs: how each is made, mounted and checked.
+"""ext4, xfs and btrfs: how to make, mount and check each.
 
-Sizes are near the smallest that each can have, with room for the 16 MB that the relay
-keeps free; the files are sparse, so that it costs little.
+Each size is near the file system's minimum, plus room for the 16 MB that the relay keeps free. The files are
+sparse and cost little.
 """
 
 import os
@@ -15,32 +15,30 @@ from tests.system.demand import find, missing_program
 
 @dataclass(frozen=True, slots=True)
 class FileSystem:
-    """One file system and its tools."""
-
     name: str
     size_bytes: int
     make: tuple[str, ...]
     check: tuple[str, ...]
-    """Reads, never repairs; exits 0 only where all is well."""
+    """Only reads. Exits 0 only if the file system is sound."""
     options: str = ""
-    """For mount(2)."""
+    """Options for mount(2)."""
     surroundings: Mapping[str, str] = field(default_factory=dict)
 
     def why_missing(self) -> str | None:
-        """Return why it cannot be used here, or None."""
+        """Return why the file system cannot be used here, or None."""
         if reason := missing_program(self.make[0], self.check[0], "setpriv"):
             return reason
         known = {line.split()[-1] for line in Path("/proc/filesystems").read_text().splitlines()}
         return None if self.name in known else f"this kernel has no {self.name}"
 
     def make_on(self, path: Path) -> None:
-        """Make an empty file system in a new file.  Raises CalledProcessError."""
+        """Make an empty file system in a new file. Raises CalledProcessError."""
         with path.open("xb") as file:
             file.truncate(self.size_bytes)
         self._run(self.make, path).check_returncode()
 
     def complaint(self, path: Path) -> str | None:
-        """Return what its checker says against the unmounted file system in a file, or None."""
+        """Return the checker's report on the unmounted file system in a file, or None if it is sound."""
         ran = self._run(self.check, path)
         return None if ran.returncode == 0 else f"{self.check[0]} exited {ran.returncode}: {ran.stdout}"
 
@@ -66,7 +64,7 @@ FILE_SYSTEMS = {
             ("e2fsck", "-fn"),
             "noinit_itable",
         ),
-        # mkfs.xfs refuses less than 300 MB but in xfs's own tests.
+        # mkfs.xfs refuses less than 300 MB, except with the variables of xfs's own tests.
         FileSystem(
             "xfs",
             96 * _MEBIBYTE,

@@ -1,8 +1,8 @@
-"""System calls that Python does not have: mount, loop devices, a mount namespace of our own.
+"""System calls that Python does not have: mount, loop devices, and a private mount namespace.
 
-Everything here is undone by the kernel when the last process in the namespace is gone:
-mounts go with the namespace, and a loop device clears itself when nobody has it open.
-Numbers are those of linux/mount.h, linux/fs.h and linux/btrfs.h.
+The kernel undoes all of it when the last process of the namespace ends: the namespace takes its mounts along,
+and a loop device detaches itself when its last user closes it. The numbers come from linux/mount.h,
+linux/fs.h and linux/btrfs.h.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ def why_missing() -> str | None:
     absent = [path for path in ("/dev/fuse", "/dev/loop-control") if not os.access(path, os.R_OK | os.W_OK)]
     if absent:
         return f"there is no {' and no '.join(absent)}"
-    # As the laboratory does it, with the programs that know how.
+    # The laboratory mounts in the same way; here unshare(1), mount(8) and losetup(8) do it.
     trial = "mount -t tmpfs relay-lab /mnt && losetup --find"
     tried = subprocess.run(
         ["unshare", "--mount", "sh", "-c", trial], capture_output=True, text=True, check=False
@@ -52,7 +52,7 @@ def why_missing() -> str | None:
 
 
 def enter_private_namespace() -> None:
-    """Give this process, before it has threads, mounts that nobody else sees.  Raises OSError."""
+    """Give this process a private mount namespace, before it has threads. Raises OSError."""
     _checked(_libc.unshare(_CLONE_NEWNS), "unshare")
     _checked(_libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None), "make mounts private")
 
@@ -62,19 +62,19 @@ def die_with_parent() -> None:
 
 
 def ending_with_us(*command: str) -> list[str]:
-    # Who was started by one that ended before it asked for the signal has another parent by then.
+    # If this process dies before the child asks for the signal, the child has another parent: it ends.
     check = ["sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"', str(os.getpid())]
     return [str(find("setpriv")), "--pdeathsig", "KILL", *check, *command]
 
 
 def mount(source: str, target: Path, kind: str, options: str = "") -> None:
-    """Mount a file system (mount(2)).  Raises OSError."""
+    """Mount a file system (mount(2)). Raises OSError."""
     result = _libc.mount(source.encode(), os.fsencode(target), kind.encode(), 0, options.encode())
     _checked(result, f"mount {kind}")
 
 
 def unmount(target: Path, *, detach: bool = False) -> None:
-    """Unmount it (umount2(2)); detached, also while it is in use.  Raises OSError."""
+    """Unmount (umount2(2)). With `detach`, it works while the mount is in use. Raises OSError."""
     _checked(_libc.umount2(os.fsencode(target), _MNT_DETACH if detach else 0), f"unmount {target}")
 
 
@@ -90,29 +90,28 @@ def mounted(source: str, target: Path, kind: str, options: str = "") -> Iterator
 
 
 class Loop:
-    """A loop device over a file.  Shared by the whole machine, so: one that is free, and only ours."""
+    """A loop device over a file. The whole machine shares loop devices: this takes a free one."""
 
     def __init__(self, path: Path) -> None:
-        """Take a free device.  Raises CalledProcessError where there is none."""
+        """Take a free device. Raises CalledProcessError if there is none."""
         losetup = [str(find("losetup")), "--sector-size", "512"]
         made = subprocess.run(
             [*losetup, "--find", "--show", str(path)], stdout=subprocess.PIPE, text=True, check=True
         )
         self.device = made.stdout.strip()
         self._fd = os.open(self.device, os.O_RDWR | os.O_CLOEXEC)
-        # Once nobody has it open any more.
+        # The device detaches when its last user closes it.
         subprocess.run([losetup[0], "--detach", self.device], check=True)
 
     def forget(self) -> None:
-        """Drop what the kernel remembers of the device's content, and of a btrfs on it."""
+        """Drop the kernel's cache of the device, and its knowledge of a btrfs there."""
         fcntl.ioctl(self._fd, _BLKFLSBUF)
         if Path("/dev/btrfs-control").exists():
             with Path("/dev/btrfs-control").open("r+b", buffering=0) as control:
-                # struct btrfs_ioctl_vol_args: fd, name.  ENOENT: it knows of none.
+                # struct btrfs_ioctl_vol_args: fd, name. ENOENT: the kernel knows no btrfs there.
                 asked = bytearray(struct.pack("=q4088s", 0, self.device.encode()))
                 with contextlib.suppress(FileNotFoundError):
                     fcntl.ioctl(control, _BTRFS_IOC_FORGET_DEV, asked)
 
     def close(self) -> None:
-        """Let go of the device: it clears itself."""
         os.close(self._fd)

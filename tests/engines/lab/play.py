@@ -1,8 +1,8 @@
-"""What is done with a spool and a history on a recorded disk, and what must hold of an image.
+"""The load on a spool and a history on a recorded disk, and what must hold of an image.
 
-The spool is used and judged as on the model disk (tests.engines.spool): a listener and a sender on one
-store, and a trace of what those outside were told.  `Notes` keeps how far the trace was at which place in
-the log of blocks: what is owed at a place was told before it, and what may have begun was asked for before.
+The spool is used and judged as on the model disk (tests.engines.spool): a listener and a sender share one
+spool, and a trace records what clients and upstream were told. `Notes` keeps the trace at places in the log
+of blocks: a promise told before a place is owed there, and a call made before it may have begun.
 """
 
 import random
@@ -32,7 +32,7 @@ LIMITS = [messages(10**6, 86_400), recipients(10**6, 86_400)]
 
 
 class CarelessDisk(RealDisk):
-    """One that leaves out a kind of sync, to show that the laboratory sees it: METHOD, or METHOD:FOLDER."""
+    """A disk that leaves out one kind of sync: METHOD, or METHOD:FOLDER. The laboratory must notice it."""
 
     def __init__(self, careless: str) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class CarelessDisk(RealDisk):
 
 
 Known = tuple[Trace, tuple[int, int]]
-"""A trace, and how many transactions and recipients were granted."""
+"""A trace, and the transactions and recipients that were granted."""
 
 
 def engine_on(name: str, folder: Path) -> OnModel:
@@ -56,13 +56,13 @@ def engine_on(name: str, folder: Path) -> OnModel:
 
 
 class Notes:
-    """What was known, and since which place in the log of blocks."""
+    """What was known at each place in the log of blocks."""
 
     def __init__(self, log: Path, trace: Trace, charged: tuple[int, int]) -> None:
         self.trace, self.charged = trace, charged
-        """`charged`: transactions and recipients that were granted."""
+        """Transactions and recipients that were granted."""
         self._log = log
-        # Also of what mounting wrote.
+        # Place 0 also covers the writes of the mount.
         self._noted = [(0, trace.copy(), charged)]
 
     def note(self) -> None:
@@ -78,7 +78,7 @@ class Notes:
 
 
 class _Noting:
-    """Has what was asked for noted ahead of each call."""
+    """Wraps an object and takes a note before each call."""
 
     def __init__(self, called: object, notes: Notes) -> None:
         self._called, self._notes = called, notes
@@ -98,7 +98,7 @@ def work(
     rng: random.Random,
     rounds: int,
 ) -> None:
-    """Accept and settle messages; some stay, also held, for whoever goes on."""
+    """Accept and settle messages. Some stay in the spool, some of them held, for the next play."""
     sender = Sender(disk, clock, notes.trace, engine)
     sender.spool = cast(Spool, _Noting(sender.spool, notes))
     throttle = Throttle(FileHistory(folder / "history", RealDisk(), clock), LIMITS, None, clock)
@@ -138,7 +138,7 @@ def work(
 
 
 def judge(folder: Path, engine: OnModel, known: Known, clock: FakeClock) -> None:
-    """Judge what is mounted on a folder by what was known.  Raises Violation, OSError."""
+    """Judge the image mounted on `folder` against what was known. Raises Violation, OSError, SpoolError."""
     (trace, charged), disk = known, RealDisk()
     _check_history(folder / "history", charged, disk, clock)
     trace.crash()
@@ -160,14 +160,14 @@ def _started(disk: RealDisk, engine: OnModel, trace: Trace, clock: FakeClock) ->
     try:
         yield sender
     except BaseException:
-        # What stays open would keep the image's file system.
+        # An open file would keep the image mounted.
         with suppress(OSError):
             sender.spool.close()
         raise
 
 
 def _check_history(path: Path, charged: tuple[int, int], disk: RealDisk, clock: FakeClock) -> None:
-    """Hold the history to what was granted before the power went: all is still charged."""
+    """Check that the history still charges every grant made before the power cut."""
     throttle = Throttle(FileHistory(path, disk, clock), LIMITS, None, clock)
     try:
         throttle.flush()

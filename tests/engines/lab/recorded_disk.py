@@ -1,4 +1,4 @@
-"""A loop device over the recorder: everything that is written to it is logged, and a flush may be slow."""
+"""A loop device over the recorder. The recorder logs every write, and can slow down each flush."""
 
 import contextlib
 import subprocess
@@ -14,9 +14,9 @@ from tests.system.waiting import HANG_S
 
 @contextmanager
 def recorded_disk(base: Path, fuse: Path, log: Path, *, flush_s: float = 0.0) -> Iterator[kernel.Loop]:
-    """Have a disk that begins as `base`, while the context lasts; the recorder is mounted on `fuse`.
+    """Yield a disk with the content of `base`; the recorder is mounted on `fuse` meanwhile.
 
-    Each flush takes `flush_s` longer, and nothing else is read or written meanwhile.
+    Each flush takes `flush_s` longer. No other read or write is served during a flush.
     """
     fuse.mkdir(exist_ok=True)
     program = [sys.executable, "-m", "tests.engines.lab.recorder"]

@@ -1,13 +1,11 @@
-"""A FUSE file system with one file, which logs each write and each flush: a disk that remembers.
+"""A FUSE file system with one file. It logs each write and each flush of that file.
 
-A program: `python -m tests.engines.lab.recorder FOLDER IMAGE LOG FLUSH_SECONDS` mounts it on FOLDER, with
-IMAGE's content in FOLDER/disk, says `ready` on its output and serves until it is unmounted.  A flush takes
-FLUSH_SECONDS more, as on a slow disk.  IMAGE itself is not written.  It speaks the kernel's protocol
-(linux/fuse.h, 7.31) and needs no library.
+`python -m tests.engines.lab.recorder FOLDER IMAGE LOG FLUSH_SECONDS` mounts it on FOLDER, with IMAGE's
+content in FOLDER/disk, prints `ready` and serves until it is unmounted. Each flush takes FLUSH_SECONDS
+longer, as on a slow disk. IMAGE is not written. The protocol is linux/fuse.h, 7.31; no library is used.
 
-Guarantees: what a flush covers stands before it in LOG, and all of it is in LOG before the
-kernel is answered; so the length of LOG is a clock by which others tell what was durable
-when.  Requests are served one after the other.
+In LOG, the writes that a flush covers stand before the flush, and a record is in LOG before the kernel gets
+its answer. So the length of LOG is a clock that tells what was durable when. Requests are served in order.
 """
 
 import contextlib
@@ -23,12 +21,12 @@ from pathlib import Path
 from tests.engines.lab import kernel
 
 RECORD = struct.Struct("<QQ")
-"""Before each write: its offset and its length.  A flush has none: length 0."""
+"""Stands before each write: its offset and its length. A flush has length 0."""
 FLUSH_OFFSET = 2**64 - 1
 
 
 class _Op(enum.IntEnum):
-    """What the kernel asks for (enum fuse_opcode)."""
+    """Requests of the kernel (enum fuse_opcode)."""
 
     LOOKUP = 1
     FORGET = 2
@@ -61,8 +59,6 @@ _KEEP_CACHE = 1 << 1
 
 
 class Recorder:
-    """Serves one mount."""
-
     def __init__(self, fd: int, image: Path, log_fd: int, flush_s: float) -> None:
         self._fd = fd
         self._log_fd = log_fd
@@ -84,7 +80,7 @@ class Recorder:
             answer = self._answer(opcode, node, view[_HEADER_IN.size : size])
             error, content = (answer, b"") if isinstance(answer, int) else (0, answer)
             header = _HEADER_OUT.pack(_HEADER_OUT.size + len(content), -error, unique)
-            # ENOENT: who asked does not wait for the answer any more.
+            # ENOENT: the caller no longer waits for the answer.
             with contextlib.suppress(FileNotFoundError):
                 os.writev(self._fd, [header, content])
             if opcode == _Op.DESTROY:
@@ -146,8 +142,8 @@ def main() -> None:
     fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     kernel.mount("lab", folder, "fuse", f"fd={fd},rootmode=40000,user_id=0,group_id=0")
-    # Whoever is the last in a namespace flushes and unmounts what is in it, as it ends.  That must not be
-    # us: a dying process waits for ever for an answer that only it could give.
+    # The last process of a mount namespace flushes and unmounts its file systems as it ends. If that were
+    # this process, it would wait forever for an answer that only it can give.
     kernel.enter_private_namespace()
     kernel.unmount(folder, detach=True)
     sys.stdout.write("ready\n")

@@ -1,7 +1,7 @@
-"""Spool and history on ext4, xfs and btrfs: whatever a power cut leaves, no promise is broken.
+"""Spool and history on ext4, xfs and btrfs: no image that a power cut leaves breaks a promise.
 
-Each experiment is a process in a mount namespace of its own; so is the one with a careless disk, which
-shows that the laboratory can see a promise broken.
+Each experiment is a process in its own mount namespace. An experiment with a careless disk shows that the
+laboratory notices a broken promise.
 """
 
 import json
@@ -22,16 +22,15 @@ from tests.system.demand import demand
 from tests.system.relay import PROJECT
 
 IMAGES = 63
-"""Of each file system and engine, in every `make test-all`."""
+"""The number of images for each file system and engine, in every `make test-all`."""
 MOST_UNMOUNTABLE = 1 / 20
-"""Of the images.  btrfs refuses a superblock of which some octets came and others not: once in some 900."""
+"""A share of the images. btrfs refuses a superblock of which only some octets arrived: once in some 900."""
 HANG_S = 600.0
 SHARE = 1 / 24
-"""Of the budget of a crash run, for each file system and engine."""
+"""The share of a crash run's budget for each file system and engine."""
 
 
 def experiment(folder: Path, name: str, *arguments: object, seconds: float = 0) -> dict[str, Any]:
-    """Run one on a file system; return its figures."""
     demand(kernel.why_missing(), FILE_SYSTEMS[name].why_missing())
     ran = subprocess.run(
         [sys.executable, "-m", "tests.engines.lab", name, *map(str, arguments)],
@@ -56,7 +55,7 @@ def check(figures: dict[str, Any]) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", FILE_SYSTEMS)
-def test_no_power_cut_of_a_real_disk_breaks_a_promise(name: str, engine: str, tmp_path: Path) -> None:
+def test_no_power_cut_on_a_real_file_system_breaks_a_promise(name: str, engine: str, tmp_path: Path) -> None:
     figures = experiment(tmp_path, name, "--engine", engine, "--images", IMAGES)
 
     check(figures)
@@ -71,7 +70,9 @@ def test_no_power_cut_of_a_real_disk_breaks_a_promise(name: str, engine: str, tm
 @pytest.mark.parametrize(
     "name", ["ext4", *(pytest.param(name, marks=pytest.mark.crash(least_s=60)) for name in ("xfs", "btrfs"))]
 )
-def test_a_sync_left_out_is_caught(name: str, engine: SpoolEngine, sync: str, tmp_path: Path) -> None:
+def test_the_laboratory_notices_a_missing_sync(
+    name: str, engine: SpoolEngine, sync: str, tmp_path: Path
+) -> None:
     figures = experiment(tmp_path, name, "--engine", engine, "--careless", sync, "--images", 400)
 
     assert any("is lost" in violation for violation in figures["violations"])
@@ -80,7 +81,7 @@ def test_a_sync_left_out_is_caught(name: str, engine: SpoolEngine, sync: str, tm
 @pytest.mark.crash
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", FILE_SYSTEMS)
-def test_cut_after_cut_on_one_disk_breaks_no_promise(
+def test_repeated_power_cuts_on_one_disk_break_no_promise(
     *,
     name: str,
     engine: str,

@@ -1,4 +1,4 @@
-"""What every engine of the spool must do; an engine's tests inherit `Conformance` and say how to make one."""
+"""What every engine of the spool must do. An engine's tests inherit `Conformance` and supply the engine."""
 
 import errno
 import os
@@ -71,12 +71,12 @@ def watched(engine: Engine) -> ModelDisk:
     assert isinstance(engine, OneSpool)
     assert isinstance(engine.disk, ModelDisk)
     view = engine.disk.another()
-    engine.view = lambda: view  # type: ignore[method-assign]  # the one whose calls fail
+    engine.view = lambda: view  # type: ignore[method-assign]  # the view whose calls fail
     return view
 
 
 class Conformance:
-    """The suite."""
+    """The suite for any engine and any disk."""
 
     def test_a_message_comes_out_as_it_went_in(self, engine: Engine) -> None:
         spool, (queue_id,) = begun(engine, CONTENT)
@@ -87,7 +87,7 @@ class Conformance:
         assert (message.statuses, message.left) == ((Status.TODO,) * 3, (0, 1, 2))
         assert (message.is_held, message.is_warned, message.told) == (False, False, frozenset())
         (found,) = again(engine, spool)[1]
-        # On a disk of the kernel's another clock goes on, which may be taken for a hint.
+        # On a real disk the kernel's clock runs on; the engine may take its time stamp for a next attempt.
         assert unhinted([found]) == unhinted([message])
 
     @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ class Conformance:
         assert message.content == (content if size <= INLINE_BYTES else None)
         assert message.head == (content if size <= INLINE_BYTES else content[:HEAD_BYTES])
 
-    def test_ten_thousand_recipients_go_on_where_they_stopped(self, engine: Engine) -> None:
+    def test_statuses_of_ten_thousand_recipients_survive_a_restart(self, engine: Engine) -> None:
         everybody = replace(ENVELOPE, recipients=tuple(f"member{n}@example.com" for n in range(10_000)))
         spool, queue_id = engine.start(), accept(engine.intake(), everybody)
         claimed(spool)
@@ -140,10 +140,10 @@ class Conformance:
             assert read(spool, queue_id).statuses == (*fates, Status.TODO)
             spool, _ = again(engine, spool)
 
-    def test_what_ended_is_gone_for_ever(self, engine: Engine) -> None:
+    def test_an_ended_message_never_comes_back(self, engine: Engine) -> None:
         spool, (queue_id, other) = begun(engine, CONTENT, CONTENT)
         for marks in (EVERY, EVERY, {}):
-            # Asked again, as after an error.
+            # The settlement is repeated, as after an error.
             settle(spool, Settlement(queue_id, ENVELOPE, marks, ends=True))
         for _ in range(2):
             with pytest.raises(Absent):
@@ -168,7 +168,7 @@ class Conformance:
             Settlement(QueueId(""), replace(ENVELOPE, recipients=ENVELOPE.recipients[::-1]), {2: RELAYED}),
         ],
     )
-    def test_a_fate_is_final_and_of_the_recipient_that_was_read(
+    def test_a_settlement_that_contradicts_the_stored_message_makes_it_corrupt(
         self, engine: Engine, settlement: Settlement
     ) -> None:
         spool, (queue_id,) = begun(engine, CONTENT)
@@ -179,7 +179,7 @@ class Conformance:
         assert spool.look().corrupt == 1
         assert again(engine, spool)[1] == []
 
-    def test_notes_tell_the_last_word_on_each_recipient_that_is_reported(self, engine: Engine) -> None:
+    def test_notes_hold_the_last_reply_for_each_recipient_to_be_reported(self, engine: Engine) -> None:
         spool, (queue_id, other) = begun(engine, CONTENT, CONTENT)
         assert read(spool, queue_id).notes == ()
         settle(
@@ -206,7 +206,7 @@ class Conformance:
         message = read(spool, queue_id)
         assert (message.told, message.owed_report) == (frozenset({1}), None)
         settle(spool, Settlement(own, REPORT, {0: RELAYED}, ends=True))
-        # Also when it is gone, and the message was not told of it in memory.
+        # The same holds after the report is gone.
         settle(spool, first)
         assert claimed(spool) == []
         settle(spool, Settlement(queue_id, ENVELOPE, {0: BOUNCED, 2: RELAYED}, [note(0)]))
@@ -218,7 +218,7 @@ class Conformance:
         spool, found = again(engine, spool)
         assert [m.queue_id for m in found] == [report_id(queue_id)]
 
-    def test_all_of_a_message_may_be_settled_at_once(self, engine: Engine) -> None:
+    def test_one_settlement_may_mark_report_and_end_a_message(self, engine: Engine) -> None:
         spool, (queue_id, other) = begun(engine, CONTENT, CONTENT)
         own = report_id(queue_id)
         report = Report(own, REPORT, b"Subject: sorry\r\n")
@@ -244,7 +244,7 @@ class Conformance:
     def test_a_held_message_stays_held_until_it_is_released(self, engine: Engine) -> None:
         spool, (queue_id,) = begun(engine, CONTENT)
         for is_held in (True, True, False, False, True):
-            # An operator moves what nobody read.
+            # An operator may hold a message that nobody has read: the settlement lacks its recipients.
             settle(spool, Settlement(queue_id, replace(ENVELOPE, recipients=()), is_held=is_held))
             assert read(spool, queue_id).is_held is is_held
         spool, (message,) = again(engine, spool)
@@ -254,7 +254,7 @@ class Conformance:
         settle(spool, Settlement(queue_id, ENVELOPE, EVERY, ends=True))
         assert again(engine, spool)[1] == []
 
-    def test_a_postponed_message_remembers_when_it_is_due(self, engine: Engine) -> None:
+    def test_a_deferred_message_remembers_its_next_attempt(self, engine: Engine) -> None:
         spool, (queue_id,) = begun(engine, CONTENT)
         at_ns = START_WALL_NS + 300 * SECOND_NS
         settle(spool, Settlement(queue_id, ENVELOPE, {0: RELAYED}, next_attempt_at_ns=at_ns))
@@ -282,7 +282,7 @@ class Conformance:
         assert second is None
         assert again(engine, spool)[1][0].left == (1, 2)
 
-    def test_only_one_owns_the_queue_and_the_other_is_told_who(self, engine: Engine) -> None:
+    def test_a_second_owner_of_the_queue_is_refused_with_the_pid_of_the_first(self, engine: Engine) -> None:
         spool, _ = begun(engine)
         for _ in range(2):
             with pytest.raises(SpoolBusy, match=rf"\b{os.getpid()}\b"):
@@ -290,7 +290,7 @@ class Conformance:
         spool.close()
         engine.start().close()
 
-    def test_messages_are_claimed_once_the_oldest_first_and_so_many_at_a_time(self, engine: Engine) -> None:
+    def test_messages_are_claimed_once_and_the_oldest_first_in_pages(self, engine: Engine) -> None:
         spool, intakes = engine.start(), [engine.intake(), engine.intake()]
         accepted = []
         for number in range(8):
@@ -302,7 +302,7 @@ class Conformance:
         assert spool.look().unclaimed == 5
         accepted.append(accept(intakes[0]))
         found += [message.queue_id for message in claimed(spool, 4)]
-        # A new one waits for what the start found.
+        # A new message comes after those that the start found.
         assert found == accepted
         assert spool.claim(9) == []
         assert [message.queue_id for message in again(engine, spool)[1]] == accepted
@@ -347,7 +347,7 @@ class Conformance:
     def test_a_damaged_message_is_set_aside_and_the_rest_goes_on(self, engine: Engine, size: int) -> None:
         spool, (damaged, whole) = begun(engine, bytes(size), CONTENT)
         engine.damage(damaged)
-        # Not one octet: an upstream could refuse it, and its sender would be blamed.
+        # No octet may go out: the upstream might refuse damaged content and blame the sender.
         with pytest.raises(Corrupt):
             assert (read(spool, damaged).content, any(spool.content(damaged))) == (None, False)
         with pytest.raises(Absent):
@@ -361,7 +361,7 @@ class Conformance:
             spool, found = again(engine, spool)
             assert (found, spool.look().corrupt) == ([], 1)
 
-    def test_a_message_that_was_damaged_before_a_start_is_set_aside_by_it(self, engine: Engine) -> None:
+    def test_a_start_sets_aside_a_message_that_was_damaged_before(self, engine: Engine) -> None:
         spool, (damaged, whole) = begun(engine, CONTENT, CONTENT)
         spool.close()
         engine.damage(damaged)
@@ -409,12 +409,12 @@ class Conformance:
             assert unhinted(listed) == unhinted(found)
             hints = {each.queue_id: each.next_attempt_at_ns or each.envelope.arrival_at_ns for each in listed}
             assert hints == {each.queue_id: each.envelope.arrival_at_ns for each in found} | {held: at_ns}
-        # What is here already stays as it is.
+        # Adopting again leaves an existing message as it is.
         settle(spool, Settlement(queue_id, ENVELOPE, {2: RELAYED}))
         spool.adopt(adopted())
         assert next(m for m in again(engine, spool)[1] if m.queue_id == queue_id).left == ()
 
-    def test_room_is_told(self, engine: Engine) -> None:
+    def test_free_space_is_reported(self, engine: Engine) -> None:
         spool, _ = begun(engine)
         assert spool.look().free_bytes > 0
         intake = engine.intake()
@@ -423,9 +423,9 @@ class Conformance:
 
 
 class FailingConformance(Conformance):
-    """What an engine must do on a disk whose calls fail for a while: the model of one."""
+    """The suite for an engine on the model disk, whose calls can fail for a while."""
 
-    def test_what_cannot_be_read_now_is_told_once_counted_and_claimed_later(self, engine: Engine) -> None:
+    def test_an_unreadable_message_is_reported_once_counted_and_claimed_later(self, engine: Engine) -> None:
         view, intake = watched(engine), engine.intake()
         queue_ids = [accept(intake), accept(intake)]
         spool = engine.start()
@@ -441,7 +441,7 @@ class FailingConformance(Conformance):
         assert [message.queue_id for message in claimed(spool)] == queue_ids
         assert (spool.look().corrupt, spool.look().unclaimed) == (0, 0)
 
-    def test_a_long_report_without_room_keeps_the_marks_and_holds_up_no_other_message(
+    def test_a_long_report_without_room_keeps_the_marks_and_blocks_no_other_message(
         self, engine: Engine
     ) -> None:
         spool, (queue_id, other) = begun(engine, CONTENT, CONTENT)

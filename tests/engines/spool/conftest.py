@@ -16,5 +16,5 @@ def engine(request: pytest.FixtureRequest) -> OnModel:
 
 @pytest.fixture
 def few_folders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let cur/ have 2 parts instead of 64 that are mostly empty: messages share one, or not."""
+    """Split cur/ into 2 parts instead of 64: then some messages share a part and some do not."""
     monkeypatch.setattr(layout, "SPLITS", 2)

@@ -1,4 +1,4 @@
-"""Cutting the power of a run at every instant, killing it, and doing so again while it recovers."""
+"""Cuts the power of a run, or kills it, at every instant, and again while it recovers."""
 
 import errno
 import itertools
@@ -20,31 +20,31 @@ Images = Iterator[tuple[str, ModelDisk]]
 
 
 def prefixes(snapshot: Snapshot) -> Images:
-    """Yield what one order of all that is not synced may leave of an instant."""
+    """Yield the images of an instant if unsynced changes reach the disk in order: each prefix of them."""
     for number, image in enumerate(ModelDisk(snapshot.platter).prefixes()):
         yield f"cut after {snapshot.step!r} keeping the first {number}", image
 
 
 def cuts(snapshot: Snapshot, rng: random.Random, most: int) -> Images:
-    """Yield what a cut may leave of an instant: all of it, or `most` drawn by `rng`."""
+    """Yield the images that a power cut may leave of an instant: all of them, or `most` drawn by `rng`."""
     for number, image in enumerate(ModelDisk(snapshot.platter).cuts(rng, most)):
         yield f"cut after {snapshot.step!r} keeping choice {number}", image
 
 
 def killed(snapshot: Snapshot) -> Images:
-    """Yield what a new process finds when the others were killed and the power stayed."""
+    """Yield what a new process finds after all others were killed. The power stays."""
     yield f"killed after {snapshot.step!r}", ModelDisk(snapshot.platter).after_kill()
 
 
 @dataclass(slots=True)
 class Tally:
-    """What was judged."""
+    """The number of images and states judged."""
 
     states: set[int] = field(default_factory=set)
     second: set[int] = field(default_factory=set)
-    """Those of them that a second crash left."""
+    """The states that only a second crash left."""
     offered: int = 0
-    """Images, the same ones too."""
+    """Offered images, repeated ones included."""
     runs: int = 0
 
     def __str__(self) -> str:
@@ -55,11 +55,10 @@ class Tally:
 
 
 class Judge:
-    """Judges crash states: what is on the disk together with what was promised; each different one once.
+    """Judges crash states. A state is the content of the disk and the trace of promises; each is judged once.
 
-    Two images are the same state if no process can tell them apart and the trace is the
-    same.  In the tally are all of them, and apart those that only a second crash left, while
-    the first was recovered from or after.
+    Two images are the same state if no process can tell them apart and their traces are equal. The tally
+    counts all states. It also counts separately the states left by a second crash, during or after recovery.
     """
 
     def __init__(self, engine: OnModel) -> None:
@@ -67,10 +66,10 @@ class Judge:
         self._engine = engine
 
     def judge_scenario(self, scenario: Scenario, rng: random.Random, most: int) -> None:
-        """Judge one scenario, `most` images of an instant where not all.
+        """Judge one scenario, with all images of an instant or, if there are more, `most` of them.
 
-        Every instant of it is killed and cut, so is a run of it in which one sync failed, and of some images
-        so is the recovery, the rest of the run, one message more: the second crash.
+        Every instant of the scenario, and of a run in which one sync fails, is killed and cut. For some
+        images the recovery, the rest of the run and one more message are too: the second crash.
         """
         story = str(scenario)
         snapshots = scenario.run(self._engine)
@@ -83,7 +82,7 @@ class Judge:
         for label, image, snapshot in first_crashes:
             told = f"{story}, {label}"
             again = self.go_on(image, snapshot, told, record=True)
-            # The recovery itself and what comes after it, equally.
+            # Draw equally from the recovery and from what follows it.
             some = rng.sample(again, min(len(again), SECOND_STATES))
 
             def second(instant: Snapshot) -> Images:
@@ -104,7 +103,7 @@ class Judge:
         story: str,
         is_second: bool = False,
     ) -> None:
-        """Judge the images of these instants; Violation says how to get there."""
+        """Judge the images of these instants. Raises Violation, which names the path to the image."""
         for snapshot in snapshots:
             for label, image in images(snapshot):
                 self.tally.offered += 1
@@ -118,7 +117,7 @@ class Judge:
     def go_on(
         self, image: ModelDisk, snapshot: Snapshot, story: str, *, record: bool = False
     ) -> list[Snapshot]:
-        """Judge one image, uncounted; return the instants of recovering from it and ending its messages."""
+        """Judge one image without counting it. Return the instants of the recovery and of what follows."""
         try:
             return live_on(image, snapshot.trace.copy(), record=record, engine=self._engine)
         except Exception as error:

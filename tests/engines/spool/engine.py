@@ -1,6 +1,6 @@
-"""What the suite of the engines needs: how an engine is made, and the first steps of most tests.
+"""What the suite needs of an engine: how to make it, and the first steps of most tests.
 
-Nothing here knows how an engine keeps its messages: only relay.spool.interface, and the port of the disk.
+This module knows only relay.spool.interface and the port of the disk, not how an engine stores messages.
 """
 
 import random
@@ -28,14 +28,14 @@ TOLD = Status.SUCCESS
 
 
 class Engine(Protocol):
-    """One spool on one disk, seen by as many processes as a test asks for."""
+    """One spool on one disk. Each call of `start` or `intake` makes another process."""
 
     clock: FakeClock
     told: list[tuple[str, str]]
-    """What the sender was told about corrupt files: name and fault."""
+    """Corrupt messages reported to the sender: name and fault."""
 
     def start(self) -> Spool:
-        """Start a sender; it has claimed nothing yet."""
+        """Start a sender that has claimed nothing yet."""
         ...
 
     def intake(self) -> Intake: ...
@@ -44,7 +44,7 @@ class Engine(Protocol):
 
 
 class OneSpool:
-    """One spool, as the engines for the suite have it: every process gets a view of the disk of its own."""
+    """The common part of the engines: one spool; each process gets its own view of the disk."""
 
     def __init__(self, root: str, disk: Disk) -> None:
         self.root = root
@@ -77,12 +77,12 @@ class OneSpool:
 
 
 class OnModel(Protocol):
-    """An engine on the model of a disk: all that the crash suite knows of it."""
+    """An engine on the model disk, as the crash suite knows it."""
 
     root: str
 
     def spool(self, disk: Disk, clock: FakeClock, on_corrupt: Callable[[str, str], None]) -> Spool:
-        """Own the queue, on a view of the disk; nothing is claimed yet."""
+        """Own the queue on a view of the disk; claim nothing yet."""
         ...
 
     def prepare(self, disk: Disk) -> None: ...
@@ -90,11 +90,11 @@ class OnModel(Protocol):
     def listener(self, disk: Disk, clock: FakeClock, chance: Callable[[int], bytes]) -> Intake: ...
 
     def vary(self, rng: random.Random) -> None:
-        """Draw what may be chosen of the engine, as how long its files are, for the rest of the process."""
+        """Draw the engine's free parameters, such as the length of its files, for the rest of the process."""
         ...
 
     def drafts(self, disk: Disk) -> list[str]:
-        """Return the names of what was never accepted and is still there."""
+        """Return the names of drafts that were never accepted and still exist."""
         ...
 
     def remains(self, disk: Disk) -> list[str]: ...
@@ -124,7 +124,7 @@ def claimed(spool: Spool, most: int = 100) -> list[Message]:
 
 
 def read(spool: Spool, queue_id: QueueId) -> Message:
-    """Read one message; raises why it cannot be."""
+    """Read one message. Raises the SpoolError that the spool returned."""
     (found,) = spool.read([queue_id])
     if isinstance(found, SpoolError):
         raise found
@@ -132,14 +132,14 @@ def read(spool: Spool, queue_id: QueueId) -> Message:
 
 
 def settle(spool: Spool, *settlements: Settlement) -> None:
-    """Settle as one group; raises the first failure."""
+    """Settle as one group. Raises the first failure."""
     for failure in spool.settle(settlements):
         if failure is not None:
             raise failure
 
 
 def again(engine: Engine, spool: Spool) -> tuple[Spool, list[Message]]:
-    """Start anew; return also what that claimed."""
+    """Restart the sender. Return its spool and the messages that it claimed."""
     spool.close()
     spool = engine.start()
     return spool, claimed(spool)

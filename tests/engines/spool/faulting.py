@@ -1,8 +1,7 @@
-"""Faults of a disk, one kind a name, and the judgement on what they leave behind.
+"""Kinds of disk faults by name, and the judge of what they leave behind.
 
-Counted is each run of the code in which a call did fail.  An image that is the same as one
-that was judged already, with the same trace, is not judged again: `live_on` is a function
-of both.
+A fault counts if a call really failed in the run. An image that equals a judged image with the same trace is
+not judged again, because `live_on` is a function of both.
 """
 
 import dataclasses
@@ -17,7 +16,7 @@ from tests.fakes.disk import READS, Fault, ModelDisk
 from tests.figures import FIGURES
 
 OPENS = frozenset({"open", "open_new", "sync_directory", "names"})
-"""Calls that take a descriptor."""
+"""Calls that need a file descriptor."""
 Kind = Callable[[int], Fault]
 
 
@@ -42,23 +41,23 @@ SOME = [
     for name in FAULTS
     if name.removesuffix(" from then on") in ("ENOSPC", "EIO", "EMFILE", "a lying write", "EIO while reading")
 ]
-"""One of each sort, for the short run."""
+"""One fault of each sort, for the short run."""
 FULL = [name for name in FAULTS if any(word in name for word in ("ENOSPC", "EDQUOT", "EFBIG", "EMFILE"))]
-"""What only holds the sender up."""
+"""Faults that only delay the sender."""
 
 
 class Judging:
-    """Judges what faults leave, each different image once."""
+    """Judges the images that faults leave, each distinct image once."""
 
     def __init__(self, figure: str, engine: OnModel) -> None:
-        """Begin; `figure` is what these faults are counted as."""
+        """`figure` names the counter of these faults."""
         self.engine = engine
         self.faults = 0
         self._figure = figure
         self._seen: set[tuple[object, ...]] = set()
 
     def check(self, world: World, story: str) -> None:
-        """Judge what the next start finds, with the power kept and cut."""
+        """Judge what the next start finds after a kill, or after a cut that kept no or all pending writes."""
         self.faults += 1
         FIGURES[self._figure] += 1
         disk, trace, told = world.sender_disk, world.trace, str(world.trace)

@@ -1,4 +1,4 @@
-"""A log for the suite: on the model of a disk, or in a folder of the kernel's."""
+"""The log engine for the suite, on the model disk or in a real folder."""
 
 import random
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
 
 LENGTHS = ((SEGMENT_BYTES, CHECKPOINT_BYTES), (2000, 1500), (600, 1), (1, 1))
-"""Of segments, and how much may be written before a checkpoint."""
+"""Pairs of a segment's length and the octets written before a checkpoint."""
 
 
 class LogEngine(OneSpool):
@@ -40,7 +40,7 @@ class LogEngine(OneSpool):
             return
         for path in [f"{self.root}/log/{name}" for name in self.names("log") if NAMES.match(name)]:
             raw = self.content_of(path)
-            # Behind the header of a message comes its content, and its id stands before that.
+            # A segment holds the message's id, then its header, then its content.
             if (at := raw.find(queue_id.encode() + b"relay-message")) >= 0:
                 self.flip(path, at + len(queue_id) + 80)
                 return

@@ -1,4 +1,4 @@
-"""A maildir for the suite: on the model of a disk, or in a folder of the kernel's."""
+"""The maildir engine for the suite, on the model disk or in a real folder."""
 
 import random
 from collections.abc import Callable
@@ -50,7 +50,7 @@ class MaildirOnModel:
         prepare(self.root, disk)
 
     def vary(self, rng: random.Random) -> None:
-        """Nothing: a message is a file."""
+        """Draw nothing: a maildir has no free parameters."""
 
     def drafts(self, disk: Disk) -> list[str]:
         return disk.names(f"{self.root}/tmp")

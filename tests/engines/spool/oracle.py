@@ -1,18 +1,17 @@
-"""What must hold of a spool after any crash, judged by the promises and a trace alone.
+"""The oracle: what must hold of a spool after any crash, judged by the promises and a trace alone.
 
-`live_on` starts a sender on what a crash left, checks what it finds, and lets it go on
-to the end.  It raises Violation, and knows nothing of how the engine works but its
-interface (tests.engines.spool.engine.OnModel).  What it holds it to:
+`live_on` starts a sender on the image that a crash left, checks what the sender finds, and lets it run to
+the end. It raises Violation. It knows only the engine's interface (tests.engines.spool.engine.OnModel).
 
-- what got 250 is there, octet for octet with its envelope, or every recipient of it has a
-  durable fate, and its sender a report if one of them failed; nothing else is there but
-  what was handed over, whole;
-- a durable fate stays, and no other ever shows up; a reason is there as long as its mark;
-- each failure, and each success that was asked for, is told once, also a delay, and not before it is
-  marked; a failure of which the sender wants to hear nothing is told to nobody;
-- nobody is tried again but whom a crash caught between the upstream's reply and the mark;
-- starting twice, killed in between, is starting once: the same messages, as they are;
-- a message is claimed before the reports about it; nothing is left when all is done.
+- A message that got 250 is there, octet for octet with its envelope. Otherwise each of its recipients has a
+  durable status, and its sender a report if one failed. Nothing else is there but whole messages that a
+  client handed over.
+- A durable status stays, and no other status ever shows up. A reason is there as long as its mark.
+- Each failure, each requested success and each delay is reported once, and not before it is marked. A failure
+  of which the sender wants to hear nothing (NOTIFY) is not reported.
+- No recipient is tried again, unless the crash came between the upstream's reply and the mark.
+- Two starts, with a kill in between, equal one start: the same messages in the same state.
+- A message is claimed before the reports about it. Nothing is left when all messages have ended.
 """
 
 from collections.abc import Sequence
@@ -35,7 +34,7 @@ def live_on(
     record: bool = False,
     engine: OnModel,
 ) -> list[Snapshot]:
-    """Judge what a crash left and go on from it; return the instants of doing so."""
+    """Judge the image that a crash left, and go on from it. Return the instants of doing so."""
     trace.crash()
     world = World(image, trace, engine)
     if record:
@@ -47,7 +46,7 @@ def live_on(
     check_start(image, claimed, engine)
     _check_second_start(image, sender, engine)
     check_whole(trace, sender)
-    # What comes in after a crash is as safe as what came before it.
+    # A message accepted after the crash must be as safe as one accepted before it.
     go_on(image, sender, engine, one_more=world.listener(seed=len(trace.offered)) if record else None)
     return world.snapshots
 
@@ -70,7 +69,7 @@ def _check_second_start(image: ModelDisk, sender: Sender, engine: OnModel) -> No
 
 
 def go_on(disk: Disk, sender: Sender, engine: OnModel, *, one_more: Listener | None = None) -> None:
-    """Have a sender that has started bring all mail to its end; nothing may be left then."""
+    """Bring all mail of a started sender to its end. Nothing may be left then."""
     sender.end_what_is_done()
     sender.report_what_is_owed(sorted(sender.queue))
     if one_more is not None:
@@ -84,9 +83,9 @@ def go_on(disk: Disk, sender: Sender, engine: OnModel, *, one_more: Listener | N
 
 
 def check_whole(trace: Trace, sender: Sender) -> None:
-    """Judge the whole queue: all that a sender knows is durable, and all that is there it could read."""
+    """Judge the whole queue. Every status the sender knows is durable; it could read all that is there."""
     messages = {queue_id: _whole(sender, queue_id) for queue_id in sender.queue}
-    # Of a message that is gone all is durable that came before its end.
+    # If a message is gone, all statuses set before its end are durable.
     gone = {key: status for key, status in trace.called.items() if key[0] not in messages}
     trace.marked.update({key: status for key, status in gone.items() if key[0] in trace.finishing})
     trace.called.clear()
@@ -113,7 +112,7 @@ def check_present(trace: Trace, message: Message) -> None:
         raise Violation(f"{queue_id} is not what was handed over")
     if queue_id in trace.warned and not message.is_warned:
         raise Violation(f"{queue_id}: that its sender was warned is forgotten")
-    # Once nobody is left it is about nobody: an end that a cut takes back may leave its older name (btrfs).
+    # If no recipient is left, no hold counts: a cut that undoes the end may leave an older name (btrfs).
     held = trace.held.get(queue_id, False) if message.left else None
     if held is not None and message.is_held != held:
         raise Violation(f"{queue_id} is {'not ' * held}held")
@@ -126,18 +125,18 @@ def check_present(trace: Trace, message: Message) -> None:
             raise Violation(f"{queue_id}/{index} is {status} though marked {marked} durably")
         if status is not Status.TODO and status not in fates:
             raise Violation(f"{queue_id}/{index} is {status} which never happened: {fates}")
-        # A success without its reason is told of all the same: it is marked even where there is no room.
+        # A success may lack its reason: it is marked, and reported, even without room for the note.
         is_needed = status.is_failure and owed is not None and index in owed.indices
         if is_needed and index not in noted:
             raise Violation(f"{queue_id}/{index} is {status} without its reason")
         if status is not Status.TODO:
-            # What recovery returns is durable, whoever wrote it.
+            # Recovery makes durable whatever it returns, whichever process wrote it.
             trace.marked[queue_id, index] = status
 
 
 def _check_absent(trace: Trace, queue_id: QueueId, present: set[QueueId]) -> None:
     if queue_id not in trace.accepted:
-        # Nobody was told that it is ours; whoever handed it over does so again.
+        # The client got no 250 for it, and sends it again.
         return
     envelope, _ = trace.offered[queue_id]
     statuses = [trace.marked.get((queue_id, index)) for index in range(len(envelope.recipients))]
@@ -150,7 +149,7 @@ def _check_absent(trace: Trace, queue_id: QueueId, present: set[QueueId]) -> Non
 
 
 def _to_tell(envelope: Envelope, statuses: Sequence[Status]) -> list[int]:
-    """Return the recipients of which a report has to tell: failures, but by NOTIFY, and asked successes."""
+    """Return the recipients to report: failures, unless NOTIFY forbids it, and requested successes."""
     if envelope.is_null:
         return []
     silenced = [not envelope.dsn.wants(index, Notify.FAILURE) for index in range(len(statuses))]
@@ -167,7 +166,7 @@ def _told_of(trace: Trace, queue_id: QueueId, among: set[QueueId]) -> list[int]:
 
 
 def check_told(trace: Trace) -> None:
-    """Each failure, and each success that was asked for, is told by exactly one report, and nothing else."""
+    """Check that exactly one report tells each failure and each requested success, and tells nothing else."""
     for queue_id in trace.finishing & trace.accepted:
         envelope, _ = trace.offered[queue_id]
         marks = [trace.marked[queue_id, index] for index in range(len(envelope.recipients))]

@@ -1,4 +1,4 @@
-"""The queue in PostgreSQL for the suite: a database of its own for each test, and a folder."""
+"""The PostgreSQL engine for the suite: one database for each test, and a folder."""
 
 import contextlib
 
@@ -15,7 +15,7 @@ from tests.engines.spool.engine import OneSpool
 
 class PostgresqlEngine(OneSpool):
     def __init__(self, root: str, url: str, closing: contextlib.ExitStack) -> None:
-        """Each root is a host of its own; the first one makes the tables."""
+        """Make a host with this root. The first host of a database makes the tables."""
         super().__init__(root, RealDisk())
         self.database = Database(url)
         with contextlib.suppress(DatabaseError):

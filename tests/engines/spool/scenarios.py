@@ -1,11 +1,10 @@
-"""Runs of the spool: stories told by hand, and every small run, made systematically.
+"""Runs of the spool: hand-written stories, and small runs generated systematically.
 
-A small run is up to three messages, each with up to four recipients, each recipient with
-one fate: relayed, relayed after a deferral, failed, expired after a deferral, deleted, relayed
-with a sender who wants to be told, failed with one who does not (NOTIFY, RFC 3461).
-Where one failed: its report is relayed, or fails too, or there is nobody to tell.  And
-all of it plain, or held and released (one by one or together), or left held while it is
-settled, or with a dead and a living listener's drafts at a clean-up.
+A small run has up to three messages with up to four recipients each. Each recipient has one fate: relayed,
+relayed after a deferral, failed, expired after a deferral, deleted, relayed for a sender who wants a success
+report, or failed for a sender who wants no report (NOTIFY, RFC 3461). The report of a failure is relayed or
+fails too, or the reverse path is empty. Meanwhile the messages are left alone, or held and released (one by
+one or together), or settled while held, or a clean-up meets drafts of a dead and a living listener.
 """
 
 import itertools
@@ -57,19 +56,17 @@ def the_first_report_waits(sender: Sender) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One run."""
-
     words: str
     letters: Sequence[Letter]
     meanwhile: Callable[[Sender], None] | None = None
     reports: Status = RELAYED
-    """What becomes of each."""
+    """The final status of each report."""
     cleans_up: bool = False
     is_started: bool = True
-    """The spool was started once before."""
+    """Whether the spool was started once before."""
 
     def play(self, world: World) -> None:
-        """Take messages in as one batch and make of them what they say; then send the reports."""
+        """Accept the letters as one batch, settle them as they say, then send the reports."""
         sender = world.sender()
         sender.claim()
         world.listener().offer(*self.letters)
@@ -84,7 +81,7 @@ class Scenario:
         sender.spool.close()
 
     def run(self, engine: OnModel, fault: Fault | None = None) -> list[Snapshot]:
-        """Return every instant of it; with a fault, of the sender's disk, those after it struck."""
+        """Return every instant of the run; with a fault of the sender's disk, those after it struck."""
         world = World(prepared(is_started=self.is_started, engine=engine), engine=engine)
         world.record()
         if fault is not None:
@@ -92,12 +89,12 @@ class Scenario:
         try:
             self.play(world)
         except (SpoolError, OSError):
-            # It says so and dies; a restart reads the disk.
+            # The sender reports the fault and dies; a restart reads the disk.
             if not world.sender_disk.has_failed:
                 raise
         if fault is None:
             return world.snapshots
-        # The failed call leaves an instant behind, and a restart never comes sooner.
+        # The failed call has a snapshot of its own, and no restart comes before it.
         return world.snapshots[world.failed_at :] if world.sender_disk.has_failed else []
 
     def __str__(self) -> str:
@@ -177,9 +174,9 @@ FATES: dict[str, tuple[int, Status]] = {
     "told": (0, TOLD),
     "untold": (0, BOUNCED),
 }
-"""At which attempt what becomes of a recipient."""
+"""For each fate: the number of the attempt that ends the recipient, and its status."""
 ASKED = {"told": RecipientRequest(Notify.SUCCESS), "untold": WANTS_NONE}
-"""What the sender asked of a recipient with this fate."""
+"""What the sender requests for a recipient with this fate."""
 MEANWHILE: dict[str, Callable[[Sender], None] | None] = {
     "plain": None,
     "held": left_held,
@@ -191,7 +188,7 @@ MEANWHILE: dict[str, Callable[[Sender], None] | None] = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One message: the fates of its recipients, and who hears of those that failed."""
+    """One message: the fates of its recipients, and whether its reverse path is empty."""
 
     fates: tuple[str, ...]
     is_null: bool = False
@@ -214,7 +211,7 @@ class Shape:
         return Letter(attempts, len(self.fates), sender, dsn=DsnRequest(recipients=asked))
 
     def _status_of(self, fate: str) -> Status:
-        # Nobody is told of a success of mail from nobody.
+        # Nobody receives a success report for mail with an empty reverse path.
         return RELAYED if self.is_null and fate == "told" else FATES[fate][1]
 
     def __str__(self) -> str:
@@ -222,7 +219,7 @@ class Shape:
 
 
 def shapes(recipients: int) -> list[Shape]:
-    """Return every message of so many recipients."""
+    """Return every message with this number of recipients."""
     found = []
     for fates in itertools.combinations_with_replacement(FATES, recipients):
         found.append(Shape(fates))
@@ -237,7 +234,7 @@ def of_one_recipient() -> Iterator[Scenario]:
 
 
 def drawn(rng: random.Random) -> Scenario:
-    """Return a scenario of any size, by chance."""
+    """Draw a scenario of any size."""
     some = [rng.choice(shapes(rng.randint(1, MOST_RECIPIENTS))) for _ in range(rng.randint(1, MOST_MESSAGES))]
     return rng.choice(list(_with_all_that_goes_on(some)))
 

@@ -1,4 +1,4 @@
-"""A spool of one engine becomes one of another: whole, whatever call it is killed or cut in."""
+"""Conversion of a spool to another engine: no message changes, whichever call is killed or cut."""
 
 import errno
 import itertools
@@ -56,7 +56,7 @@ def filled(engine: str) -> ModelDisk:
 
 
 def fill(spool: Spool, intake: Intake) -> None:
-    """Put in a message in each state, and close both."""
+    """Put in a message in each state, and close both spool and intake."""
     plain, partly, held, long, told, warned = [
         accept(intake, content=content)
         for content in (CONTENT, CONTENT, b"", bytes(INLINE_BYTES + 1), CONTENT, CONTENT)
@@ -77,10 +77,10 @@ def fill(spool: Spool, intake: Intake) -> None:
         spool,
         Settlement(told, ENVELOPE, report=report, told=owed.indices),
         Settlement(warned, ENVELOPE, report=warning, is_warned=True),
-        # Of which no report is there yet.
+        # A failure that no report covers yet.
         Settlement(told, ENVELOPE, {2: BOUNCED}, [note(2)]),
     )
-    # Accepted, and claimed by nobody yet.
+    # Accepted but not claimed.
     accept(intake, content=b"Subject: new\r\n\r\n")
     assert plain < report_id(told)
     intake.close()
@@ -88,7 +88,7 @@ def fill(spool: Spool, intake: Intake) -> None:
 
 
 def state_of(disk: ModelDisk) -> list[tuple[Message, bytes]]:
-    """Return all that a spool tells, by the engine that it is of; on a copy of the disk."""
+    """Return all messages and contents, as read by the current engine on a copy of the disk."""
     disk = disk.after_kill()
     return told_by(opened(disk, engine_of(ROOT, disk) or ""))
 
@@ -105,7 +105,7 @@ def converted(disk: ModelDisk, to: str) -> Converted:
 
 @BOTH
 @pytest.mark.parametrize("each", [9, pytest.param(1, marks=pytest.mark.full)])
-def test_a_kill_or_a_cut_at_any_call_changes_nothing(was: str, now: str, each: int) -> None:
+def test_a_kill_or_cut_at_any_call_of_a_conversion_changes_no_message(was: str, now: str, each: int) -> None:
     base = filled(was)
     before, rng = state_of(base), random.Random(1)
     disk, images = base.after_kill(), list[ModelDisk]()
@@ -131,7 +131,7 @@ def test_a_kill_or_a_cut_at_any_call_changes_nothing(was: str, now: str, each: i
 
 @BOTH
 @pytest.mark.parametrize("each", [9, pytest.param(1, marks=pytest.mark.full)])
-def test_a_disk_that_fails_at_any_call_leaves_one_or_the_other(was: str, now: str, each: int) -> None:
+def test_a_disk_failure_at_any_call_leaves_the_old_or_the_new_spool(was: str, now: str, each: int) -> None:
     base = filled(was)
     before = state_of(base)
     for nth in itertools.count(1, each):
@@ -153,7 +153,7 @@ def test_a_disk_that_fails_at_any_call_leaves_one_or_the_other(was: str, now: st
 
 @BOTH
 @pytest.mark.parametrize("opens", [opened, lambda disk, was: ENGINES[was].intake(ROOT, disk, FakeClock())])
-def test_who_looked_at_the_format_before_a_conversion_is_refused_after_it(
+def test_a_process_that_read_the_format_before_a_conversion_is_refused_after_it(
     was: str, now: str, opens: Callable[[ModelDisk, str], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = filled(was)
@@ -171,7 +171,7 @@ def test_who_looked_at_the_format_before_a_conversion_is_refused_after_it(
     assert ENGINES[now].intake(ROOT, disk, FakeClock()).room() > 0
 
 
-def test_what_is_not_there_cannot_be_converted() -> None:
+def test_a_missing_spool_or_an_unknown_engine_cannot_be_converted() -> None:
     with pytest.raises(FileNotFoundError):
         converted(ModelDisk(), "log")
     disk = filled("maildir")

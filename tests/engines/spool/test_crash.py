@@ -1,10 +1,10 @@
-"""The power is cut, and processes are killed, after every single operation on the disk, twice.
+"""The power is cut, and processes are killed, after every operation on the disk, twice in a run.
 
-Each run (tests.engines.spool.scenarios) is played once and every instant of it kept.  From each instant come
-the images that a power cut may leave (tests.fakes.power), and what a new process finds after a kill;
-tests.engines.spool.oracle judges each one by starting a sender on it and letting it go on to the end.  Some
-are judged with a second crash behind the first.  The long run draws from all runs of one recipient, and then
-from the whole space: RELAY_CRASH_SEED and RELAY_CRASH_BUDGET (seconds).
+Each run (tests.engines.spool.scenarios) is played once, with a snapshot of every instant. From each instant
+come the images that a power cut may leave (tests.fakes.power), and the image that a kill leaves. The oracle
+(tests.engines.spool.oracle) starts a sender on each image and lets it run to the end. Some images get a
+second crash after the first. The long run covers all runs of one recipient, then draws from the whole space:
+RELAY_CRASH_SEED and RELAY_CRASH_BUDGET (seconds).
 """
 
 import errno
@@ -30,18 +30,18 @@ pytestmark = pytest.mark.usefixtures("few_folders")
 CUTS_AT_ONCE = 10
 CUTS_AT_ONCE_IN_THE_LONG_RUN = 256
 SHORT_STEP, FULL_STEP = 11, 5
-"""Of the scenarios, every so-manieth; no divisor of how many belong together."""
+"""Every n-th scenario is run. n does not divide the number of scenarios that belong together."""
 SHARE = 0.5
-"""Of the budget of all crash runs."""
+"""The share of the budget of all crash runs."""
 TWO = (Letter(({0: RELAYED},)), Letter(({0: BOUNCED},)))
 
 
 class Killed(BaseException):
-    """The process is gone in the middle of a call."""
+    """Raised by a disk call, to kill the process that made the call."""
 
 
 SOME = ("held and released together", "warned, then bounced", "bounced, the first report waits", "spilled")
-"""Of the stories, what the small scenarios do not have: in each run."""
+"""Stories with what the small scenarios lack: every run has them."""
 EACH = [*SOME, *(pytest.param(name, marks=pytest.mark.full) for name in STORIES if name not in SOME)]
 
 
@@ -52,12 +52,12 @@ def test_a_story_survives_any_two_crashes(name: str, engine: OnModel) -> None:
     assert judge.tally.second
 
 
-def test_the_first_start_of_all_may_be_cut_or_killed_too(engine: OnModel) -> None:
+def test_the_first_start_of_a_spool_survives_cuts_and_kills(engine: OnModel) -> None:
     Judge(engine).judge_scenario(replace(STORIES["bounced"], is_started=False), random.Random(1), 4)
 
 
-def test_what_a_killed_start_left_is_durable_before_any_mail(engine: OnModel) -> None:
-    """The folders, and which format the spool is of: else another engine may start in it."""
+def test_a_start_makes_durable_what_a_killed_start_left_before_any_mail(engine: OnModel) -> None:
+    """These are the folders and the format file: without it another engine could start in the spool."""
     for snapshot in replace(STORIES["relayed"], is_started=False).run(engine):
         ((_, image),) = killed(snapshot)
         engine.prepare(image)
@@ -69,11 +69,11 @@ def test_what_a_killed_start_left_is_durable_before_any_mail(engine: OnModel) ->
 
 
 @pytest.mark.parametrize("each", [SHORT_STEP, pytest.param(FULL_STEP, marks=pytest.mark.full)])
-def test_one_recipient_survives_any_two_crashes(
+def test_runs_of_one_recipient_survive_any_two_crashes(
     tell: Callable[[str], None], engine: OnModel, each: int
 ) -> None:
     judge = Judge(engine)
-    # Between two of the short run, in the full one; the long run has each.
+    # The full run starts between two scenarios of the short run; the long run has every scenario.
     for number, scenario in list(enumerate(of_one_recipient()))[each % SHORT_STEP :: each]:
         judge.judge_scenario(scenario, random.Random(number), CUTS_AT_ONCE)
     assert len(judge.tally.states) * each > 5_000
@@ -82,7 +82,7 @@ def test_one_recipient_survives_any_two_crashes(
 
 
 @pytest.mark.crash
-def test_every_run_of_one_recipient_survives_them(
+def test_every_run_of_one_recipient_survives_any_two_crashes(
     tell: Callable[[str], None],
     engine: OnModel,
     drawn_in_time: Callable[[Iterable[Scenario], float], Iterator[tuple[int, Scenario]]],
@@ -112,8 +112,8 @@ def test_up_to_three_messages_survive_any_two_crashes(
 
 
 @pytest.mark.parametrize("name", ["a batch of two", "held and released"])
-def test_what_a_start_returned_survives_the_next_cut(name: str, engine: OnModel) -> None:
-    """A killed sender leaves in memory what everybody can see and the disk does not have."""
+def test_messages_that_a_start_returned_survive_the_next_power_cut(name: str, engine: OnModel) -> None:
+    """A killed sender may leave changes in the page cache that every process sees but the disk lacks."""
     for snapshot in STORIES[name].run(engine):
         ((_, image),) = killed(snapshot)
         before, after = World(image, engine=engine).sender(), None
@@ -127,7 +127,7 @@ def test_what_a_start_returned_survives_the_next_cut(name: str, engine: OnModel)
 
 
 def _offer_with(world: World, listener: Listener, nth: int) -> set[QueueId]:
-    """Offer messages while a sender does all it can just before the nth call; return what it took."""
+    """Offer messages; just before the nth disk call a sender does all its work. Return what it claimed."""
     count, taken = itertools.count(1), set[QueueId]()
 
     def before(_step: str) -> None:
@@ -149,7 +149,7 @@ CALLS_OF_AN_OFFER = range(1, 12)
 
 
 @pytest.mark.parametrize("fault_at", [0, *CALLS_OF_AN_OFFER])
-def test_nothing_is_claimed_that_its_listener_may_take_back(fault_at: int, engine: OnModel) -> None:
+def test_no_message_is_claimed_that_its_listener_may_still_take_back(fault_at: int, engine: OnModel) -> None:
     taken_early = False
     for nth in CALLS_OF_AN_OFFER:
         world = World(prepared(engine=engine), engine=engine)
@@ -163,12 +163,12 @@ def test_nothing_is_claimed_that_its_listener_may_take_back(fault_at: int, engin
         sender = world.sender()
         sender.claim()
         assert sender.queue.keys() == world.trace.accepted - taken
-    # It does claim one that is decided while the rest of its batch is tidied up.
+    # The sender does claim a message that is decided while the rest of its batch is cleaned up.
     assert taken_early or fault_at or engine is not MAILDIR
 
 
 def test_a_listener_that_is_killed_leaves_whole_messages_or_none(engine: OnModel) -> None:
-    """The sender lives on, relays what it finds, and only then the power goes."""
+    """The sender lives on and relays what it finds; the power cut comes later."""
     judge, rng, base = Judge(engine), random.Random(3), prepared(engine=engine)
     for nth in itertools.count(1):
         world, count = World(base.after_kill(), engine=engine), itertools.count(1)

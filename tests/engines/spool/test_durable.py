@@ -1,4 +1,4 @@
-"""The port to the disk: one suite for the kernel's file systems and for the model that tests use."""
+"""The port to the disk: one suite for the kernel's file systems and for the model that the tests use."""
 
 import errno
 import os
@@ -34,7 +34,7 @@ def read(disk: Disk, path: str) -> bytes:
 
 
 def error_of(call: Callable[[], object]) -> int | None:
-    with pytest.raises(OSError) as raised:  # noqa: PT011 - the number is what the callers look at
+    with pytest.raises(OSError) as raised:  # noqa: PT011 - callers compare the number
         call()
     return raised.value.errno
 
@@ -60,7 +60,7 @@ def error_of(call: Callable[[], object]) -> int | None:
         (lambda disk, at: disk.make_directory(f"{at}/file/sub"), [errno.ENOTDIR, errno.EEXIST]),
     ],
 )
-def test_what_cannot_be_is_refused_and_changes_nothing(
+def test_an_impossible_call_fails_with_its_errno_and_changes_nothing(
     place: Place, call: Callable[[Disk, str], object], numbers: list[int]
 ) -> None:
     disk, folder = place
@@ -136,7 +136,7 @@ def test_a_name_leads_to_its_file_until_another_has_it(place: Place) -> None:
         disk.rename(name, other)
         assert (disk.leads_to(name, fd), disk.leads_to(other, fd)) == (False, True)
         disk.unlink(other)
-        # The number of its inode is not free for another as long as it is open.
+        # While the file is open, no other file gets its inode number.
         with opened(disk, disk.open_new(other)) as new_fd:
             assert (disk.leads_to(other, fd), disk.leads_to(other, new_fd)) == (False, True)
         assert not disk.leads_to(f"{folder}/none/a", fd)
@@ -150,7 +150,7 @@ def test_a_lock_is_held_until_its_descriptor_is_closed(place: Place) -> None:
 
     assert disk.lock(path, wait=False) is None
     with opened(disk, disk.open_read(path)) as other:
-        # What loses a POSIX lock: closing any other descriptor of the file.
+        # Closing any other descriptor of the file releases a POSIX lock.
         assert not disk.lock_open(other)
     disk.link(path, f"{path}.too")
     with opened(disk, disk.open_read(f"{path}.too")) as other:
@@ -182,7 +182,7 @@ def test_a_short_write_goes_on_until_all_is_written(tmp_path: Path, monkeypatch:
     assert (tmp_path / "a").read_bytes() == b"01234abcde"
 
 
-def test_files_and_folders_are_for_us_alone(tmp_path: Path) -> None:
+def test_files_and_folders_are_accessible_to_their_owner_only(tmp_path: Path) -> None:
     disk = RealDisk()
     disk.make_directory(str(tmp_path / "folder"))
     write(disk, str(tmp_path / "folder" / "file"), b"")
@@ -212,7 +212,7 @@ def test_doubtful_file_systems_are_named(tmp_path: Path, monkeypatch: pytest.Mon
     assert "nfs4" in (doubt_about("/a b/spool") or "")
 
 
-def test_a_file_that_got_room_does_not_grow_again(place: Place) -> None:
+def test_a_write_into_reserved_room_does_not_grow_the_file(place: Place) -> None:
     disk, folder = place
     write(disk, f"{folder}/a", b"first")
     with opened(disk, disk.open_update(f"{folder}/a")) as fd:
@@ -226,7 +226,7 @@ def test_a_file_that_got_room_does_not_grow_again(place: Place) -> None:
     assert (content[:17], content[-4:]) == (b"firstsecondthirdx", b"x\0\0\0")
 
 
-def test_a_full_disk_takes_what_needs_no_room_beside_it() -> None:
+def test_a_full_disk_takes_a_write_without_the_extra_room() -> None:
     disk = ModelDisk()
     disk.make_directory("/folder")
     with opened(disk, disk.open_new("/folder/a")) as fd:
@@ -235,5 +235,5 @@ def test_a_full_disk_takes_what_needs_no_room_beside_it() -> None:
         assert disk.size(fd) == 7
         disk.fail(Fault(1, errno.EIO, kinds=frozenset({"write"})))
         assert error_of(lambda: write_with_room(disk, fd, b"more", 7, folder="/folder")) == errno.EIO
-        # A part of what failed may be there.
+        # A part of the failed write may be there.
         assert disk.pread(fd, 7, 0) == b"content"

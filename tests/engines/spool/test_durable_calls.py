@@ -1,4 +1,4 @@
-"""What the real disk asks of the kernel: that, and in that order, is what survives loss of power."""
+"""The system calls of the real disk: these calls, in this order, decide what survives a power cut."""
 
 import ctypes
 import errno
@@ -22,7 +22,7 @@ Call = tuple[str, str]
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
-    """Return what is asked of the kernel from now on, by name and path, in its order; it does it, too."""
+    """Return the list of calls made from now on, by name and path, in order. The calls are still executed."""
     seen: list[Call] = []
     sync, sync_content, mkdir, library = os.fsync, os.fdatasync, os.mkdir, ctypes.CDLL(None)
 
@@ -42,13 +42,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     return seen
 
 
-def test_each_sync_is_one_of_that_very_file_and_kind(tmp_path: Path, calls: list[Call]) -> None:
+def test_each_sync_asks_the_kernel_for_that_file_and_that_kind(tmp_path: Path, calls: list[Call]) -> None:
     disk, paths = RealDisk(), [str(tmp_path / name) for name in "ab"]
     fds = [disk.open_new(path) for path in paths]
 
     disk.sync(fds[0])
     disk.sync_content(fds[1])
-    # Those of several files the kernel is given otherwise.
+    # A batch of several files goes to the kernel in another way.
     disk.sync_each(fds[:1], content_only=False)
     disk.sync_each(fds[1:], content_only=True)
     disk.sync_directory(str(tmp_path))
@@ -77,7 +77,7 @@ def test_a_batch_has_one_result_for_each_file(tmp_path: Path, *, content_only: b
 
 
 class Kernel:
-    """The kernel's own queue, behind faults in what it takes and in what it tells."""
+    """The kernel's AIO queue with injected faults: short submissions, and errors when results are read."""
 
     def __init__(self, *faults: int, takes: int = 256) -> None:
         self._context, self._faults, self._takes = Context(256), list(faults), takes
@@ -96,13 +96,13 @@ class Kernel:
     [
         (Kernel(errno.EINTR, errno.EINTR), [None] * 5),
         (Kernel(takes=2), [None] * 5),
-        # It tells of none: they may not be durable, though the kernel goes on with them.
+        # No result arrives: the files may not be durable, although the kernel goes on syncing them.
         (Kernel(errno.EINVAL), [errno.EIO] * 5),
         (None, []),
     ],
     ids=["a signal comes", "two at a time", "nothing is told", "there is none"],
 )
-def test_a_sync_counts_only_where_the_kernel_told_of_its_end(
+def test_a_sync_counts_only_if_the_kernel_reported_its_end(
     tmp_path: Path, kernel: Any, expected: list[int | None]
 ) -> None:
     disk = RealDisk()
@@ -113,8 +113,8 @@ def test_a_sync_counts_only_where_the_kernel_told_of_its_end(
         os.close(fd)
 
 
-def test_each_sync_that_the_disk_fails_is_told_with_its_error(tmp_path: Path) -> None:
-    """Of an ext4 whose disk has no room: what is written fits into memory, and only a sync meets it."""
+def test_each_failed_sync_of_a_batch_is_returned_with_its_error(tmp_path: Path) -> None:
+    """On an ext4 whose backing store is full, writes fit into memory and only a sync meets the error."""
     demand(small_disk.why_missing())
     sparse = tmp_path / "sparse"
     with tmpfs(sparse, size_bytes=12 * MEGABYTE), ext4(sparse / "disk", size_bytes=64 * MEGABYTE) as disk:
@@ -128,12 +128,12 @@ def test_each_sync_that_the_disk_fails_is_told_with_its_error(tmp_path: Path) ->
             os.close(fd)
     assert fine is None
     numbers = {error and error.errno for error in failed}
-    # What meets the log of the file system first may have another one.
+    # The sync that first meets the full journal of the file system may report another error.
     assert errno.ENOSPC in numbers
     assert numbers <= {errno.ENOSPC, errno.EIO, errno.EROFS}
 
 
-def test_a_folder_that_was_made_is_durable_with_its_parents(tmp_path: Path, calls: list[Call]) -> None:
+def test_a_new_folder_is_durable_with_its_parents(tmp_path: Path, calls: list[Call]) -> None:
     top, inner = str(tmp_path / "spool"), str(tmp_path / "spool" / "cur")
 
     RealDisk().make_directory(inner)

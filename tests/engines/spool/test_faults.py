@@ -1,8 +1,8 @@
-"""Every call to the disk fails once, or from then on: nothing accepted is lost, nothing refused is queued.
+"""Every disk call fails, once or from then on: no accepted message is lost, and no refused message is queued.
 
-The n-th call of a run fails, for n = 1, 2, … until a run is untouched, in each way that
-`tests.engines.spool.faulting.FAULTS` lists; then a restart is judged, with the power kept and cut.
-The long run draws stories, kinds and instants from a seed, and lets recovery fail too.
+The n-th call of a run fails, for n = 1, 2, … until a run has no failure, in each way that
+`tests.engines.spool.faulting.FAULTS` lists. Then a restart is judged, with the power kept and with a power
+cut. The long run draws stories, kinds and instants from a seed, and lets recovery fail too.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ LETTERS = (Letter(({0: RELAYED},), content=LONG, spills=1), Letter(({0: RELAYED}
 
 
 def few(*names: str, seldom: str, kinds: Sequence[str] = tuple(FAULTS)) -> Sequence[object]:
-    """Return these stories with some kinds of faults; for the full run, with one more, of all kinds."""
+    """Return parameters: these stories with some kinds of faults; in the full run, one more and all kinds."""
     some = [pytest.param(name, [kind for kind in kinds if kind in SOME], id=name) for name in names]
     full = [
         pytest.param(name, kinds, marks=pytest.mark.full, id=f"{name}, all kinds")
@@ -37,9 +37,9 @@ def few(*names: str, seldom: str, kinds: Sequence[str] = tuple(FAULTS)) -> Seque
 
 
 def every_call(kinds: Iterable[str], fails: Callable[[str, int], bool]) -> None:
-    """Let the first call fail, then the second, until a run is untouched, in each of these ways.
+    """For each kind of fault, let the first call of a run fail, then the second, until no call fails.
 
-    `fails` plays a run, judges what it left, and returns whether a call did fail.
+    `fails` plays a run, judges what it left, and returns whether a call failed.
     """
     for kind in kinds:
         for nth in itertools.count(1):
@@ -47,7 +47,7 @@ def every_call(kinds: Iterable[str], fails: Callable[[str, int], bool]) -> None:
                 break
 
 
-def test_a_listeners_refused_mail_goes_and_accepted_mail_stays(engine: OnModel) -> None:
+def test_a_listener_whose_disk_fails_keeps_accepted_mail_and_no_refused_mail(engine: OnModel) -> None:
     base = prepared(engine=engine)
     judging = Judging("simulated faults under a listener", engine)
 
@@ -63,7 +63,7 @@ def test_a_listeners_refused_mail_goes_and_accepted_mail_stays(engine: OnModel) 
         world.listener_disk.die()
         sender.claim()
         queued = sender.queue.keys() & world.trace.refused
-        # A dead disk cannot take back what was already published; the client will send it again.
+        # A dead disk cannot withdraw a published message; the client sends it again.
         assert not queued or fault.forever
         assert world.trace.accepted <= sender.queue.keys()
         judging.check(world, f"{kind} at {nth}: {world.listener_disk.steps[-4:]}")
@@ -108,7 +108,7 @@ def test_a_restart_whose_disk_fails_loses_nothing_for_the_next(
 def _fail_recoveries(
     image: ModelDisk, snapshot: Snapshot, kinds: Sequence[str], judging: Judging, story: str
 ) -> None:
-    """Let each call of a start on an image fail, and judge what that leaves for the next."""
+    """Let each call of a start on this image fail, and judge what that leaves for the next start."""
 
     def fails(kind: str, nth: int) -> bool:
         world = World(image.after_kill(), snapshot.trace.copy(), judging.engine)
@@ -127,7 +127,7 @@ def _fail_recoveries(
 @pytest.mark.parametrize(
     ("name", "kinds"), few("bounced while held", "bounced one by one", seldom="a batch of two", kinds=FULL)
 )
-def test_a_lack_of_ours_holds_the_sender_up_and_no_longer(
+def test_a_shortage_delays_the_sender_only_while_it_lasts(
     name: str, kinds: Sequence[str], engine: OnModel
 ) -> None:
     base, story = prepared(engine=engine), STORIES[name]
@@ -150,7 +150,7 @@ def test_a_lack_of_ours_holds_the_sender_up_and_no_longer(
         sender.claim()
         sender.drain()
         sender.spool.close()
-        # What a failed removal left the next start removes.
+        # The next start removes what a failed removal left.
         assert world.sender().claim() == []
         assert not engine.remains(world.sender_disk)
         return has_failed
@@ -163,7 +163,7 @@ def test_a_lack_of_ours_holds_the_sender_up_and_no_longer(
 def test_faults_drawn_from_a_seed_lose_nothing(
     crash_seed: int, crash_budget_s: float, engine: OnModel
 ) -> None:
-    """A run that is killed, cut or failed somewhere, and then every call of the restart fails in one way."""
+    """A run is killed, cut or failed somewhere; then every call of the restart fails in one way."""
     until = time.monotonic() + crash_budget_s / 4
     judging = Judging("simulated faults, drawn", engine)
     runs: dict[str, list[Snapshot]] = {}
@@ -185,10 +185,10 @@ def test_faults_drawn_from_a_seed_lose_nothing(
 
 
 def _failed(name: str, fault: Fault, engine: OnModel) -> Snapshot | None:
-    """Return what a run leaves in which a call fails, and that is killed then.
+    """Return the snapshot that a run with a failing call leaves when it is killed right after.
 
-    None where a sync failed: a maildir writes such a mark again, unless it is killed before.  Then the cache
-    has what the disk has not, and a start cannot know it (docs/guarantees.md, outside the model).
+    Return None if a sync failed. A maildir repeats such a mark unless it is killed first. After that kill,
+    the cache has what the disk lacks, and no start can know it (docs/guarantees.md, outside the model).
     """
     world = World(prepared(engine=engine), engine=engine)
     world.sender_disk.fail(fault)

@@ -1,7 +1,7 @@
-"""The log engine: held to the suite that every engine is held to, and what is its own.
+"""The log engine: the common suite, and tests of what only the log has.
 
-That is the checkpoint, segments that go or stay, damage, and what finds no room.  The crash and fault suites
-have the log for an engine besides.
+That is the checkpoint, the removal of segments, damage, and a full disk. The crash and fault suites also run
+on the log.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ ROOT = "/var/spool"
 CONTENT = b"Subject: minutes\r\n\r\n" + b"All agreed.\r\n" * 20
 Told = list[tuple[str, str]]
 State = tuple[tuple[Status, ...], bool]
-"""What became of the recipients of a message, and whether it is held."""
+"""The statuses of a message's recipients, and whether the message is held."""
 NEW: State = ((Status.TODO,) * 3, False)
 
 
@@ -46,7 +46,7 @@ class TestLogOnTheKernel(Conformance):
 
 
 class Life:
-    """A listener and an owner on one disk, and what is to be there by now."""
+    """A listener and an owner on one disk, and the states that the messages must have."""
 
     def __init__(self, disk: ModelDisk, segment_bytes: int = 4000, checkpoint_bytes: int = 8000) -> None:
         self.engine = LogEngine(ROOT, disk, segment_bytes=segment_bytes)
@@ -54,9 +54,9 @@ class Life:
         self.told: Told = []
         self.checkpoint_bytes = checkpoint_bytes
         self.queue: dict[QueueId, State] = {}
-        """What is durable."""
+        """The durable states."""
         self.asked: dict[QueueId, tuple[State | None, ...]] = {}
-        """What may be durable as well: asked for, and not answered; None: it ended."""
+        """States that may be durable too: asked for but not answered. None means that the message ended."""
 
     def open(self) -> LogSpool:
         return LogSpool(
@@ -69,7 +69,7 @@ class Life:
         )
 
     def play(self, rounds: int, seed: int = 1) -> None:
-        """Accept and settle; every fifth message is half done, held, and stays."""
+        """Accept and settle. About one message in five stays: half done and held."""
         rng = random.Random(seed)
         spool = self.open()
         claimed(spool)
@@ -89,7 +89,7 @@ class Life:
                 assert failure is None
                 self.queue[draft.queue_id] = NEW
             page = claimed(spool)
-            # What cannot be read now is left for the next start.
+            # The next start claims messages that cannot be read now.
             is_left = self.disk.has_failed
             assert is_left or [m.queue_id for m in page] == [draft.queue_id for draft in drafts]
             self.settle(spool, [m for m in page if rng.random() < 0.8], EVERY, ends=True)
@@ -104,7 +104,7 @@ class Life:
     ) -> None:
         after: dict[QueueId, State] = {m.queue_id: (m.after(marks).statuses, not ends) for m in messages}
         for queue_id, state in after.items():
-            # Of what finds no room relayed recipients are marked all the same.
+            # A settlement without room still marks its relayed recipients.
             relayed = tuple(status if status.is_relayed else Status.TODO for status in state[0])
             self.asked[queue_id] = ((relayed, False), None if ends else state)
         notes = [note(index) for index, status in marks.items() if status is BOUNCED]
@@ -162,7 +162,7 @@ def test_a_long_life_survives_a_crash_at_every_call(segment_bytes: int, checkpoi
     life.disk.after = crash
     life.play(20)
     assert next(count) > 150
-    # Cleaning came, and segments went: no more is there than is needed twice, and some segments.
+    # Old segments were removed: at most about three times the live octets remain, and a few segments.
     assert len(segments(life.disk)) < 30
     live_bytes = 800 * len(life.queue)
     assert log_bytes(life.disk) < 3 * live_bytes + 6 * segment_bytes + 2 * checkpoint_bytes
@@ -204,11 +204,11 @@ def test_a_checkpoint_may_be_missing_or_damaged() -> None:
         unreadable.poke(path, sealed(b"what nobody wrote"))
         life.check(unreadable, told=1)
         life.check(image, told=1)
-        # It is written anew, whole, and what was damaged is kept; the copy is not looked at.
+        # The checkpoint is rewritten whole and the damaged one is kept. The copy is not read.
         assert image.peek(paths[0]) == image.peek(paths[1])
         image.unlink(path)
         life.check(image, told=1)
-    # Before any segment went, everything is read again.
+    # While no segment was removed, a start without a checkpoint reads everything again.
     young = Life(ModelDisk(), 1_000_000, 1_000_000)
     young.play(4)
     for path in paths:
@@ -222,7 +222,7 @@ def flipped(disk: ModelDisk, path: str, at: int) -> ModelDisk:
     return disk
 
 
-def test_damage_of_what_a_start_reads_is_kept_and_costs_nobody_else() -> None:
+def test_a_start_keeps_damaged_octets_and_loses_no_other_message() -> None:
     life = Life(ModelDisk(), 1_000_000, 1_000_000)
     engine = life.engine
     intake = engine.intake()
@@ -248,7 +248,7 @@ def test_damage_of_what_a_start_reads_is_kept_and_costs_nobody_else() -> None:
                 assert spool.look().corrupt >= 1
             assert bool(again.told) or is_room or "sender" in path or not missing
             spool.close()
-            # Told once; and never removed, whatever ends.
+            # Damage is reported once, and a damaged segment is never removed.
             told = len(again.told)
             spool = again.open()
             page = claimed(spool)
@@ -264,7 +264,7 @@ def test_damage_of_what_a_start_reads_is_kept_and_costs_nobody_else() -> None:
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_damage_of_the_last_that_a_listener_accepted_is_not_taken_for_torn(*, dies: bool) -> None:
+def test_damage_of_a_listeners_last_message_is_not_taken_for_a_torn_write(*, dies: bool) -> None:
     life = Life(ModelDisk())
     view = life.disk.another()
     life.open().close()
@@ -279,7 +279,7 @@ def test_damage_of_the_last_that_a_listener_accepted_is_not_taken_for_torn(*, di
     assert last.encode() in life.disk.peek(f"{ROOT}/corrupt/{life.disk.names(f'{ROOT}/corrupt')[0]}")
 
 
-def test_no_end_counts_whose_report_is_damaged() -> None:
+def test_an_end_does_not_count_if_its_report_is_damaged() -> None:
     life = Life(ModelDisk(), 100_000, 100_000)
     spool, (message, other) = begun(life, 2)
     report = Report(report_id(message.queue_id), REPORT, b"Subject: sorry\r\n")
@@ -287,7 +287,7 @@ def test_no_end_counts_whose_report_is_damaged() -> None:
     settle(
         spool, Settlement(message.queue_id, ENVELOPE, marks, [note(1)], report=report, told=[1], ends=True)
     )
-    # The last group of all could be one that a crash tore.
+    # A damaged last group would be taken for one that a crash tore.
     settle(spool, Settlement(other.queue_id, ENVELOPE, EVERY, ends=True))
     (path,) = segments(life.disk, "sender")
     image = flipped(life.disk.after_kill(), path, life.disk.peek(path).index(b"sorry"))
@@ -305,7 +305,7 @@ def begun(life: Life, count: int) -> tuple[LogSpool, list[Message]]:
     return spool, claimed(spool)
 
 
-def test_what_finds_no_room_is_not_done_but_relayed_recipients_are_marked() -> None:
+def test_a_full_disk_leaves_settlements_undone_but_marks_relayed_recipients() -> None:
     life = Life(ModelDisk(), 100_000, 100_000)
     spool, (first, second) = begun(life, 2)
     settle(spool, Settlement(second.queue_id, ENVELOPE, {0: RELAYED}))
@@ -324,18 +324,18 @@ def test_what_finds_no_room_is_not_done_but_relayed_recipients_are_marked() -> N
         assert one.statuses == (RELAYED, Status.TODO, RELAYED)
         assert (one.notes, two.is_held, two.left) == ((), False, (1, 2))
         assert not again.told
-    # It went on in the same segment.
+    # Later writes go to the same segment.
     assert len(segments(life.disk, "sender")) == 1
     assert spool.settle(asked) == [None, None]
     assert [message.queue_id for message in claimed(spool)] == [report.queue_id]
 
 
-def test_what_found_no_room_never_completes_a_group_that_a_crash_tore() -> None:
-    """Else a message would count as told of, and the report about it, behind the end of the group, not."""
+def test_leftovers_of_a_full_disk_never_complete_a_group_that_a_crash_tore() -> None:
+    """Otherwise a message would be marked as reported, while its report, behind the group's end, is lost."""
     life, rng = Life(ModelDisk(), 1_000_000, 1_000_000), random.Random(5)
     spool, (first, *others) = begun(life, 42)
     settle(spool, Settlement(first.queue_id, ENVELOPE, {0: BOUNCED, 1: RELAYED, 2: RELAYED}, [note(0)]))
-    # More than the room that the segment has by now.
+    # The report exceeds the room left in the segment.
     report = Report(report_id(first.queue_id), REPORT, bytes(100_000))
     holds = [Settlement(message.queue_id, ENVELOPE, is_held=True) for message in others]
     told = Settlement(first.queue_id, ENVELOPE, report=report, told=[0], ends=True)
@@ -354,7 +354,7 @@ def test_what_found_no_room_never_completes_a_group_that_a_crash_tore() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "sync_content", "write", "open_new", "sync_directory"])
-def test_what_a_failed_call_left_is_void_once_others_go_on(kind: str) -> None:
+def test_leftovers_of_a_failed_call_are_void_after_the_next_settlement(kind: str) -> None:
     life = Life(ModelDisk(), 100_000, 100_000)
     spool, messages = begun(life, 3)
     if kind == "sync_content":
@@ -371,8 +371,7 @@ def test_what_a_failed_call_left_is_void_once_others_go_on(kind: str) -> None:
         assert not again.told
 
 
-def test_a_listener_that_lives_keeps_what_it_has_yet_to_announce() -> None:
-    """What our own stream says of its messages is not lost, whenever the owner starts anew."""
+def test_marks_survive_restarts_of_the_owner_while_the_listener_lives() -> None:
     life = Life(ModelDisk(), 1000, 1)
     intake, spool = life.engine.intake(), life.open()
     assert claimed(spool) == []
@@ -394,15 +393,15 @@ def test_a_listener_that_lives_keeps_what_it_has_yet_to_announce() -> None:
         *(Settlement(m.queue_id, ENVELOPE, dict.fromkeys(m.left, RELAYED), ends=True) for m in everything),
     )
     spool.close()
-    # Of a dead listener nothing is left.
+    # After the listener ended, no file of it is left.
     assert [name for name in life.disk.names(f"{ROOT}/log") if not name.startswith(("sender", "check"))] == []
 
 
 @pytest.mark.parametrize("segment_bytes", [1, 100_000])
-def test_an_owner_that_looks_at_any_instant_misses_nothing_and_takes_nothing_early(
+def test_at_any_instant_an_owner_claims_exactly_the_accepted_messages(
     segment_bytes: int,
 ) -> None:
-    """Of a stream that grows only what is announced counts."""
+    """An open stream counts only as far as it is announced."""
     looks = 0
     for nth in itertools.count(1):
         life = Life(ModelDisk())
@@ -437,7 +436,7 @@ def test_an_owner_that_looks_at_any_instant_misses_nothing_and_takes_nothing_ear
     assert looks > 10
 
 
-def test_long_mail_stays_where_the_spool_is_tidied_while_its_listener_announces() -> None:
+def test_tidying_keeps_long_content_while_its_listener_announces_it() -> None:
     life, content = Life(ModelDisk()), b"Subject: minutes\r\n\r\n" + b"All agreed.\r\n" * 30_000
     intake, spool = life.engine.intake(), life.open()
     accept(intake)
@@ -457,12 +456,12 @@ class Killed(BaseException):
     pass
 
 
-def test_a_hold_lasts_also_of_mail_whose_listener_was_killed_while_it_was_accepted() -> None:
-    """Nobody was told `250` for it, but an operator that it is held."""
+def test_a_hold_survives_on_mail_whose_listener_was_killed_in_accept() -> None:
+    """No client got `250` for the mail, but the operator was told that it is held."""
     held = 0
     for nth in itertools.count(1):
         life = Life(ModelDisk(), 100_000, 100_000)
-        # Our own stream has begun: so what is settled syncs no folder.
+        # The sender's stream exists already, so a settlement syncs no folder.
         spool, (first,) = begun(life, 1)
         settle(spool, Settlement(first.queue_id, ENVELOPE, is_held=True))
         view, calls = life.disk.another(), itertools.count(1)
@@ -486,10 +485,10 @@ def test_a_hold_lasts_also_of_mail_whose_listener_was_killed_while_it_was_accept
 
 
 @pytest.mark.parametrize("starts", [False, True])
-def test_who_just_begins_a_stream_is_not_taken_for_dead(
+def test_a_listener_that_begins_a_stream_is_not_taken_for_dead(
     monkeypatch: pytest.MonkeyPatch, *, starts: bool
 ) -> None:
-    """Only a start, or the hourly tidying, at that very instant makes its client come again."""
+    """Only a start, or the hourly tidying, at that very instant refuses its mail; the client comes again."""
     life = Life(ModelDisk())
     spool, view = life.open(), life.disk.another()
     if not starts:
@@ -498,7 +497,7 @@ def test_who_just_begins_a_stream_is_not_taken_for_dead(
     lock = view.lock_open
 
     def look_and_lock(fd: int) -> bool:
-        # The file is there, and its lock is free.
+        # The lock file exists, but its lock is not taken yet.
         assert claimed(spool) == []
         return lock(fd)
 
@@ -511,8 +510,8 @@ def test_who_just_begins_a_stream_is_not_taken_for_dead(
         assert [message.queue_id for message in claimed(spool)] == [accepted]
 
 
-def test_a_lock_that_cannot_be_read_makes_a_start_wait_and_later_nobody_but_itself() -> None:
-    """As while it is being written, or where the disk does not give it."""
+def test_an_unreadable_lock_delays_a_start_and_later_only_its_own_stream() -> None:
+    """This happens while the lock file is written, or if the disk fails to read it."""
     life = Life(ModelDisk())
     spool, (message,) = begun(life, 1)
     settle(spool, Settlement(message.queue_id, ENVELOPE, {0: RELAYED}))
@@ -541,7 +540,7 @@ def test_a_lock_that_cannot_be_read_makes_a_start_wait_and_later_nobody_but_itse
         spool.close()
 
 
-def test_long_content_of_no_message_goes_and_that_of_others_stays() -> None:
+def test_long_content_without_a_message_is_removed_and_other_content_stays() -> None:
     life = Life(ModelDisk())
     spool, intake = life.open(), life.engine.intake()
     long = accept(intake, content=bytes(300_000))
@@ -560,7 +559,7 @@ def test_long_content_of_no_message_goes_and_that_of_others_stays() -> None:
     assert life.disk.names(f"{ROOT}/long") == []
 
 
-def test_long_content_stays_though_its_record_is_far_behind_what_was_read() -> None:
+def test_long_content_stays_although_its_record_is_not_read_yet() -> None:
     life = Life(ModelDisk(), 10_000_000, 10_000_000)
     spool, intake = life.open(), life.engine.intake()
     assert claimed(spool) == []
@@ -582,7 +581,7 @@ def test_long_content_whose_record_is_damaged_is_set_aside() -> None:
     assert [name for name, _ in life.told][-1] == long
 
 
-def test_a_sector_that_cannot_be_read_is_no_empty_one() -> None:
+def test_an_unreadable_sector_is_not_taken_for_an_empty_one() -> None:
     life = Life(ModelDisk())
     spool, messages = begun(life, 3)
     settle(spool, *(Settlement(m.queue_id, ENVELOPE, EVERY, ends=True) for m in messages[:2]))

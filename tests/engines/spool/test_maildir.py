@@ -1,4 +1,4 @@
-"""The maildir engine: held to the suite that every engine is held to, and what is its own."""
+"""The maildir engine: the common suite, and tests of what only the maildir has."""
 
 import errno
 import itertools
@@ -51,7 +51,7 @@ def test_several_first_starts_at_once_end_in_one_format(monkeypatch: pytest.Monk
             _step: str, nth: int = nth, calls: "itertools.count[int]" = calls, second: ModelDisk = second
         ) -> None:
             if next(calls) == nth:
-                # Of another process.
+                # The second start runs as another process.
                 with monkeypatch.context() as other:
                     other.setattr(os, "getpid", lambda: -1)
                     prepare("/var/spool", second)
@@ -76,7 +76,7 @@ def test_a_full_disk_does_not_keep_the_sender_from_starting() -> None:
         engine.start()
 
 
-def test_a_full_disk_that_takes_no_name_holds_up_nobody_else() -> None:
+def test_a_full_disk_that_refuses_a_rename_delays_only_that_message() -> None:
     engine = on_the_model()
     view, intake = watched(engine), engine.intake()
     queue_ids = [accept(intake) for _ in range(3)]
@@ -88,20 +88,20 @@ def test_a_full_disk_that_takes_no_name_holds_up_nobody_else() -> None:
     assert [message.queue_id for message in claimed(spool)] == queue_ids[:1]
 
 
-def test_a_report_that_is_given_up_is_owed_no_more_after_a_loss_of_power() -> None:
+def test_a_report_that_was_given_up_is_not_owed_after_a_power_cut() -> None:
     engine = on_the_model()
     spool, (queue_id,) = begun(engine, CONTENT)
     settle(spool, Settlement(queue_id, ENVELOPE, EVERY | {1: BOUNCED}, [note(1)]))
     settle(spool, Settlement(queue_id, ENVELOPE, told=(1,), ends=True))
     assert isinstance(engine.disk, ModelDisk)
-    # Nothing that was not synced is there, so the message is.
+    # Without the unsynced changes, the removed message exists again.
     engine.disk = next(engine.disk.prefixes())
     (message,) = claimed(engine.start())
     assert (message.queue_id, message.left, message.owed_report) == (queue_id, (), None)
 
 
 def test_no_call_leaves_a_descriptor_open() -> None:
-    """But the lock, for as long as the queue is owned."""
+    """Except the lock's, while the queue is owned."""
     engine = on_the_model()
     view = watched(engine)
     spool, intake = engine.start(), engine.intake()

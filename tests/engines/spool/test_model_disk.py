@@ -1,4 +1,4 @@
-"""The model of a disk: what a power cut leaves, and a sync that fails, which no kernel does on demand."""
+"""The model disk: what a power cut leaves, and failed syncs, which no kernel produces on demand."""
 
 import errno
 import random
@@ -12,7 +12,7 @@ from tests.fakes.disk import Fault, ModelDisk
 
 @pytest.fixture
 def disk() -> ModelDisk:
-    """Return a disk with the folders /folder and /other, and in the first a durable file `kept`."""
+    """Return a disk with the folders /folder and /other, and a durable file `kept` in /folder."""
     disk = ModelDisk()
     for folder in ("/folder", "/other"):
         disk.make_directory(folder)
@@ -25,12 +25,12 @@ def cuts(disk: ModelDisk) -> list[ModelDisk]:
 
 
 def names_left(disk: ModelDisk) -> set[tuple[str, ...]]:
-    """Return which names of both folders may be there after a cut."""
+    """Return the sets of names that both folders together may have after a cut."""
     return {tuple(sorted(image.names("/folder") + image.names("/other"))) for image in cuts(disk)}
 
 
 def write(disk: ModelDisk, path: str, content: bytes) -> int:
-    """Write a new file, and leave it open."""
+    """Write a new file and leave it open."""
     fd = disk.open_new(path)
     disk.write_all(fd, content)
     return fd
@@ -59,13 +59,13 @@ def test_only_the_sync_of_its_folder_keeps_a_name(
     images = cuts(disk)
     assert any(image.names("/other") == ["named"] for image in images)
     assert any(image.names("/other") == [] for image in images) == may_be_lost
-    # What was synced is whole, under whichever name.
+    # Synced content is whole under either name.
     assert all(
         image.peek(f"/other/{name}") == b"content" for image in images for name in image.names("/other")
     )
 
 
-def test_changes_of_names_come_in_any_order_and_each_of_them_whole(disk: ModelDisk) -> None:
+def test_name_changes_reach_the_disk_in_any_order_and_each_whole(disk: ModelDisk) -> None:
     disk.link("/folder/kept", "/other/a")
     disk.rename("/folder/kept", "/other/b")
 
@@ -93,7 +93,7 @@ def test_the_sync_of_another_file_does_not_keep_this_one(disk: ModelDisk) -> Non
     disk.close(note)
 
 
-def test_what_follows_a_sync_may_be_torn_at_512_octets(disk: ModelDisk) -> None:
+def test_writes_after_a_sync_may_be_torn_at_512_octets(disk: ModelDisk) -> None:
     fd, synced = disk.open_append("/folder/kept"), b"T" + b"a" * 511
     disk.write_all(fd, synced[1:])
     disk.sync_content(fd)

@@ -1,4 +1,4 @@
-"""The engine in PostgreSQL: held to the suite that every engine is held to, and what is its own."""
+"""The PostgreSQL engine: the common suite, and tests of what only a shared database has."""
 
 import contextlib
 import itertools
@@ -75,7 +75,7 @@ anywhere = pytest.mark.parametrize("url", ["PostgreSQL", SIMULATED], indirect=Tr
 
 @pytest.fixture
 def url(request: pytest.FixtureRequest, closing: contextlib.ExitStack) -> str:
-    """Return an empty database; who uses it is closed before the next one is made."""
+    """Return the URL of an empty database. Its users are closed before the next database is made."""
     if getattr(request, "param", "") == SIMULATED:
         closing.enter_context(patch.object(psycopg, "connect", ModelDatabase(random.Random(0)).connect))
         return "postgresql://"
@@ -96,13 +96,13 @@ Hosts = tuple[PostgresqlEngine, PostgresqlEngine]
 @pytest.fixture
 def hosts(url: str, tmp_path: Path, closing: contextlib.ExitStack) -> Hosts:
     one, other = (PostgresqlEngine(str(tmp_path / name), url, closing) for name in "ab")
-    # They would draw the same ids.
+    # With equal clocks both hosts would draw the same ids.
     other.clock.advance(3_600_000_000_000)
     return one, other
 
 
 def taken(hosts: Hosts, count: int = 3) -> tuple[PostgresqlSpool, PostgresqlSpool, list[QueueId]]:
-    """Have the first host claim what it accepted; return both owners."""
+    """Let the first host accept and claim messages; return both owners and the ids."""
     one, other = (host.start() for host in hosts)
     intake = hosts[0].intake()
     ids = [accept(intake) for _ in range(count)]
@@ -111,13 +111,13 @@ def taken(hosts: Hosts, count: int = 3) -> tuple[PostgresqlSpool, PostgresqlSpoo
 
 
 def lapse(hosts: Hosts) -> None:
-    """Let all leases be over."""
+    """Let all leases expire."""
     with once(hosts[0].database) as connection:
         connection.execute(LAPSED)
 
 
 @anywhere
-def test_what_one_host_accepts_any_may_claim_and_only_one(hosts: Hosts) -> None:
+def test_each_accepted_message_is_claimed_by_exactly_one_of_the_hosts(hosts: Hosts) -> None:
     one, other = (host.start() for host in hosts)
     intakes = [host.intake() for host in hosts]
     ids = {accept(intake) for intake in intakes for _ in range(40)}
@@ -138,7 +138,7 @@ def test_what_one_host_accepts_any_may_claim_and_only_one(hosts: Hosts) -> None:
 
 
 @anywhere
-def test_a_claim_holds_while_its_lease_does_and_a_stop_ends_it(hosts: Hosts) -> None:
+def test_a_claim_lasts_as_long_as_its_lease_and_a_stop_ends_it(hosts: Hosts) -> None:
     one, other, ids = taken(hosts)
     assert other.claim(9) == []
     assert other.read(ids[:1])[0].__class__ is Absent
@@ -147,7 +147,7 @@ def test_a_claim_holds_while_its_lease_does_and_a_stop_ends_it(hosts: Hosts) -> 
 
 
 @anywhere
-def test_what_was_taken_over_is_absent_for_the_host_that_was_stopped(hosts: Hosts) -> None:
+def test_a_message_that_was_taken_over_is_absent_for_its_former_host(hosts: Hosts) -> None:
     one, other, ids = taken(hosts)
     lapse(hosts)
     assert [message.queue_id for message in other.claim(2)] == ids[:2]
@@ -156,7 +156,7 @@ def test_what_was_taken_over_is_absent_for_the_host_that_was_stopped(hosts: Host
     assert [type(each) for each in one.settle(done)] == [Absent, Absent, type(None)]
     assert [type(each) for each in one.read(ids)] == [Absent] * 3
     assert [read(other, each).left for each in ids[:2]] == [(0, 1, 2)] * 2
-    # It goes on with what comes.
+    # The former host goes on with new messages.
     new = accept(hosts[0].intake())
     assert [message.queue_id for message in one.claim(9)] == [new]
     assert other.settle(done[:2]) == [None, None]
@@ -185,8 +185,10 @@ def test_nothing_is_taken_over_of_a_host_that_just_renews_its_lease(hosts: Hosts
 
 
 @anywhere
-def test_a_restart_has_its_own_at_once_and_the_one_before_nothing(hosts: Hosts, tmp_path: Path) -> None:
-    """As where a folder was copied to another host."""
+def test_a_restart_owns_its_messages_at_once_and_its_predecessor_owns_none(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    """This happens if the spool folder is copied to another host."""
     one, _, ids = taken(hosts)
     shutil.copytree(hosts[0].root, tmp_path / "copy")
     hosts[0].root = str(tmp_path / "copy")
@@ -202,8 +204,8 @@ def test_a_restart_has_its_own_at_once_and_the_one_before_nothing(hosts: Hosts, 
 
 
 @anywhere
-def test_a_claim_waits_for_nobody(hosts: Hosts) -> None:
-    """Neither for a settlement that goes on, nor for another claim."""
+def test_a_claim_skips_locked_messages_instead_of_waiting(hosts: Hosts) -> None:
+    """It waits neither for a settlement in progress nor for another claim."""
     _, other, ids = taken(hosts)
     lapse(hosts)
     with once(hosts[0].database) as settling:
@@ -213,7 +215,7 @@ def test_a_claim_waits_for_nobody(hosts: Hosts) -> None:
 
 
 def meet_lock(url: str, statement: str, call: Callable[[], object]) -> None:
-    """Make a call while a transaction has rows that it waits for, and end that one then."""
+    """Make a call while a transaction locks rows that it needs. Commit once the call waits."""
     calling = threading.Thread(target=call)
     with psycopg.connect(url) as holding, psycopg.connect(url, autocommit=True) as watching:
         holding.execute(statement.encode())
@@ -224,7 +226,7 @@ def meet_lock(url: str, statement: str, call: Callable[[], object]) -> None:
         calling.join()
 
 
-def test_a_settlement_waits_for_a_take_over_that_goes_on_and_finds_it_done(hosts: Hosts, url: str) -> None:
+def test_a_settlement_waits_for_a_take_over_in_progress_and_finds_it_done(hosts: Hosts, url: str) -> None:
     one, _, ids = taken(hosts, count=1)
     found: list[object] = []
 
@@ -241,10 +243,10 @@ def by_line(host: PostgresqlEngine, line: CutLine) -> None:
     host.database = type(host.database)(through(line, host.database.url))
 
 
-def test_a_claim_repeated_after_a_lost_reply_waits_for_what_it_has_already(
+def test_a_claim_repeated_after_a_lost_reply_waits_for_its_own_locked_rows(
     hosts: Hosts, server: Server, url: str
 ) -> None:
-    """Also where somebody has one of these rows just then, as a verb of another host has."""
+    """Another host's verb may lock one of these rows at that moment."""
     found: list[QueueId] = []
     with CutLine(server.port) as line:
         by_line(hosts[0], line)
@@ -269,10 +271,10 @@ def test_a_claim_repeated_after_a_lost_reply_waits_for_what_it_has_already(
         ("retry deferred", "deferred", False),
     ],
 )
-def test_what_is_to_be_held_or_ended_is_claimed_as_held_in_the_states_that_were_asked_for(
+def test_a_message_to_be_held_or_ended_is_claimed_as_held_if_in_a_wished_state(
     server: Server, hosts: Hosts, wish: str, state: str, stays: bool
 ) -> None:
-    """Or it would be sent before its new owner does what was asked for."""
+    """Otherwise the new owner would send the message before it obeys the wish."""
     one, other, (queue_id,) = taken(hosts, count=1)
     in_an_hour_ns = time.time_ns() + 3_600_000_000_000
     settle(one, Settlement(queue_id, ENVELOPE, next_attempt_at_ns=in_an_hour_ns * (state == "deferred")))
@@ -282,7 +284,7 @@ def test_what_is_to_be_held_or_ended_is_claimed_as_held_in_the_states_that_were_
     assert other.wishes() == {wish.split(maxsplit=1)[0] if stays else wish: [queue_id]}
 
 
-def test_the_answer_to_a_wish_is_none_to_the_one_that_took_its_place(hosts: Hosts) -> None:
+def test_the_answer_to_a_wish_does_not_answer_its_replacement(hosts: Hosts) -> None:
     one, other, ids = taken(hosts)
     other.ask(ids, "hold")
     ((wish, wanted),) = one.wishes().items()
@@ -292,7 +294,7 @@ def test_the_answer_to_a_wish_is_none_to_the_one_that_took_its_place(hosts: Host
     assert one.wishes() == {"delete": ids[:1]}
 
 
-def test_a_release_ends_what_was_wanted_before(hosts: Hosts) -> None:
+def test_a_release_cancels_the_wish_before_it(hosts: Hosts) -> None:
     one, other, ids = taken(hosts)
     other.ask(ids, "delete")
     settle(one, Settlement(ids[0], ENVELOPE, is_held=False))
@@ -301,7 +303,7 @@ def test_a_release_ends_what_was_wanted_before(hosts: Hosts) -> None:
 
 
 @anywhere
-def test_two_messages_of_one_id_are_not_one(hosts: Hosts) -> None:
+def test_a_second_message_with_the_same_id_is_refused(hosts: Hosts) -> None:
     spool, intake, same = hosts[0].start(), hosts[0].intake(), hosts[0].intake()
     draft = intake.draft()
     draft.append(CONTENT)
@@ -316,7 +318,7 @@ def test_two_messages_of_one_id_are_not_one(hosts: Hosts) -> None:
 
 @pytest.fixture
 def lines(server: Server, hosts: Hosts) -> Iterator[tuple[CutLine, CutLine]]:
-    """Lead each host to the server by a line of its own."""
+    """Connect each host to the server by its own proxy."""
     with CutLine(server.port) as one, CutLine(server.port) as other:
         for host, line in zip(hosts, (one, other), strict=True):
             by_line(host, line)
@@ -324,7 +326,7 @@ def lines(server: Server, hosts: Hosts) -> Iterator[tuple[CutLine, CutLine]]:
 
 
 @pytest.mark.full
-def test_two_claims_that_meet_at_any_statement_have_each_message_once(
+def test_two_claims_that_meet_at_any_statement_claim_each_message_once(
     url: str, hosts: Hosts, lines: tuple[CutLine, CutLine]
 ) -> None:
     intake, spools = hosts[0].intake(), [host.start() for host in hosts]
@@ -352,7 +354,7 @@ def test_two_claims_that_meet_at_any_statement_have_each_message_once(
 def test_a_settlement_that_meets_a_take_over_at_any_statement_is_done_or_not(
     url: str, hosts: Hosts, lines: tuple[CutLine, CutLine]
 ) -> None:
-    """Who has a message then knows all that was settled, and nobody has what was ended."""
+    """The owner of a message then knows all that was settled, and no host has an ended message."""
     intake, (one, other) = hosts[0].intake(), (host.start() for host in hosts)
     taken: dict[QueueId, Message] = {}
     results: list[object] = []
@@ -402,13 +404,13 @@ def _accepts(intake: Intake, spool: Spool, ids: Sequence[QueueId]) -> None:
 
 
 def _claims(intake: Intake, spool: Spool, ids: Sequence[QueueId]) -> None:
-    """Have all of them, also those of a claim whose reply was lost."""
+    """Claim all, including the messages of a claim whose reply was lost."""
     del intake
     assert [message.queue_id for message in claimed(spool)] == ids
 
 
 def _settles(intake: Intake, spool: Spool, ids: Sequence[QueueId]) -> None:
-    """Mark, report and end one, and mark another, as one group."""
+    """Mark, report and end one message and mark another, as one group."""
     del intake
     marks = {0: RELAYED, 1: BOUNCED, 2: RELAYED}
     report = Report(report_id(ids[0]), REPORT, b"Subject: sorry\r\n")
@@ -421,7 +423,7 @@ def _settles(intake: Intake, spool: Spool, ids: Sequence[QueueId]) -> None:
 def test_a_line_cut_at_any_statement_leaves_all_or_nothing(
     hosts: Hosts, server: Server, step: Step, is_passed_on: bool
 ) -> None:
-    """Before it is heard, or behind it: also between a COMMIT and its reply."""
+    """The line is cut before the server gets the statement, or after: also between a COMMIT and its reply."""
     host, _ = hosts
     with CutLine(server.port) as line:
         by_line(host, line)
@@ -440,7 +442,7 @@ def test_a_line_cut_at_any_statement_leaves_all_or_nothing(
                 failed = True
             line.cut(b"nothing")
             if step is _accepts:
-                # It is there or not, and whole; only who was told 250 may rely on it.
+                # The message is there and whole, or not there. A message that got 250 must be there.
                 queued = [message for message in claimed(spool) if message.shape.size_bytes == len(LONG)]
                 assert len(queued) <= 1
                 assert failed or len(queued) == 1
@@ -468,7 +470,7 @@ def test_a_line_cut_at_any_statement_leaves_all_or_nothing(
 
 
 def engine_in(url: str, root: str, folder: Path) -> Engine:
-    """Return the engine as a conversion has it."""
+    """Return the engine as a conversion opens it."""
     text = (
         f"spool: {{path: {root}, postgresql: '{url}'}}\nhostname: mx.test\n"
         "listen: [{address: 127.0.0.1:0}]\nupstreams: {isp: {host: smtp.test, limits: []}}\n"
@@ -483,7 +485,7 @@ def engine_in(url: str, root: str, folder: Path) -> Engine:
 def test_a_conversion_cut_at_any_statement_loses_nothing_and_no_host_sends_a_copy(
     hosts: Hosts, server: Server, url: str, tmp_path: Path, every: int
 ) -> None:
-    """From a maildir and back; and out only while no other host may own some of it."""
+    """It converts from a maildir and back, but only if no other host may own messages in the database."""
     root, disk = str(tmp_path / "spool"), RealDisk()
     maildir = ENGINES["maildir"]
     maildir.prepare(root, disk)
@@ -508,7 +510,7 @@ def test_a_conversion_cut_at_any_statement_loses_nothing_and_no_host_sends_a_cop
                         convert(root, target, disk, hosts[0].clock, lambda *_: None, engines=engines)
                         failed = False
                     line.cut(b"nothing")
-                    # What counts in the database is any host's: at once, or when it is run again.
+                    # Any host may claim what counts in the database, at once or after the repetition.
                     found = another_host_has()
                     is_there = engine_of(root, disk) == "postgresql"
                     assert found == is_there * len(before) or (
@@ -533,10 +535,10 @@ def test_a_conversion_cut_at_any_statement_loses_nothing_and_no_host_sends_a_cop
         assert another_host_has() == len(before) + 1
 
 
-def test_what_a_conversion_left_is_removed_some_at_a_time(
+def test_a_conversion_removes_leftover_messages_in_batches(
     hosts: Hosts, server: Server, tmp_path: Path
 ) -> None:
-    """So that no number of messages takes a statement longer than the server lets it."""
+    """In batches, no number of messages makes a statement exceed the server's time limit."""
     root, disk = hosts[0].root, RealDisk()
     spool, intake = hosts[0].start(), hosts[0].intake()
     accept(intake)
@@ -552,7 +554,7 @@ def test_what_a_conversion_left_is_removed_some_at_a_time(
     with CutLine(server.port) as line:
         by_line(hosts[0], line)
         engine = engine_in(hosts[0].database.url, root, tmp_path)
-        # Behind that of the check of the connection.
+        # The first COMMIT belongs to the check of the connection.
         line.cut(b"COMMIT", after=2)
         with pytest.raises(Unavailable):
             engine.forget(root, disk)
@@ -562,7 +564,7 @@ def test_what_a_conversion_left_is_removed_some_at_a_time(
     assert server.is_so(left.format(0), database="spool")
 
 
-def test_the_claims_of_a_conversion_that_was_killed_end_with_its_lease(
+def test_the_claims_of_a_killed_conversion_end_with_its_lease(
     hosts: Hosts, server: Server, url: str, tmp_path: Path, closing: contextlib.ExitStack
 ) -> None:
     accept(hosts[0].intake())

@@ -1,4 +1,4 @@
-"""A small file that is replaced is the old one or the new at any instant, and the new one afterwards."""
+"""`replace_file`: at any instant the file is the old one or the new one, and afterwards the new one."""
 
 import errno
 import random
@@ -11,7 +11,7 @@ from tests.fakes.disk import Fault, ModelDisk
 PATH = "/history/isp.pause"
 
 
-def test_a_power_cut_at_any_instant_leaves_one_of_the_two_whole() -> None:
+def test_a_power_cut_at_any_instant_leaves_the_old_or_the_new_file_whole() -> None:
     disk, images, rng = ModelDisk(), list[bytes](), random.Random(1)
     replace_file(disk, PATH, b"old")
     disk.after = lambda: images.extend(image.peek(PATH) for image in disk.cuts(rng, 16))
@@ -23,7 +23,7 @@ def test_a_power_cut_at_any_instant_leaves_one_of_the_two_whole() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "rename", "sync_directory"])
-def test_where_a_call_fails_the_old_one_stays_or_either_is_in_force(kind: str) -> None:
+def test_a_failed_sync_keeps_the_old_file_and_a_later_failure_is_in_doubt(kind: str) -> None:
     disk = ModelDisk()
     replace_file(disk, PATH, b"old")
     disk.fail(Fault(1, errno.ENOSPC, kinds=frozenset({kind})))

@@ -1,8 +1,8 @@
-"""A listener and a sender on one store, and a trace of what they were told and told others.
+"""A listener and a sender on one spool, and a trace of what they were told and what they told others.
 
-The sender settles as the real one does: first what became of recipients, then the report, once it may go;
-or, for messages of an even number of recipients, all in one.  The trace is the only thing that the judge
-(tests.engines.spool.oracle) knows besides the disk.
+The sender settles as the real one does: first the statuses of recipients, then the report, once it may go.
+For messages with an even number of recipients it does all in one settlement. Besides the disk, the oracle
+(tests.engines.spool.oracle) knows only the trace.
 """
 
 import random
@@ -26,20 +26,20 @@ from tests.fakes.platter import Platter
 MOST = 100
 
 
-class Violation(AssertionError):  # noqa: N818 - what it is called
+class Violation(AssertionError):  # noqa: N818 - a promise, not a program, is at fault
     """A promise was broken."""
 
 
 @dataclass(slots=True)
 class Trace:
-    """What happened, as those outside remember it."""
+    """The events of a run, as clients and upstream saw them."""
 
     offered: dict[QueueId, tuple[Envelope, bytes]] = field(default_factory=dict)
     accepted: set[QueueId] = field(default_factory=set)
-    """Got 250, or a report that was said to be queued."""
+    """Messages that got 250, and reports whose settlement succeeded."""
     refused: set[QueueId] = field(default_factory=set)
     fates: dict[tuple[QueueId, int], list[Status]] = field(default_factory=dict)
-    """What became of each recipient at the upstream or by decision, each time anew."""
+    """The outcomes of each recipient at the upstream or by decision, one for each attempt that ended it."""
     noted: dict[tuple[QueueId, int], str] = field(default_factory=dict)
     """Durable reasons."""
     marked: dict[tuple[QueueId, int], Status] = field(default_factory=dict)
@@ -47,21 +47,21 @@ class Trace:
     called: dict[tuple[QueueId, int], Status] = field(default_factory=dict)
     """Status bytes that may be durable: their settlement has not returned."""
     finishing: set[QueueId] = field(default_factory=set)
-    """Their end was asked for."""
+    """Messages whose end was requested."""
     warned: set[QueueId] = field(default_factory=set)
     held: dict[QueueId, bool | None] = field(default_factory=dict)
-    """None: between the two."""
+    """None: the hold or release is in progress."""
     told_of: dict[QueueId, tuple[int, ...]] = field(default_factory=dict)
-    """Of each report, the recipients of its message that it is about."""
+    """For each report, the recipients of its message that it tells of."""
     reports_wait: int = 0
-    """So many reports may not go when they are owed, while recipients are left."""
+    """The number of reports that may not go when they become owed, while recipients are left."""
     waits_after_a_crash: bool = False
-    """After a crash no report may go before its message ends."""
+    """After a crash, no report may go before its message ends."""
     excused: dict[tuple[QueueId, int], int] = field(default_factory=dict)
-    """How many attempts a crash cut between the upstream's reply and the durable mark of it."""
+    """The number of attempts that a crash cut between the upstream's reply and its durable mark."""
 
     def crash(self) -> None:
-        """Note which recipients may be tried again: those in the one window for a duplicate."""
+        """Note the recipients that may be tried again: those in the one window for a duplicate."""
         self.called = {key: status for key, status in self.called.items() if key not in self.marked}
         if self.waits_after_a_crash:
             self.reports_wait = sys.maxsize
@@ -70,7 +70,7 @@ class Trace:
                 self.excused[key] = len(fates)
 
     def key(self) -> int:
-        """Return a number that is equal for equal traces, and by all odds for no others."""
+        """Return a hash of the trace."""
         offered = [(q, e.reverse_path, e.recipients, c) for q, (e, c) in self.offered.items()]
         fates = [(key, *(status.name for status in fates)) for key, fates in self.fates.items()]
         marked = [(key, status.name) for key, status in self.marked.items()]
@@ -102,14 +102,14 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A message to be handed over, and what is to become of its recipients, attempt by attempt."""
+    """A message to hand over, and the fates of its recipients, attempt by attempt."""
 
     fates: tuple[Mapping[int, Status], ...]
     recipients: int = 1
     reverse_path: str = "list@example.org"
     content: bytes = b"Subject: minutes\r\n\r\nAll agreed.\r\n"
     spills: int = 0
-    """How many times its content is written before it is whole."""
+    """How often the draft is written to disk before its content is complete."""
     dsn: DsnRequest = NOTHING_ASKED
 
     def envelope(self, arrival_at_ns: int) -> Envelope:
@@ -120,7 +120,7 @@ class Letter:
 
 
 class Listener:
-    """Hands messages over and remembers what was answered."""
+    """Hands messages over and records the answers."""
 
     def __init__(
         self, disk: Disk, clock: FakeClock, trace: Trace, seed: int = 0, engine: OnModel = MAILDIR
@@ -131,11 +131,11 @@ class Listener:
         self.intake = engine.listener(disk, clock, random.Random(seed).randbytes)
 
     def offer(self, *letters: Letter) -> list[QueueId | None]:
-        """Hand messages over as one batch; return the id of each that was accepted."""
+        """Hand messages over as one batch; return the ids (None: refused), without failed drafts."""
         return self.accept([drafted for letter in letters if (drafted := self.begin(letter)) is not None])
 
     def begin(self, letter: Letter) -> tuple[Draft, Envelope] | None:
-        """Take the content of a message in; None if the disk failed."""
+        """Take in the content of a message. Return None if the disk failed."""
         draft, envelope = self.intake.draft(), letter.envelope(self.clock.wall_ns())
         self.trace.offered[draft.queue_id] = (envelope, letter.content)
         step = len(letter.content) // (letter.spills + 1)
@@ -162,16 +162,16 @@ class Listener:
 
 
 class Sender:
-    """Settles messages as it is told."""
+    """Settles messages as the caller says."""
 
     def __init__(self, disk: Disk, clock: FakeClock, trace: Trace, engine: OnModel = MAILDIR) -> None:
         self.disk = disk
         self.clock = clock
         self.trace = trace
         self.queue: dict[QueueId, Message] = {}
-        """As they were claimed or settled last."""
+        """The messages as last claimed or read."""
         self.on_full: Callable[[], None] | None = None
-        """Called before what failed is asked for again; without it, the failure goes up."""
+        """Called before a failed call is repeated. Without it, the failure is raised."""
         self.spool = engine.spool(disk, clock, no_corruption)
 
     def claim(self) -> list[QueueId]:
@@ -187,7 +187,7 @@ class Sender:
     def read(self, queue_id: QueueId) -> Message:
         (found,) = self.spool.read([queue_id])
         if isinstance(found, Unavailable) and self.on_full is not None:
-            # The service tries again later.
+            # The real sender tries again later.
             self.on_full()
             (found,) = self.spool.read([queue_id])
         if isinstance(found, SpoolError):
@@ -196,16 +196,16 @@ class Sender:
         return found
 
     def end_what_is_done(self) -> None:
-        """End messages whose recipients are all done: before anything is sent after a start."""
+        """End the messages without recipients left, before anything is sent after a start."""
         done = [message for _, message in sorted(self.queue.items()) if not message.left]
         for message in done:
             for index, status in enumerate(message.statuses):
-                # What a start returns is durable, whoever wrote it.
+                # A start makes durable whatever it returns, whichever process wrote it.
                 self.trace.marked.setdefault((message.queue_id, index), status)
         self._settle([self._ending(message) for message in done])
 
     def settle(self, fates: Mapping[QueueId, Mapping[int, Status]]) -> None:
-        """Write down what became of recipients; end the messages that have none left."""
+        """Record the fates of recipients, and end the messages that have no recipient left."""
         first: list[Settlement] = []
         for queue_id, of_message in fates.items():
             message = self.read(queue_id)
@@ -238,7 +238,7 @@ class Sender:
         return settlement
 
     def report_what_is_owed(self, queue_ids: Sequence[QueueId]) -> None:
-        """Tell senders what they are owed, if the reports may go; and end what has nobody left."""
+        """Send the owed reports that may go, and end the messages that have no recipient left."""
         asked: list[Settlement] = []
         for queue_id in queue_ids:
             message = self.read(queue_id)
@@ -272,7 +272,7 @@ class Sender:
         self.trace.warned.add(queue_id)
 
     def warn_after_a_start(self) -> None:
-        """Relay the warnings that are queued, and warn of what is not marked as warned of."""
+        """Relay the queued warnings, and warn again where the message is not marked as warned."""
         asked = sorted(q for q in self.queue if subject_of(q) is None and warning_id(q) in self.trace.offered)
         for own in sorted({warning_id(queue_id) for queue_id in asked} & self.queue.keys()):
             self.settle({own: dict.fromkeys(self.read(own).left, Status.RELAYED)})
@@ -281,7 +281,7 @@ class Sender:
                 self.warn(queue_id)
 
     def drain(self, reports: Status = Status.RELAYED) -> None:
-        """Relay everything that is left until nothing is queued; say what becomes of reports."""
+        """Relay all messages until none is queued. `reports` is the fate of each report."""
         while self.queue or self.claim():
             for queue_id in sorted(self.queue):
                 if self.read(queue_id).is_held:
@@ -350,7 +350,7 @@ class Sender:
         content = b"Subject: not relayed\r\n\r\n" + lines.encode()
         if own in self.trace.finishing or own in self.queue:
             raise Violation(f"{queue_id} is reported a second time")
-        # What a crash kept off the disk may tell of more recipients by now.
+        # A repeated report, after a crash kept the first off the disk, may tell of more recipients.
         address = Envelope("", (envelope.reverse_path,), self.clock.wall_ns(), "local", "", "LOCAL")
         self.trace.offered[own], self.trace.told_of[own] = (address, content), told
         settlement.report, settlement.told = Report(own, address, content), told
@@ -358,13 +358,13 @@ class Sender:
 
 @dataclass(slots=True)
 class Snapshot:
-    """One instant of a run: the platter, and how much was known outside."""
+    """One instant of a run: the platter and the trace."""
 
     platter: Platter
     trace: Trace
     step: str
     told: int = 0
-    """`key` of the trace."""
+    """The trace's `key`."""
 
 
 class World:
@@ -377,18 +377,18 @@ class World:
         self.sender_disk, self.listener_disk = disk, disk.another()
         self.snapshots: list[Snapshot] = []
         self.failed_at = 0
-        """Which snapshot came right behind the first call that failed."""
+        """Index of the snapshot right after the first failed call."""
         self._is_recording = False
 
     def record(self) -> None:
-        """Keep every instant from now on: behind each call, and ahead of it if more was told."""
+        """Keep a snapshot after each call from now on, and one before a call if the trace has changed."""
         self._is_recording = True
         for disk in (self.sender_disk, self.listener_disk):
             self._watch(disk)
         self.keep(self.sender_disk)
 
     def keep(self, disk: ModelDisk, *, if_told: bool = False) -> None:
-        """Keep a snapshot of this instant; or only if something was told since the last one."""
+        """Keep a snapshot of this instant. With `if_told`, only if the trace changed since the last one."""
         last = self.snapshots[-1] if self.snapshots else None
         is_told = last is None or self.trace != last.trace
         if is_told or not if_told:
@@ -419,19 +419,19 @@ class World:
 
 
 def no_corruption(name: str, fault: str) -> None:
-    """Raise Violation: nothing that a crash leaves is corrupt."""
+    """Raise Violation, because no crash leaves a corrupt message."""
     if "cannot be read now" in fault:
         return
     raise Violation(f"{name} is taken for corrupt: {fault}")
 
 
 def subject_of(queue_id: QueueId) -> QueueId | None:
-    """Return which message a report or a warning is about; None for a message that came in."""
+    """Return the id of the message that a report or warning is about; None for other messages."""
     return QueueId(queue_id[:16]) if is_notice(queue_id) else None
 
 
 def prepared(*, is_started: bool = True, engine: OnModel = MAILDIR) -> ModelDisk:
-    """Return a disk with an empty spool that was started once and is durable, or without one."""
+    """Return a disk with an empty, durable spool that was started once, or an empty disk."""
     disk = ModelDisk()
     if not is_started:
         return disk

@@ -1,4 +1,4 @@
-"""What tests of the command line share."""
+"""Fixtures of the tests of the command line."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ Run = Callable[..., Ran]
 
 @pytest.fixture(autouse=True)
 def _far_from_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Put the operator into a zone that the relay writes no instant in."""
+    """Put the operator into a time zone other than UTC, in which the relay writes every instant."""
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     yield
@@ -31,7 +31,7 @@ def _far_from_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def policy_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a policy that verbs find by themselves, of which no relay runs."""
+    """Return the path of a policy that verbs find through RELAY_POLICY; no relay runs."""
     path = write_policy(tmp_path)
     monkeypatch.setenv("RELAY_POLICY", str(path))
     return path
@@ -39,14 +39,13 @@ def policy_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def up(policy_path: Path) -> Iterator[Up]:
-    """Return a relay that runs by this policy."""
     with relay_up(policy_path.parent) as up:
         yield up
 
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Return what runs `relay ARGUMENT...`."""
+    """Return a function that runs `relay ARGUMENT...` and returns its exit code and output."""
 
     def run(*arguments: str) -> Ran:
         capsys.readouterr()

@@ -1,4 +1,4 @@
-"""A relay that runs, as the command line finds it: a real one with its control socket, that sends nothing."""
+"""A real running relay with its control socket, for tests of the command line.  It sends no mail."""
 
 import asyncio
 import socket
@@ -40,7 +40,7 @@ upstreams:
 
 
 def write_policy(folder: Path, text: str = POLICY, engine: str = "maildir") -> Path:
-    """Write a policy whose secret cannot be read, since nobody here has to read it."""
+    """Write a policy and return its path.  Its password file does not exist: no test here reads it."""
     (folder / "spool").mkdir(exist_ok=True)
     path = folder / "policy.yaml"
     path.write_text(text.replace("spool: ./spool", f"spool: {{path: ./spool, engine: {engine}}}"))
@@ -48,7 +48,7 @@ def write_policy(folder: Path, text: str = POLICY, engine: str = "maildir") -> P
 
 
 def charged(policy: Policy, recipients: Sequence[int], connections: int = 0) -> Path:
-    """Return the history of `isp` after so many connections and messages, each to so many recipients."""
+    """Charge `connections` and a message for each of `recipients`; return the path of `isp`'s history."""
     clock, path = SystemClock(), policy.history_path("isp")
     throttle = Throttle(FileHistory(path, RealDisk(), clock), policy.upstreams["isp"].limits, None, clock)
     connected = [throttle.reserve_connection(SECOND_NS) for _ in range(connections)]
@@ -60,8 +60,6 @@ def charged(policy: Policy, recipients: Sequence[int], connections: int = 0) -> 
 
 
 class LoopThread:
-    """A loop that runs in a thread of its own."""
-
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -77,7 +75,7 @@ class LoopThread:
 
 
 class Up:
-    """A relay on a loop of its own, and a client of it."""
+    """A relay on a loop of its own, and a control client of that relay."""
 
     def __init__(self, folder: Path, text: str) -> None:
         self._loop = LoopThread()
@@ -118,7 +116,7 @@ class Up:
 
 @contextmanager
 def relay_up(folder: Path, text: str = POLICY) -> Iterator[Up]:
-    """Run a relay on the spool in a folder while the context lasts; `text` is the policy that it goes by."""
+    """Run a relay with the policy `text` on the spool in `folder` while the context lasts."""
     up = Up(folder, text)
     try:
         yield up
@@ -128,7 +126,7 @@ def relay_up(folder: Path, text: str = POLICY) -> Iterator[Up]:
 
 @contextmanager
 def answering(spool: Path, *answers: bytes) -> Iterator[None]:
-    """Give these answers, one a question, as a relay that goes, or one of another version, does."""
+    """Send the next of `answers` to each question, like a relay that dies or has another version."""
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(spool / SOCKET_NAME))
         listening.listen()
@@ -137,7 +135,7 @@ def answering(spool: Path, *answers: bytes) -> Iterator[None]:
             for content in answers:
                 asking, _ = listening.accept()
                 with asking:
-                    # One that only looks whether somebody listens asks nothing.
+                    # A client that only checks whether a relay listens sends nothing.
                     while not asking.recv(1 << 20) and (asked := listening.accept()):
                         asking.close()
                         asking, _ = asked

@@ -1,6 +1,6 @@
-"""Makes relay(8) and docs/commands.md of the commands, relay-policy(5) of docs/policy.md, and completions.
+"""Generates relay(8), docs/commands.md, relay-policy(5) and the completions from the code and docs/policy.md.
 
-`python -m tests.unit.cli.manual_pages` writes them; a test holds the files to what this makes.
+`python -m tests.unit.cli.manual_pages` writes the files.  A test fails if they are out of date.
 """
 
 import inspect
@@ -20,7 +20,7 @@ DEPLOY = ROOT / "deploy"
 COMPLETIONS = {"bash": "relay.bash", "zsh": "_relay", "fish": "relay.fish"}
 COMMANDS = ROOT / "docs" / "commands.md"
 _EVERYWHERE = {"--policy", "--spool", "--json", "--help"}
-"""The options that the page explains once, above."""
+"""Options that the page explains once, at its top."""
 _MARK = "<!-- above: by `make docs` -->"
 _BOLD, _ROMAN = "\x02", "\x03"
 _DATE = "November 23, 2026"
@@ -72,7 +72,7 @@ not good.
 
 
 def pages() -> dict[Path, str]:
-    """Return what each file holds."""
+    """Return the content of each generated file."""
     made = {DEPLOY / "man" / "relay.8": relay_8(), DEPLOY / "man" / "relay-policy.5": relay_policy_5()}
     made[COMMANDS] = commands_page()
     for shell, name in COMPLETIONS.items():
@@ -106,7 +106,7 @@ def relay_8() -> str:
 
 
 def commands_page() -> str:
-    """Return the page with the part of each command anew; what is written below the mark stays."""
+    """Return the page with the part of each command made again; the text below each mark stays."""
     return re.sub(
         rf"(?ms)^## (relay \S+)\n\n.*?^{_MARK}$",
         lambda part: f"## {part[1]}\n\n{_described(part[1])}{_MARK}",
@@ -115,7 +115,7 @@ def commands_page() -> str:
 
 
 def _described(name: str) -> str:
-    """Return what `--help` of a command says, and of a group its verbs and what options these have beside."""
+    """Return the help text and the options of a command; of a group also its verbs and their options."""
     (command,) = (its for each, its in _commands("relay", relay) if each == name)
     verbs = dict(command.commands) if isinstance(command, click.Group) else {}
     told = " ".join(inspect.cleandoc(command.help or "").replace("\b", "").split())
@@ -195,7 +195,7 @@ def _head(title: str, section: int, name: str, what: str) -> list[str]:
 
 
 def _text(markdown: str) -> list[str]:
-    """Return text as roff takes it, a sentence a line; code is bold and links are what they say."""
+    """Return roff lines, each sentence on a new line: code becomes bold, and a link becomes its text."""
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(markdown.split())).replace("**", "")
     sentences = re.split(r"(?<=[^.][.!?]) +(?=[A-Z`*])", plain)
     wrapped = [
@@ -205,7 +205,7 @@ def _text(markdown: str) -> list[str]:
 
 
 def _bold(text: str) -> str:
-    """Mark code with what no text holds: the escapes of roff come last."""
+    """Mark code with control characters that no text holds; `_escaped` makes roff escapes of them."""
     return re.sub(r"`([^`]*)`", f"{_BOLD}\\1{_ROMAN}", text)
 
 

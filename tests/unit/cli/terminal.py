@@ -1,4 +1,4 @@
-"""A verb as a person or a program runs it: in a process of its own, that starts no Python anew."""
+"""Runs a verb in a process of its own, for a terminal or for a program.  A fork starts no new Python."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from relay.cli.main import main
 
 
 def on_a_terminal(*arguments: str) -> list[str]:
-    """Return the lines that a verb shows, without blanks at their ends."""
+    """Return the lines that a verb prints on a terminal, without trailing blanks."""
     terminal, its_end = os.openpty()
     forked(*arguments, out=its_end)
     os.close(its_end)
@@ -18,7 +18,7 @@ def on_a_terminal(*arguments: str) -> list[str]:
     try:
         while part := os.read(terminal, 65536):
             shown += part
-    except OSError:  # EIO: nobody has its other end open any more
+    except OSError:  # EIO: every process has closed the other end
         pass
     os.close(terminal)
     return [line.rstrip() for line in shown.decode().splitlines()]
@@ -27,9 +27,9 @@ def on_a_terminal(*arguments: str) -> list[str]:
 def forked(
     *arguments: str, given: bytes = b"", called: str = "relay", out: int | None = None, **surroundings: str
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a verb in a fork of this process; a variable that is set to nothing is not there.
+    """Run a verb in a fork of this process.  An empty value in `surroundings` unsets the variable.
 
-    What it prints goes to the descriptor `out`, where there is one.
+    Standard output goes to the descriptor `out`, if one is given.
     """
     with tempfile.TemporaryDirectory() as folder:
         names = [Path(folder, name) for name in ("in", "out", "err")]

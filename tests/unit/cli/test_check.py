@@ -24,7 +24,7 @@ LIMITED = POLICY.replace("limits: []", "limits: [{messages: 3, per: 1h}]").repla
 )
 
 
-def test_every_fault_is_a_line_and_the_code_is_78(policy_path: Path, run: Run) -> None:
+def test_check_prints_one_line_for_each_fault_and_exits_78(policy_path: Path, run: Run) -> None:
     policy_path.write_text(SMALL.replace("messages: 8", "messages: 0").replace("spool: spool", "spol: spool"))
     code, out, err = run("check", str(policy_path))
     assert (code, out) == (78, "")
@@ -33,7 +33,7 @@ def test_every_fault_is_a_line_and_the_code_is_78(policy_path: Path, run: Run) -
     assert run("plan", str(policy_path)) == (78, "", err), "as of an edited file, of which no relay is asked"
 
 
-def test_the_files_that_a_policy_names_are_checked_too(policy_path: Path, run: Run) -> None:
+def test_check_reads_the_files_that_a_policy_names(policy_path: Path, run: Run) -> None:
     policy_path.write_text(INTERFACE.replace("    ca_file:", "    #"))
     (secret := policy_path.parent / "secrets" / "isp").parent.mkdir()
     secret.write_text("hunter2\n")
@@ -45,17 +45,17 @@ def test_the_files_that_a_policy_names_are_checked_too(policy_path: Path, run: R
     assert (code, err, "hunter2" in out) == (0, "", False)
 
 
-def test_before_the_first_start_a_credential_is_a_note(policy_path: Path) -> None:
+def test_check_without_a_credentials_directory_only_notes_the_credential(policy_path: Path) -> None:
     policy_path.write_text(with_upstream(*CREDENTIAL))
     summed, shown = (forked("check", *words, CREDENTIALS_DIRECTORY="") for words in ([], ["--show"]))
 
     assert (summed.returncode, summed.stderr, shown.returncode) == (0, b"", 0)
     assert b"note: the credential of its password was not checked" in summed.stdout
-    # Whoever takes the key for the password's own place writes the password there.
+    # An operator may write the password itself as the value of password_credential.
     assert b"hunter2" not in summed.stdout + shown.stdout
 
 
-def test_a_database_is_named_without_its_secrets_and_needs_its_package(
+def test_check_names_a_database_without_its_secrets_and_demands_psycopg(
     policy_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = "postgresql://relay@db.example.net/relay"
@@ -72,7 +72,7 @@ def test_a_database_is_named_without_its_secrets_and_needs_its_package(
     assert (code, err.count("install relay-smarthost[postgresql]")) == (78, 2)
 
 
-def test_a_good_policy_is_summed_up_and_what_may_surprise_is_noted(policy_path: Path, run: Run) -> None:
+def test_check_sums_up_a_good_policy_and_notes_what_may_surprise(policy_path: Path, run: Run) -> None:
     more = "  two: {host: '::1', tls: none, port: 25, history: /h, limits: []}\n"
     more += "  three: {host: Smtp.Example.net., limits: []}\nhostname: inside\n"
     more += "reports: {upstreams: [isp, two], from: p@x.example}\n"
@@ -91,27 +91,24 @@ def test_a_good_policy_is_summed_up_and_what_may_surprise_is_noted(policy_path: 
         assert words in out
 
 
-def test_show_hides_what_may_be_secret_in_the_url_of_a_hook(policy_path: Path, run: Run) -> None:
+def test_show_hides_the_path_and_the_query_of_a_hook_url(policy_path: Path, run: Run) -> None:
     policy_path.write_text(f"{SMALL}notify: [{{url: 'https://a.example:8443/T0P?key=SECRET'}}]\n")
     shown = run("check", "--show").out
 
     assert ("T0P" in shown, "SECRET" in shown) == (False, False)
-    # Whoever takes it for a policy is told, rather than that another URL is told of the mail.
+    # The output is refused as a policy: otherwise the relay would send notices to another URL.
     with pytest.raises(PolicyError, match="expected a URL"):
         parse_policy(shown.encode(), policy_path)
 
 
 @pytest.fixture
 def edited(policy_path: Path) -> Path:
-    """Return an edit that allows fewer, beside the policy in force."""
     write_policy(policy_path.parent, LIMITED)
     (policy_path.parent / "edited.yaml").write_text(LIMITED.replace("messages: 3", "messages: 1"))
     return policy_path.parent / "edited.yaml"
 
 
-def test_a_plan_of_a_relay_that_is_down_tells_what_a_start_would_do_and_changes_no_history(
-    edited: Path, run: Run
-) -> None:
+def test_plan_without_a_relay_tells_what_a_start_does_and_changes_no_history(edited: Path, run: Run) -> None:
     engine, disk = on_the_kernel(edited.parent), RealDisk()
     engine.start().close()
     intake = engine.intake()
@@ -134,7 +131,7 @@ def test_a_plan_of_a_relay_that_is_down_tells_what_a_start_would_do_and_changes_
     assert "edited:   all have gone in" in out
 
 
-def test_the_line_is_a_user_of_a_users_file(tmp_path: Path) -> None:
+def test_hash_password_prints_a_line_for_a_users_file(tmp_path: Path) -> None:
     ran = forked("hash-password", "ann@example.net", given="pässwörd\n".encode())
     assert (ran.returncode, ran.stderr) == (0, b"")
     (users := tmp_path / "users").touch(0o600)
@@ -148,6 +145,6 @@ def test_the_line_is_a_user_of_a_users_file(tmp_path: Path) -> None:
     ("name", "password"),
     [*(("ann", each) for each in (b"\n", b"hunter2\nx\n", b"hun\0ter2", b"x" * 7000)), ("a:b", b"hunter2\n")],
 )
-def test_what_sasl_or_a_users_file_cannot_carry_exits_64(name: str, password: bytes) -> None:
+def test_hash_password_exits_64_for_what_sasl_or_a_users_file_cannot_hold(name: str, password: bytes) -> None:
     ran = forked("hash-password", name, given=password)
     assert (ran.returncode, ran.stdout, b"hunter2" in ran.stderr) == (os.EX_USAGE, b"", False)

@@ -1,4 +1,4 @@
-"""`relay database` on a real server: the tables, and what is refused, in words."""
+"""`relay database` on a real server: it makes and checks the tables, and explains what it refuses."""
 
 from pathlib import Path
 
@@ -34,9 +34,7 @@ def write(policy_path: Path, url: str, more: str = "") -> None:
     policy_path.write_text(with_upstream("host: smtp.example.net", history))
 
 
-def test_who_owns_the_tables_lets_the_role_of_the_policy_use_them_and_nothing_else(
-    server: Server, url: str, run: Run
-) -> None:
+def test_init_lets_the_policys_role_only_use_the_tables(server: Server, url: str, run: Run) -> None:
     assert "no tables of the relay" in run("database", "check").err
     assert run("database", "init").code == 75
     assert run("database", "init", "--as", url).code == 0
@@ -69,7 +67,7 @@ def test_who_owns_the_tables_lets_the_role_of_the_policy_use_them_and_nothing_el
         ("ALTER ROLE relay NOLOGIN", 'role "relay" is not permitted to log in'),
     ],
 )
-def test_what_a_relay_cannot_rely_on_is_refused(
+def test_check_refuses_a_database_that_a_relay_cannot_rely_on(
     server: Server, url: str, run: Run, statement: str, words: str
 ) -> None:
     assert run("database", "init", "--as", url).code == 0
@@ -84,7 +82,7 @@ def test_what_a_relay_cannot_rely_on_is_refused(
     assert words in err
 
 
-def test_an_upgrade_leads_to_the_version_of_this_relay(server: Server, url: str, run: Run) -> None:
+def test_upgrade_keeps_tables_of_this_version_and_refuses_newer(server: Server, url: str, run: Run) -> None:
     run("database", "init", "--as", url)
     assert "of version 1, and are of version 1" in run("database", "upgrade", "--as", url).out
     assert "permission denied" in run("database", "upgrade").err
@@ -92,7 +90,7 @@ def test_an_upgrade_leads_to_the_version_of_this_relay(server: Server, url: str,
     assert "of version 2, and this relay knows 1" in run("database", "upgrade", "--as", url).err
 
 
-def test_tls_is_verified_and_no_password_is_told(
+def test_tls_is_verified_and_no_password_is_shown(
     server: Server, policy_path: Path, tmp_path: Path, run: Run
 ) -> None:
     demand(missing_program("openssl"))
@@ -103,7 +101,7 @@ def test_tls_is_verified_and_no_password_is_told(
     (tmp_path / "wrong").write_text("hunter3\n")
     for name in ("right", "wrong"):
         (tmp_path / name).chmod(0o600)
-    # By its spelling it is not this host; the certificate is for it all the same.
+    # In capitals the name is not taken for this host, but the certificate is valid for it.
     url = f"postgresql://relay@LOCALHOST:{server.port}/secure"
     trusted = f", ca_file: '{certificates.ca}'"
     told = ""
@@ -130,7 +128,7 @@ OF_A_HISTORY = (["database", "check"], ["database", "init"], ["audit"], ["pause"
 
 
 @pytest.mark.parametrize("command", [*OF_THE_QUEUE, *OF_A_HISTORY])
-def test_a_database_that_is_away_is_told_in_words_and_to_be_tried_later(
+def test_an_unreachable_database_is_reported_in_one_line_and_exits_75(
     policy_path: Path, command: list[str], run: Run
 ) -> None:
     write(policy_path, AWAY)

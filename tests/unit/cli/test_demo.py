@@ -1,4 +1,4 @@
-"""`relay demo`: it passes where all went well, fails where it did not, and leaves nothing behind."""
+"""`relay demo` passes if all went well, ends on a signal, and leaves nothing behind."""
 
 import contextlib
 import os
@@ -27,13 +27,13 @@ def running(folder: Path, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
         try:
             yield demo
         finally:
-            # A demo that did not end as it should still takes its relay with it.
+            # If the test failed, the demo still runs; SIGTERM ends it together with its relay.
             if demo.poll() is None:
                 demo.terminate()
 
 
 def end(demo: "subprocess.Popen[str]", folder: Path, code: int) -> str:
-    """Return what it said, white space as one blank."""
+    """Check the exit code and that no file is left; return the output, white space as one blank."""
     out, _ = demo.communicate(timeout=HANG_S)
     assert (demo.returncode, list(folder.iterdir())) == (code, []), out
     return " ".join(out.split())
@@ -48,7 +48,7 @@ def wait_for_relay(demo: "subprocess.Popen[str]") -> int:
 
 
 @pytest.mark.full
-def test_the_upstream_gets_everything_and_refuses_nothing(tmp_path: Path) -> None:
+def test_demo_relays_everything_and_the_upstream_refuses_nothing(tmp_path: Path) -> None:
     with running(tmp_path, "--messages", "5", "--limit", "3", "--per", "1s") as demo:
         said = end(demo, tmp_path, os.EX_OK)
     for each in (
@@ -62,7 +62,7 @@ def test_the_upstream_gets_everything_and_refuses_nothing(tmp_path: Path) -> Non
 
 @pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_and_its_relay(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_signal_ends_the_demo_and_its_relay(number: signal.Signals, tmp_path: Path) -> None:
     with running(tmp_path, "--messages", "50", "--limit", "1", "--per", "10s") as demo:
         relay = wait_for_relay(demo)
         demo.send_signal(number)

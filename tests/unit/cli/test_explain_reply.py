@@ -8,7 +8,7 @@ from tests.unit.cli.conftest import Run
 from tests.unit.policy.examples import SMALL
 
 UNKNOWN = "550 Invalid recipient"
-"""OpenSMTPD's words (lka_session.c), for one whom it does not know, and for one whom we may not name."""
+"""OpenSMTPD (lka_session.c) says so of an unknown recipient, and of one to whom this client may not relay."""
 
 
 @pytest.fixture(autouse=True)
@@ -18,8 +18,8 @@ def _without_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("octets", ["", " \udcff"])
-def test_verdict_rule_source_and_what_follows_are_told(run: Run, octets: str) -> None:
-    """An octet that is no text is taken as the wire takes it."""
+def test_verdict_rule_source_and_consequence_are_printed(run: Run, octets: str) -> None:
+    """A reply may hold an octet that is not UTF-8, as on the wire."""
     code, out, _ = run("explain-reply", "auth", f"550 Too many messages{octets}. Try again in 92 seconds.")
     told = dict(line.split(maxsplit=1) for line in out.splitlines())
     assert code == 0
@@ -32,7 +32,7 @@ def test_verdict_rule_source_and_what_follows_are_told(run: Run, octets: str) ->
     assert told["source"]
 
 
-def test_a_refusal_that_the_shield_doubts_is_told_as_the_relay_takes_it(run: Run) -> None:
+def test_a_refusal_that_the_shield_doubts_is_explained_as_the_relay_acts_on_it(run: Run) -> None:
     out = run("explain-reply", "rcpt", UNKNOWN).out
     assert out.startswith("verdict  bounce recipient\nby       the default for its phase and code\n")
     assert "this recipient is tried again after a back-off" in out
@@ -47,13 +47,11 @@ def test_a_refusal_that_the_shield_doubts_is_told_as_the_relay_takes_it(run: Run
         ("535 5.7.139 no", ["--host", "smtp.office365.com"], "none: each attempt makes it worse"),
     ],
 )
-def test_a_stop_says_whether_the_relay_looks_again(
-    run: Run, reply: str, which: list[str], probes: str
-) -> None:
+def test_a_stop_says_whether_the_relay_probes(run: Run, reply: str, which: list[str], probes: str) -> None:
     assert f"\nprobe    {probes}\n" in run("explain-reply", "auth", reply, *which).out
 
 
-def test_an_owners_rule_is_told_and_each_upstream_that_gets_mail_is_asked(run: Run) -> None:
+def test_an_owners_rule_is_named_and_each_upstream_that_gets_mail_is_explained(run: Run) -> None:
     rules = "{code: 4xx, verdict: defer message}", "{text: quota, verdict: stop}"
     owners = "    verdicts:\n" + "".join(f"      - {rule}\n" for rule in rules)
     others = "  two: {host: smtp.gmail.com, limits: []}\n  three: {host: b.example, limits: []}\n"

@@ -1,4 +1,4 @@
-"""`relay find` on what lies there, with no relay to ask: what it prints, and its exit codes."""
+"""`relay find`: what it prints of the queue and of recent outcomes, and its exit codes."""
 
 import json
 import os
@@ -36,7 +36,6 @@ def database_of(policy_path: Path) -> Path:
 
 
 def keep(policy_path: Path, *outcomes: PastOutcome) -> None:
-    """Write a database as the relay does."""
     path = database_of(policy_path)
     path.parent.mkdir(exist_ok=True)
     with closing(sqlite3.connect(path)) as database, database:
@@ -45,7 +44,7 @@ def keep(policy_path: Path, *outcomes: PastOutcome) -> None:
         database.executemany(f"INSERT INTO outcome VALUES ({marks})", outcomes)
 
 
-def test_what_ended_is_shown_with_its_reply(policy_path: Path, run: Run) -> None:
+def test_a_past_outcome_is_shown_with_its_reply(policy_path: Path, run: Run) -> None:
     keep(policy_path, ending(1), ending(2, became="bounced", reply="550 5.1.1 no\x1b[2J", message_id=""))
 
     code, out, _ = run("find", "ann@HERE")
@@ -58,7 +57,7 @@ def test_what_ended_is_shown_with_its_reply(policy_path: Path, run: Run) -> None
     assert second.endswith("r2@there.example isp, smtp.test[192.0.2.1]:587: 550 5.1.1 no\\x1b[2J")
 
 
-def test_what_is_in_the_queue_comes_first(policy_path: Path, run: Run) -> None:
+def test_queued_messages_come_first(policy_path: Path, run: Run) -> None:
     keep(policy_path, ending(1, reverse_path="list@example.org"), ending(2))
     with relay_up(policy_path.parent) as up:
         queue_id = up.accept(sender="list@example.org")
@@ -73,7 +72,7 @@ def test_what_is_in_the_queue_comes_first(policy_path: Path, run: Run) -> None:
     assert second["found"] == "recent"
 
 
-def test_all_words_are_looked_for_and_programs_get_an_object_a_line(policy_path: Path, run: Run) -> None:
+def test_all_words_must_match_and_json_is_one_object_a_line(policy_path: Path, run: Run) -> None:
     outcome = ending(1, subject="Invoice 17 of May")
     keep(policy_path, outcome, ending(2, subject="Invoice 18 of May"), outcome._replace(at_ns=0))
 
@@ -83,7 +82,9 @@ def test_all_words_are_looked_for_and_programs_get_an_object_a_line(policy_path:
     assert len(run("find", "invoice", "--limit", "1", "--json").out.splitlines()) == 1
 
 
-def test_what_is_not_there_is_1_and_what_cannot_be_read_75(policy_path: Path, run: Run) -> None:
+def test_find_exits_1_if_nothing_matches_and_75_if_the_store_is_unreadable(
+    policy_path: Path, run: Run
+) -> None:
     assert run("find", "eve@") == (1, "", "not in the queue, and not among what ended\n")
     keep(policy_path, ending(1))
     code, _, err = run("find", "eve@")

@@ -1,4 +1,4 @@
-"""`relay fsck` and `relay audit`: what is found, a line each, and an exit code for what it comes to."""
+"""`relay fsck` and `relay audit`: one line for each finding, and the exit codes."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def told(ran: Ran) -> list[dict[str, object]]:
     return [json.loads(line) for line in ran.out.splitlines()]
 
 
-def test_a_clean_spool_ends_with_0_and_one_that_is_held_with_75(engine: MaildirEngine, run: Run) -> None:
+def test_fsck_exits_0_for_a_clean_spool_and_75_for_a_locked_one(engine: MaildirEngine, run: Run) -> None:
     accept(engine.intake())
     assert run("fsck") == (os.EX_OK, f"{engine.root}: 1 messages, clean\n", "")
     spool = engine.start()
@@ -43,7 +43,7 @@ def test_a_clean_spool_ends_with_0_and_one_that_is_held_with_75(engine: MaildirE
 
 
 @pytest.mark.parametrize("name", ["maildir", "log"])
-def test_a_damaged_message_ends_with_65_however_long_it_is(name: str, policy_path: Path, run: Run) -> None:
+def test_fsck_exits_65_for_a_damaged_message_of_any_length(name: str, policy_path: Path, run: Run) -> None:
     folder = write_policy(policy_path.parent, engine=name).parent
     made = on_the_kernel(folder) if name == "maildir" else log_on_the_kernel(folder)
     spool, intake = made.start(), made.intake()
@@ -63,7 +63,7 @@ def test_a_damaged_message_ends_with_65_however_long_it_is(name: str, policy_pat
         assert (summary["messages"], summary["findings"], summary["damages"]) == (1, 2, 2)
 
 
-def test_a_torn_history_ends_with_1_and_a_damaged_history_with_65(engine: MaildirEngine, run: Run) -> None:
+def test_fsck_exits_1_for_a_torn_history_and_65_for_a_damaged_one(engine: MaildirEngine, run: Run) -> None:
     root = Path(engine.root)
     history = charged(parse_policy(POLICY.encode(), root.parent / "policy.yaml"), [1])
     history.write_bytes(history.read_bytes().rstrip(b"\0") + b"00000000 [[1")
@@ -87,7 +87,7 @@ def test_a_torn_history_ends_with_1_and_a_damaged_history_with_65(engine: Maildi
 
 
 @pytest.mark.parametrize("verb", ["fsck", "status"])
-def test_another_user_than_the_spools_is_refused(
+def test_a_user_who_does_not_own_the_spool_is_refused(
     engine: MaildirEngine, run: Run, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
@@ -100,19 +100,19 @@ LIMITED = POLICY.replace("limits: []", "limits: [{messages: 3, per: 1h}, {recipi
 
 @pytest.fixture
 def history(policy_path: Path) -> Path:
-    """Return the history of a connection and three messages, each to two."""
+    """Return a history with one connection and three messages, each to two recipients."""
     policy = parse_policy(LIMITED.encode(), write_policy(policy_path.parent, LIMITED))
     return charged(policy, [2, 2, 2], connections=1)
 
 
-def test_what_was_never_exceeded_is_proven(history: Path, run: Run) -> None:
+def test_audit_proves_that_no_limit_was_exceeded(history: Path, run: Run) -> None:
     def state() -> object:
         return history.read_bytes(), history.stat().st_mtime_ns, sorted(history.parent.iterdir())
 
     before, disk = state(), RealDisk()
     held = disk.lock(f"{history}.lock", wait=False)
     assert held is not None
-    # It waits for nobody who is deciding, and changes nothing.
+    # The audit does not wait for the lock of the history, and changes nothing.
     code, out, _ = run("audit")
     assert code == 0
     messages, recipients = out.splitlines()
@@ -128,7 +128,9 @@ def test_what_was_never_exceeded_is_proven(history: Path, run: Run) -> None:
     assert state() == before
 
 
-def test_what_is_not_proven_has_its_exit_code(history: Path, policy_path: Path, run: Run) -> None:
+def test_audit_exits_1_if_a_limit_was_exceeded_and_65_for_damage(
+    history: Path, policy_path: Path, run: Run
+) -> None:
     policy_path.write_text(LIMITED.replace("messages: 3", "messages: 2"))
     code, out, _ = run("audit")
     assert (code, "EXCEEDED, 1 more than it allows today" in out) == (1, True)

@@ -33,7 +33,7 @@ WRONG_CALLS = [
     *(f"queue hold {FIRST} {FIRST}x", f"queue hold {FIRST.replace('0', 'A')}", f"queue --json hold {FIRST}"),
     *(f"queue {FILTER} hold", f"queue hold {FILTER} {FIRST}", f"queue delete {FILTER} ALL --yes"),
     *("queue delete --reason limit --yes", "queue delete --user \udcff --yes"),
-    # As of a variable of a shell that is not set: it would match what has none.
+    # An unset shell variable gives an empty value, which would match every message that has none.
     *(f"queue delete --{key}= --yes" for key in ("user", "lane", "client", "sender")),
     *("queue --sender list", "queue --domain a@example.org", "queue --client 192.0.2.1/8"),
     *("queue --older 2", "queue --size much", "queue --state incoming", "queue --limit 0"),
@@ -43,7 +43,7 @@ WRONG_CALLS = [
 
 @pytest.mark.usefixtures("policy_path")
 @pytest.mark.parametrize("call", WRONG_CALLS)
-def test_a_wrong_call_exits_64_and_does_nothing(call: str, run: Run) -> None:
+def test_a_wrong_call_exits_64_and_prints_only_an_error(call: str, run: Run) -> None:
     code, out, err = run(*shlex.split(call))
     assert (code, out, bool(err)) == (os.EX_USAGE, "", True)
 
@@ -56,12 +56,12 @@ def test_help_and_version_exit_0(run: Run) -> None:
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_an_end_is_known_by_the_name_of_a_class(name: str) -> None:
+def test_every_exception_in_the_table_of_exit_codes_exists(name: str) -> None:
     module, _, kind = name.rpartition(".")
     assert getattr(import_module(module), kind).__module__ == module
 
 
-def test_a_reader_who_has_seen_enough_is_no_error_and_a_full_disk_is_one(tmp_path: Path) -> None:
+def test_a_closed_pipe_exits_0_and_a_full_disk_exits_74(tmp_path: Path) -> None:
     policy = tmp_path / "policy.yaml"
     policy.write_text(with_upstream("host: smtp.example.net"))
     read_end, write_end = os.pipe()

@@ -1,4 +1,4 @@
-"""The manual pages and completions that are installed: made of the code, and sound."""
+"""The manual pages and completions are up to date with the code, and mandoc accepts them."""
 
 import re
 import subprocess
@@ -8,7 +8,7 @@ from tests.system.demand import demand, missing_program
 from tests.unit.cli import manual_pages
 
 
-def test_what_is_installed_is_what_the_code_says() -> None:
+def test_generated_pages_and_completions_are_up_to_date() -> None:
     for path, content in manual_pages.pages().items():
         assert path.read_text() == content, f"make docs, for {path}"
 
@@ -22,7 +22,7 @@ def test_mandoc_has_no_warning() -> None:
     assert (ran.returncode, ran.stdout) == (0, "")
 
 
-def test_the_page_of_commands_has_each() -> None:
+def test_commands_md_describes_every_command() -> None:
     page = manual_pages.COMMANDS.read_text()
     told = re.findall(r"(?ms)^## relay (\S+)\n\n`relay \1\b(?:(?!^## ).)*?^<!-- above: by", page)
 

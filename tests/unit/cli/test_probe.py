@@ -57,7 +57,7 @@ class Practised(NamedTuple):
         return self.policy_path.parent / "refresh"
 
     def used(self) -> list[int]:
-        """Return how many slots of each limit are occupied, by the history's file."""
+        """Return the number of occupied slots of each limit, read from the history's file."""
         policy, clock = parse_policy(self.policy_path.read_bytes(), self.policy_path), SystemClock()
         upstream = policy.upstreams["isp"]
         history, limits = policy.history_path("isp"), upstream.limits
@@ -100,11 +100,11 @@ def _steps(output: str) -> list[str]:
     return [line.split()[0] for line in output.splitlines()]
 
 
-def test_a_probe_tells_each_step_and_sends_nothing(practised: Practised, run: Run) -> None:
+def test_a_probe_prints_each_step_and_sends_no_mail(practised: Practised, run: Run) -> None:
     practised.consent()
     code, output, _ = run("probe", "isp")
     assert (code, _steps(output)) == (0, STEPS)
-    # The first ever begins the history, which no start then tells.
+    # The first probe creates the history; no later start announces it.
     assert re.search(r"history .* begins empty, at .*: nothing sent before counts\n", output)
     assert re.search(r"localhost by test CA, [89] days left \(until ", output)
     assert "OAUTHBEARER" in output
@@ -112,7 +112,7 @@ def test_a_probe_tells_each_step_and_sends_nothing(practised: Practised, run: Ru
     assert practised.used() == [0, 1]
 
 
-def test_a_probe_says_what_is_wrong(
+def test_a_failed_probe_says_what_is_wrong_and_exits_with_a_code_for_it(
     practised: Practised, certificates: Certificates, tmp_path: Path, run: Run
 ) -> None:
     code, output, err = run("probe", "isp")
@@ -136,14 +136,14 @@ def test_a_probe_says_what_is_wrong(
     assert (code, _steps(output)[-1]) == (78, "tls")
 
 
-def test_a_wrong_call_does_nothing(practised: Practised, run: Run) -> None:
+def test_a_wrong_call_asks_no_token_server(practised: Practised, run: Run) -> None:
     practised.consent()
     for arguments, code in ((["probe", "nobody"], 64), (["login", "nobody"], 64), (["login", "plain"], 78)):
         assert run(*arguments).code == code
     assert practised.server.requests == []
 
 
-def test_a_login_ends_with_a_token_on_disk(practised: Practised, run: Run) -> None:
+def test_a_login_writes_the_refresh_token_to_disk(practised: Practised, run: Run) -> None:
     practised.server.consent = True
     code, output, err = run("login", "isp")
 
@@ -155,7 +155,7 @@ def test_a_login_ends_with_a_token_on_disk(practised: Practised, run: Run) -> No
     assert practised.refresh_token.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_refused_login_keeps_what_there_was(practised: Practised, run: Run) -> None:
+def test_a_refused_login_keeps_the_old_refresh_token(practised: Practised, run: Run) -> None:
     practised.server.consent = False
     practised.consent()
     before = practised.refresh_token.read_text()
@@ -164,7 +164,7 @@ def test_a_refused_login_keeps_what_there_was(practised: Practised, run: Run) ->
     assert practised.refresh_token.read_text() == before
 
 
-def test_a_link_is_for_who_has_no_code(
+def test_a_login_without_a_device_url_prints_a_link_and_refuses_another_logins_answer(
     practised: Practised, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = practised.policy_path

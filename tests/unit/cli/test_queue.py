@@ -31,7 +31,7 @@ STEERING = b"Subject: \x1b[2Jhi\r\n\r\n\xff\tend\r\n.\r\nlast"
 
 
 def said(*values: object, end: str = '{"end":""}\n') -> bytes:
-    """Return an answer of a relay."""
+    """Return a relay's answer with these values, as it is sent over the socket."""
     lines = b"".join(encode({"value": each}) + b"\n" for each in values)
     return b"HTTP/1.0 200 OK\r\n\r\n" + lines + end.encode()
 
@@ -42,7 +42,7 @@ def words(text: Iterable[str]) -> list[str]:
 
 @pytest.fixture
 def ids(up: Up, run: Run) -> list[QueueId]:
-    """Return a message that waits, one in a transaction, and one that is held, whose sender is empty."""
+    """Return the ids of a waiting message, one in a transaction, and a held one with the null sender."""
     senders = ("l@x.example", "b@x", "")
     ids = [up.accept("ann@x.example", "bob@y.example", sender=sender) for sender in senders]
     assert run("queue", "hold", ids[2]) == (0, f"{ids[2]}: held\n", "")
@@ -50,7 +50,7 @@ def ids(up: Up, run: Run) -> list[QueueId]:
     return ids
 
 
-def test_the_listing_is_a_line_a_message_or_an_object(ids: list[QueueId], up: Up, run: Run) -> None:
+def test_a_listing_is_a_line_or_a_json_object_for_each_message(ids: list[QueueId], up: Up, run: Run) -> None:
     _, waiting, active, held, end = words([run("queue").out])
     assert re.match(rf"{ids[0]} 56 2025-10-09T\S+Z waiting 2 l@x.example -> ann@x.example \+1 ", waiting)
     assert f"{ids[1]}* " in active
@@ -64,7 +64,7 @@ def test_the_listing_is_a_line_a_message_or_an_object(ids: list[QueueId], up: Up
     assert run("queue", "show", ids[0]).out.startswith(f"queue_id           {ids[0]}\n")
 
 
-def test_people_read_limits_as_the_policy_writes_them_and_nothing_foreign_steers_a_terminal() -> None:
+def test_text_shows_limits_as_the_policy_writes_them_and_escapes_foreign_text() -> None:
     limit = replace(a_limit(), words="8 messages per 1m")
     evil = "a\x1b[2J\nMail queue is empty\u202e"
     message = replace(a_message(reverse_path=evil, reason=evil), eta_at_ns=10**24)
@@ -76,7 +76,7 @@ def test_people_read_limits_as_the_policy_writes_them_and_nothing_foreign_steers
 
 
 @pytest.mark.usefixtures("ids")
-def test_a_list_that_was_cut_says_so_on_stderr(run: Run) -> None:
+def test_a_listing_cut_by_limit_says_so_on_stderr(run: Run) -> None:
     for as_json in ([], ["--json"]):
         cut, whole = (run("queue", "--limit", limit, *as_json) for limit in "23")
         assert (cut.code, cut.err) == (0, "only the first 2 are listed; there are more\n")
@@ -85,16 +85,14 @@ def test_a_list_that_was_cut_says_so_on_stderr(run: Run) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["--json"], ["--sort", "size"]])
-def test_a_list_that_ends_too_early_says_so_and_exits_75(
-    arguments: list[str], policy_path: Path, run: Run
-) -> None:
+def test_a_listing_that_breaks_off_exits_75(arguments: list[str], policy_path: Path, run: Run) -> None:
     with answering(policy_path.parent / "spool", said(a_snapshot()), said([a_message()], end="")):
         code, out, err = run("queue", *arguments)
     assert (code, "Request" in out) == (os.EX_TEMPFAIL, False)
     assert "in the middle: this is not all" in err
 
 
-def test_verbs_act_on_those_named_and_tell_each(
+def test_verbs_act_on_the_named_messages_and_print_one_result_for_each(
     ids: list[QueueId], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{ids[0]}\n  {ids[2]} {ids[0]}\n"))
@@ -114,7 +112,7 @@ def test_verbs_act_on_those_named_and_tell_each(
         assert (code, err) == (os.EX_TEMPFAIL, is_busy)
 
 
-def test_filters_list_count_and_act_only_with_yes(ids: list[QueueId], run: Run) -> None:
+def test_filters_list_and_count_and_a_verb_acts_on_them_only_with_yes(ids: list[QueueId], run: Run) -> None:
     (line,) = run("queue", "--json", *SOME, "--limit", "1").out.splitlines()
     assert json.loads(line)["queue_id"] == ids[0]
     assert run("queue", "--user", "nobody-here").out == f"{NOTHING_MATCHES}\n"
@@ -136,7 +134,7 @@ def test_filters_list_count_and_act_only_with_yes(ids: list[QueueId], run: Run) 
     assert done == (0, f"{ids[2]}: released\n", "")
 
 
-def test_what_is_not_read_yet_or_not_answered_is_told_and_may_be_tried_again(
+def test_unread_messages_and_missing_answers_are_reported_and_exit_75(
     policy_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spool, snapshot = policy_path.parent / "spool", replace(a_snapshot(), recovering=7)
@@ -155,7 +153,7 @@ def test_what_is_not_read_yet_or_not_answered_is_told_and_may_be_tried_again(
     assert (code, len(out.splitlines()), len(err.splitlines())) == (os.EX_TEMPFAIL, IDS_AT_ONCE, 9)
 
 
-def test_content_is_printed_byte_for_byte_and_steers_no_terminal(
+def test_content_is_escaped_on_a_terminal_and_byte_for_byte_elsewhere(
     policy_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     intake = on_the_kernel(policy_path.parent).intake()
@@ -168,7 +166,7 @@ def test_content_is_printed_byte_for_byte_and_steers_no_terminal(
         assert capfdbinary.readouterr().out == STEERING + b"\r\n" * INLINE_BYTES
 
 
-def test_files_hold_content_and_envelope_for_their_owner_and_replace_nothing(
+def test_export_writes_files_that_only_their_owner_reads_and_replaces_none(
     policy_path: Path, tmp_path: Path, run: Run
 ) -> None:
     made, folder = on_the_kernel(policy_path.parent), tmp_path / "out"
@@ -189,14 +187,12 @@ def test_files_hold_content_and_envelope_for_their_owner_and_replace_nothing(
     made.damage(ids[2])
     code, _, err = run("export", *ids, "--output", str(folder))
     assert (code, err.count("File exists"), f"{ids[2]}: corrupt" in err) == (1, 2, True)
-    # Half of a message leaves no file.
+    # If one of a message's two files cannot be written, the other one is not left.
     assert {path.name for path in folder.iterdir()} == {f"{ids[0]}.json", f"{ids[1]}.eml"}
     assert run("export", ids[0], "--output", str(policy_path)).code == os.EX_CANTCREAT
 
 
-def test_a_running_relay_is_told_for_how_long_and_by_whom(
-    up: Up, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pause_tells_a_relay_how_long_and_by_whom(up: Up, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUDO_USER", "anna")
     assert re.match(r"isp: paused until 20\d\d-\S+Z\n$", run("pause", "isp", "--for", "2h").out)
     (upstream,) = up.client.snapshot().upstreams
@@ -210,7 +206,7 @@ def test_a_running_relay_is_told_for_how_long_and_by_whom(
 
 
 @pytest.mark.usefixtures("policy_path")
-def test_a_pause_of_a_relay_that_is_down_ends_by_resume(run: Run) -> None:
+def test_resume_ends_the_pause_of_a_stopped_relay(run: Run) -> None:
     unchanged = "isp: neither paused nor stopped; nothing changed\n"
     assert run("resume", "isp").out == unchanged
     assert run("pause", "isp", "--for", "2h").code == 0

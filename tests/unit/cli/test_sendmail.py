@@ -1,4 +1,4 @@
-"""`relay sendmail` and `relay drain` where the spool is the caller's own, and no relay runs."""
+"""`relay sendmail` and `relay drain` by the owner of the spool, while no relay runs."""
 
 import fcntl
 import os
@@ -26,7 +26,7 @@ listen:
 hostname: relay.test
 upstreams: {{isp: {{host: 127.0.0.1, port: 9, tls: none, limits: []}}}}
 """
-"""On whose port of loopback nobody listens.  Its quota keeps nobody from their own spool."""
+"""Nobody listens on its port of loopback.  Its quota does not bind the owner of the spool."""
 TEXT = b"From: a@b.test\nDate: x\nMessage-ID: <y>\nTo: c@d.test\n\nhello\n.\nbye\n"
 CONTENT = TEXT.replace(b"\n", b"\r\n")
 
@@ -59,7 +59,7 @@ def queued(policy: Path) -> list[Message]:
 
 
 def content_of(message: Message) -> bytes:
-    """Return it behind our own Received line."""
+    """Check the relay's own Received field, and return the content behind it."""
     received, by, date, rest = (message.content or b"").split(b"\r\n", 3)
     assert received == b"Received: from relay.test (unknown [127.0.0.1])"
     assert by == f"\tby relay.test with {message.envelope.protocol} id {message.queue_id};".encode()
@@ -67,7 +67,7 @@ def content_of(message: Message) -> bytes:
     return rest
 
 
-def test_what_exits_0_is_in_the_spool(policy: Path) -> None:
+def test_sendmail_that_exits_0_has_put_the_message_into_the_spool(policy: Path) -> None:
     asks = ("-N", "success", "-R", "full", "-V", "batch+7")
     done = call(policy, "-i", "-f", "a@b.test", *asks, "--", "x@y.test", "root")
     (message,) = queued(policy)
@@ -79,7 +79,7 @@ def test_what_exits_0_is_in_the_spool(policy: Path) -> None:
     assert content_of(message) == CONTENT
 
 
-def test_a_lone_dot_ends_the_message_without_i_and_eight_bits_are_known(policy: Path) -> None:
+def test_a_lone_dot_ends_the_message_without_i_and_8_bit_content_is_recognised(policy: Path) -> None:
     assert call(policy, "-t", text=TEXT.replace(b"hello", "ö".encode())).returncode == os.EX_OK
     (message,) = queued(policy)
     assert message.envelope.recipients == ("c@d.test",)
@@ -94,13 +94,13 @@ def test_a_lone_dot_ends_the_message_without_i_and_eight_bits_are_known(policy: 
         ([], TEXT, os.EX_USAGE),
         (["a b@c.test"], TEXT, os.EX_DATAERR),
         (["-f", "a b", "c@d.test"], TEXT, os.EX_DATAERR),
-        # Not read to its end.
+        # Too long: sendmail does not read it to its end.
         (["c@d.test"], b"x\n" * (1 << 20), os.EX_DATAERR),
         (["c@d.test"], b"Received: x\n" * 3 + b"\n", os.EX_DATAERR),
         (["a@b.test", "b@b.test", "c@b.test", "d@b.test"], TEXT, os.EX_DATAERR),
     ],
 )
-def test_what_is_refused_is_not_queued_and_told_of(
+def test_a_refused_message_is_not_queued_and_the_reason_is_printed(
     policy: Path, words: list[str], text: bytes, exit_code: int
 ) -> None:
     done = call(policy, *words, text=text)
@@ -108,7 +108,7 @@ def test_what_is_refused_is_not_queued_and_told_of(
     assert queued(policy) == []
 
 
-def test_where_nobody_may_take_it_the_caller_is_told(policy: Path) -> None:
+def test_sendmail_exits_75_or_78_without_a_usable_spool_or_policy(policy: Path) -> None:
     (policy.parent / "spool" / "format").write_text("relay spool 9 other\n")
     assert call(policy, "c@d.test").returncode == os.EX_CONFIG
     assert [path.name for path in (policy.parent / "spool").iterdir()] == ["format"]
@@ -120,7 +120,7 @@ def test_where_nobody_may_take_it_the_caller_is_told(policy: Path) -> None:
     assert call(policy, "c@d.test").returncode == os.EX_CONFIG
 
 
-def test_bs_speaks_as_the_listener_does(policy: Path) -> None:
+def test_bs_speaks_smtp_as_the_listener_does(policy: Path) -> None:
     lines = ["EHLO me", "MAIL FROM:<a@b.test>", "RCPT TO:<c@d.test>", "DATA", "x: y", "", "..z", ".", "QUIT"]
     done = call(policy, "-bs", text="".join(f"{line}\r\n" for line in lines).encode())
     (message,) = queued(policy)
@@ -129,7 +129,7 @@ def test_bs_speaks_as_the_listener_does(policy: Path) -> None:
     assert (message.content or b"").endswith(b"\r\nx: y\r\n\r\n.z\r\n")
 
 
-def test_links_act_by_their_names(policy: Path) -> None:
+def test_links_act_as_newaliases_mailq_and_sendmail(policy: Path) -> None:
     assert call(policy, called="newaliases").returncode == os.EX_OK
     assert call(policy, called="mailq").stdout == b"Mail queue is empty\n"
     assert call(policy, "-t", called="sendmail").returncode == os.EX_OK
@@ -167,7 +167,7 @@ def maildir(tmp_path: Path, policy: Path, run: Run) -> Iterator[Maildir]:
     os.umask(before)
 
 
-def test_the_lines_on_top_are_the_envelope_and_all_else_stays(maildir: Maildir) -> None:
+def test_drain_takes_the_envelope_from_the_top_lines_and_keeps_the_rest(maildir: Maildir) -> None:
     maildir.put("new/2.x")
     maildir.put("cur/1.y:2,S", ON_TOP.replace(b"a@b.test", b"") + b"Subject: first\r\rlone\r\n\xff")
     maildir.put("tmp/0.z")
@@ -192,7 +192,7 @@ def test_the_lines_on_top_are_the_envelope_and_all_else_stays(maildir: Maildir) 
         (["-t", "--to", "x@y.test"], "a@b.test", ("x@y.test", "t@u.test", "hidden@v.test")),
     ],
 )
-def test_the_caller_may_say_whose_it_is_and_for_whom(
+def test_drain_options_override_the_sender_and_the_recipients(
     maildir: Maildir, words: list[str], reverse_path: str, recipients: tuple[str, ...]
 ) -> None:
     maildir.put("new/1.x")
@@ -200,7 +200,7 @@ def test_the_caller_may_say_whose_it_is_and_for_whom(
     assert maildir.drain(*words).code == os.EX_OK
     (message,) = queued(maildir.policy)
     assert (message.envelope.reverse_path, message.envelope.recipients) == (reverse_path, recipients)
-    # Only what a program wrote itself is completed.
+    # Missing fields are added only with -t, so only to text that a program wrote itself.
     assert content_of(message).endswith(SENT)
     assert (content_of(message) == SENT) == ("-t" not in words)
 
@@ -216,7 +216,7 @@ def test_the_caller_may_say_whose_it_is_and_for_whom(
         (ON_TOP + b"Received: x\n" * 3 + b"\n", [], "554"),
     ],
 )
-def test_what_is_refused_stays_and_is_told(
+def test_a_message_that_drain_refuses_stays_in_the_maildir(
     maildir: Maildir, content: bytes, words: list[str], why: str
 ) -> None:
     bad = maildir.put("new/2.x", content)
@@ -226,8 +226,8 @@ def test_what_is_refused_stays_and_is_told(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a maildir away")
-def test_root_takes_only_what_is_the_maildirs_owners(maildir: Maildir, tmp_path: Path) -> None:
-    """Its owner may link to any file of root's."""
+def test_root_drains_only_files_of_the_maildirs_owner(maildir: Maildir, tmp_path: Path) -> None:
+    """The owner of a maildir can hard-link a file of root's into it."""
     (tmp_path / "elsewhere").mkdir()
     for owner, name in ((0, "of-root"), (23456, "of-another"), (12345, "of-the-owner")):
         (file := tmp_path / "elsewhere" / name).write_bytes(ON_TOP + OTHER)
@@ -240,7 +240,7 @@ def test_root_takes_only_what_is_the_maildirs_owners(maildir: Maildir, tmp_path:
     assert len(queued(maildir.policy)) == 1
 
 
-def test_one_drain_at_a_time_takes_from_a_maildir(maildir: Maildir) -> None:
+def test_a_second_drain_of_a_maildir_at_the_same_time_exits_75(maildir: Maildir) -> None:
     maildir.put("new/1.x")
     with (maildir.path / "relay-drain.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -249,10 +249,8 @@ def test_one_drain_at_a_time_takes_from_a_maildir(maildir: Maildir) -> None:
 
 
 @pytest.mark.parametrize("name", [".", "new"])
-def test_a_symbolic_link_in_place_of_the_maildir_is_refused(
-    maildir: Maildir, tmp_path: Path, name: str, run: Run
-) -> None:
-    """Who may make one there may make it lead to another user's mail."""
+def test_a_symlink_as_a_maildir_is_refused(maildir: Maildir, tmp_path: Path, name: str, run: Run) -> None:
+    """A user who can place the link could let it lead to another user's mail."""
     other = Maildir(tmp_path / "other", maildir.policy, run)
     other.put("new/1.x")
     link = Path(os.path.normpath(maildir.path / name))

@@ -18,7 +18,7 @@ CONVERT = ("spool", "convert", "--to", "log")
 
 @pytest.fixture
 def engine(policy_path: Path) -> MaildirEngine:
-    """Return a spool with one message to three, held, and a policy that asks for a maildir."""
+    """Return a maildir spool with one held message to three recipients; the policy asks for a maildir."""
     made = on_the_kernel(policy_path.parent)
     spool, intake = made.start(), made.intake()
     queue_id = accept(intake)
@@ -33,7 +33,7 @@ def format_of(engine: MaildirEngine) -> str:
     return (Path(engine.root) / "format").read_text()
 
 
-def test_it_says_what_it_did_and_what_the_policy_is_to_say(
+def test_convert_reports_what_it_did_and_what_to_write_into_the_policy(
     engine: MaildirEngine, tmp_path: Path, run: Run
 ) -> None:
     assert run(*CONVERT).out.splitlines() == [
@@ -51,7 +51,7 @@ def test_it_says_what_it_did_and_what_the_policy_is_to_say(
     assert format_of(engine) == FORMATS["maildir"]
 
 
-def test_who_uses_the_spool_is_not_disturbed(engine: MaildirEngine, run: Run) -> None:
+def test_convert_refuses_a_spool_that_is_in_use(engine: MaildirEngine, run: Run) -> None:
     said = []
     with answering(Path(engine.root)):
         said.append(run(*CONVERT))
@@ -66,19 +66,19 @@ def test_who_uses_the_spool_is_not_disturbed(engine: MaildirEngine, run: Run) ->
 
 
 @pytest.mark.usefixtures("policy_path")
-def test_where_no_spool_is_that_is_told(run: Run) -> None:
+def test_convert_and_fsck_exit_66_without_a_spool(run: Run) -> None:
     for verb in (CONVERT, ("fsck",)):
         code, _, err = run(*verb)
         assert (code, "no spool is here" in err) == (os.EX_NOINPUT, True)
 
 
 @pytest.mark.parametrize("arguments", [["queue"], ["fsck"], ["queue", "hold", "0000000000000001"]])
-def test_another_engine_than_the_policys_is_refused_with_the_way_out(
+def test_a_spool_of_another_engine_is_refused_and_the_converting_command_named(
     engine: MaildirEngine, tmp_path: Path, arguments: list[str], run: Run
 ) -> None:
     write_policy(tmp_path, engine="log")
     before = sorted(Path(engine.root).iterdir())
     code, _, err = run(*arguments)
     assert (code, "relay spool convert --to log" in err) == (os.EX_CONFIG, True)
-    # Nothing of the other engine was made there.
+    # The refused command created no file of the other engine.
     assert sorted(Path(engine.root).iterdir()) == before

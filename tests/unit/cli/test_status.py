@@ -1,4 +1,4 @@
-"""`relay status`, of a relay that runs and of a spool that nobody holds."""
+"""`relay status` of a running relay and of a stopped one."""
 
 import json
 import os
@@ -57,21 +57,21 @@ REFUSED_EDIT = PolicyStatus("ab", AT_NS, last_reload_ok=False, last_error="p.yam
     ],
     ids=["limits", "wrong"],
 )
-def test_people_read_it_in_lines(shown: Snapshot, lines: list[str]) -> None:
+def test_status_text_shows_limits_and_what_is_wrong(shown: Snapshot, lines: list[str]) -> None:
     told = list(status_lines(shown))
     assert all(line.isprintable() for line in told)
     told = [" ".join(line.split()) for line in told]
     assert [line for line in lines if not any(line in each for each in told)] == [], told
 
 
-def test_programs_read_it_as_one_object(up: Up, run: Run) -> None:
+def test_status_json_is_one_object_with_the_whole_snapshot(up: Up, run: Run) -> None:
     told, known = json.loads(run("status", "--json").out), to_json(up.client.snapshot())
-    # Others write to this disk.
+    # Other processes write to this disk meanwhile.
     assert told.pop("disk").keys() == known.pop("disk").keys()
     assert told == json.loads(json.dumps(known))
 
 
-def test_a_relay_is_found_by_the_spool_of_a_policy_that_may_be_broken(policy_path: Path, run: Run) -> None:
+def test_status_and_audit_find_the_relay_by_the_spool_of_a_broken_policy(policy_path: Path, run: Run) -> None:
     with relay_up(policy_path.parent):
         for text, code in (
             (POLICY, 0),
@@ -84,13 +84,13 @@ def test_a_relay_is_found_by_the_spool_of_a_policy_that_may_be_broken(policy_pat
         ):
             policy_path.write_text(text)
             assert run("status").code == code, text
-            # What needs the whole policy takes that of the relay.
+            # A verb that needs the whole policy takes the running relay's.
             assert run("audit").code == code, text
     down = run("status")
     assert (down.code, str(policy_path) in down.err) == (os.EX_CONFIG, True)
 
 
-def test_the_policy_is_of_the_environment_then_of_the_folder_then_of_the_system(
+def test_the_policy_is_sought_in_the_option_then_environment_then_folder_then_system(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -105,7 +105,7 @@ def test_the_policy_is_of_the_environment_then_of_the_folder_then_of_the_system(
     assert "policy.yaml:1:1: policy: cannot read it" in run("status", "--policy", "policy.yaml").err
 
 
-def test_a_relay_that_is_down_is_told_by_the_exit_code_and_with_the_policy_that_was_asked_for(
+def test_status_of_a_stopped_relay_exits_69_and_names_its_policy(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "other").mkdir()
@@ -121,7 +121,7 @@ def test_a_relay_that_is_down_is_told_by_the_exit_code_and_with_the_policy_that_
         assert run("status", "--spool", str(tmp_path / "spool")).code == 0
 
 
-def test_what_keeps_an_answer_back_has_its_exit_code(policy_path: Path, run: Run) -> None:
+def test_status_exits_75_for_a_fault_of_the_relay_and_for_a_locked_spool(policy_path: Path, run: Run) -> None:
     spool = policy_path.parent / "spool"
     with answering(spool, b'HTTP/1.0 200 OK\r\n\r\n{"failed":"a fault of the relay"}\n'):
         code, _, err = run("status")
@@ -134,7 +134,7 @@ def test_what_keeps_an_answer_back_has_its_exit_code(policy_path: Path, run: Run
     holder.close()
 
 
-def test_who_used_a_window_is_told_by_sender_client_and_lane(policy_path: Path, run: Run) -> None:
+def test_status_tells_by_sender_client_or_lane_who_used_a_window(policy_path: Path, run: Run) -> None:
     lists = PastOutcome(AT_NS, "1", "List@here.example", "b@x.example", "relayed", "isp")
     lists = lists._replace(client="mx[192.0.2.1]", lane="lists", size_bytes=100)
     keep(

@@ -1,4 +1,4 @@
-"""Both ends of the control socket, over a real one."""
+"""The client and the server of the control socket, over a real socket."""
 
 import os
 import socket
@@ -28,7 +28,7 @@ def test_values_arrive_as_they_were_sent(tmp_path: Path) -> None:
         assert client.act("hold", [second], (QueueState.WAITING,)) == {second: OK}
         assert client.pause("isp", PauseAsked("anna", 10**9)) == OK
         known = up.do(operator.snapshot())
-        # Others write to this disk.
+        # Other processes write to this disk meanwhile.
         assert replace(client.snapshot(), disk=known.disk) == known
         assert client.queue() == up.do(up.relay.listed())
         assert [each.queue_id for each in client.queue(Wanted(held, "size", 3))] == [second]
@@ -40,9 +40,7 @@ def test_values_arrive_as_they_were_sent(tmp_path: Path) -> None:
         assert client.summary(held, By.DOMAIN, 1) == up.do(operator.summary(held, By.DOMAIN, 1))
 
 
-def test_the_socket_is_its_owners_replaces_that_of_the_dead_and_is_gone_at_last(
-    tmp_path: Path,
-) -> None:
+def test_the_socket_has_mode_600_replaces_a_stale_one_and_is_removed_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "spool" / SOCKET_NAME
     path.parent.mkdir()
     with socket.socket(socket.AF_UNIX) as dead:
@@ -68,20 +66,20 @@ NO_VALUE = SAID + b'{"end":""}\n'
     [
         *((question, answer) for question in (ControlClient.snapshot, ControlClient.queue) for answer in (
             b"", SAID + b"{", SAID + b'{"value":[]}\n{"end"', SAID + b'{"failed":"a fault"}\n',
-            # No relay of this version says these.
+            # Only a relay of another version sends these.
             b"\xff\r\n\r\n", SAID + b"[]\n", SAID + b"7\n", SAID + b'{"said":7}\n',
             SAID + b'{"value":{"at_ns":7}}\n', SAID + b"[" * 100_000 + b"\n")),
         (ControlClient.snapshot, NO_VALUE),
     ],
 )  # fmt: skip
-def test_an_answer_without_its_end_is_not_the_whole(
+def test_an_incomplete_or_foreign_answer_raises_unreachable(
     tmp_path: Path, question: Callable[[ControlClient], object], answer: bytes
 ) -> None:
     with answering(tmp_path, answer), pytest.raises(Unreachable):
         question(ControlClient(tmp_path))
 
 
-def test_a_fault_of_the_relay_is_told_to_both_sides(tmp_path: Path) -> None:
+def test_a_fault_of_the_relay_is_reported_to_the_client_and_logged(tmp_path: Path) -> None:
     with relay_up(tmp_path) as up:
         up.relay.watch.policy = None  # type: ignore[assignment]  # a fault of ours
         with pytest.raises(Unreachable, match=r"^a fault of the relay"):
@@ -90,9 +88,7 @@ def test_a_fault_of_the_relay_is_told_to_both_sides(tmp_path: Path) -> None:
         assert "fault in control: AttributeError" in up.relay.log.getvalue()
 
 
-def test_a_client_that_hangs_up_in_the_middle_is_no_fault(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_client_that_hangs_up_early_is_no_fault(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with relay_up(tmp_path) as up:
         for _ in range(500):
             up.relay.accept(*[f"{'long' * 15}@{'long.' * 30}example"] * 3)
@@ -109,7 +105,7 @@ NO_QUESTIONS = (
     (b"POST /call/act", ACT.replace(b"hold", b"close").join((b"{", b"}")), b"400"),
     (b"POST /call/act", b"[" * 100_000, b"400"),
     (b"POST /call/act", ACT.join((b"{", b', "states": ["blue"]}')), b"400"),
-    # Of another version: what it does not know may have kept a message from what is asked.
+    # A key of another version: the filter that it means might have spared some messages.
     (b"POST /call/act", ACT.join((b"{", b', "colour": []}')), b"400"),
     (b"POST /call/rows", b'{"filters": {"senders": ["@x.example"], "colour": "blue"}}', b"400"),
     (b"POST /call/close", b"{}", b"404"),
@@ -119,7 +115,7 @@ NO_QUESTIONS = (
 )
 
 
-def test_what_is_no_question_reaches_nothing(tmp_path: Path) -> None:
+def test_a_malformed_request_is_refused_with_its_http_status(tmp_path: Path) -> None:
     with relay_up(tmp_path):
         for head, content, status in NO_QUESTIONS:
             with socket.socket(socket.AF_UNIX) as asking:

@@ -1,4 +1,4 @@
-"""The spool and the upstreams of a relay that is down: seen, and acted on, as when it runs."""
+"""Verbs and views work on the spool and the upstreams of a stopped relay as on a running one."""
 
 import asyncio
 from pathlib import Path
@@ -30,7 +30,7 @@ def policy(tmp_path: Path) -> Policy:
 
 
 def accepted(policy: Policy, count: int = 1, *, is_claimed: bool = True, due_in_s: int = 0) -> list[QueueId]:
-    """Accept messages; claim them as a sender does, and put off the first one."""
+    """Accept messages, claim them as a sender does if `is_claimed`, and defer the first by `due_in_s`."""
 
     async def accept() -> list[QueueId]:
         relay = Relay(policy)
@@ -52,7 +52,7 @@ def test_a_verb_on_one_message_reads_no_other(policy: Policy) -> None:
     (damaged,) = policy.spool.glob(f"cur/*/{third}")
     damaged.write_bytes(b"not a message")
 
-    # Its back-off is known of a message that is read alone.
+    # The back-off is known even if a message is read alone.
     for result in (OK, UNCHANGED):
         with offline(policy) as session:
             assert session.act("retry", [first]) == {first: result}
@@ -61,13 +61,13 @@ def test_a_verb_on_one_message_reads_no_other(policy: Policy) -> None:
         assert session.show(second).state is QueueState.WAITING
         assert damaged.exists()
 
-        # What is asked about all reads all, and has each message once.
+        # A listing reads all messages, and has each once.
         states = [QueueState.HELD, QueueState.WAITING, QueueState.CORRUPT]
         assert [view.state for view in session.queue()] == states
         assert not damaged.exists()
 
 
-def test_what_is_not_claimed_yet_is_found_and_what_is_nowhere_is_absent(policy: Policy) -> None:
+def test_an_unclaimed_message_is_found_and_an_unknown_one_is_absent(policy: Policy) -> None:
     (queue_id,) = accepted(policy, is_claimed=False)
     with offline(policy) as session:
         assert session.act("hold", [queue_id, NOBODY]) == {queue_id: OK, NOBODY: ABSENT}
@@ -80,7 +80,7 @@ def test_what_is_not_claimed_yet_is_found_and_what_is_nowhere_is_absent(policy: 
     ("passed_s", "is_rebooted", "health"),
     [(0, False, Health.PAUSED), (30, True, Health.PAUSED), (60, False, Health.PROVING)],
 )
-def test_a_pause_is_seen_until_its_time_is_over(
+def test_a_recorded_pause_is_shown_until_its_end(
     policy: Policy, passed_s: int, is_rebooted: bool, health: Health
 ) -> None:
     clock = FakeClock()
@@ -95,7 +95,7 @@ def test_a_pause_is_seen_until_its_time_is_over(
     assert found.state.until_ns == clock.boottime_ns() + (60 - passed_s) * SECOND_NS
 
 
-def test_what_cannot_be_trusted_is_a_stop_for_a_history_and_nothing_for_a_pause(policy: Policy) -> None:
+def test_a_damaged_history_is_a_stop_and_a_damaged_pause_record_is_ignored(policy: Policy) -> None:
     clock, history = FakeClock(), policy.history_path("isp")
     history.parent.mkdir()
     pause_path(policy, "isp").write_text("{")
@@ -116,7 +116,6 @@ def seen(policy: Policy, clock: FakeClock) -> UpstreamView:
 
 
 def keep(policy: Policy, clock: FakeClock, because: str, left_s: int) -> None:
-    """Write the record of a pause as a relay does."""
     now_ns, path = clock.boottime_ns(), pause_path(policy, "isp")
     path.parent.mkdir(exist_ok=True)
     state = AccountState(Health.PAUSED, because, now_ns + left_s * SECOND_NS)

@@ -1,4 +1,4 @@
-"""The verbs: their table cell by cell, on what filters found, and on many messages."""
+"""The operator's verbs: each cell of their table, on filtered messages, and on many messages."""
 
 import errno
 from pathlib import Path
@@ -51,7 +51,7 @@ async def a_relay(folder: Path, count: int, disk: Disk | None = None) -> tuple[R
     return relay, ids
 
 
-async def test_a_verb_acts_only_on_what_is_still_in_the_state_in_which_it_was_listed(tmp_path: Path) -> None:
+async def test_a_verb_acts_only_on_a_message_that_is_still_in_its_listed_state(tmp_path: Path) -> None:
     relay, ids = await a_relay(tmp_path, 4)
     operator, held = relay.operator, (QueueState.HELD,)
     await operator.act("hold", ids)
@@ -78,13 +78,13 @@ async def test_a_listing_shows_only_recipients_that_are_left(tmp_path: Path) -> 
             (view,) = await relay.listed()
             assert view.recipients == ("two@x.example", "three@x.example", "four@y.example")
             assert await relay.listed(Filters(recipients=("one@x.example",))) == []
-            # Memory has the first three: the others are read.
+            # Memory has the first three recipients; the others are read from the spool.
             (found,) = await relay.listed(Filters(recipients=("four@y.example",)))
             assert found.queue_id == view.queue_id
 
 
 class FailingRename(RealDisk):
-    """Fails as a disk does, and for one message as a fault of ours would."""
+    """A disk on which holding a message raises the error that `fails` has for its id."""
 
     fails: ClassVar[dict[str, Exception]] = {}
 
@@ -94,7 +94,7 @@ class FailingRename(RealDisk):
         super().rename(old, new)
 
 
-async def test_what_goes_wrong_with_one_leaves_the_results_of_the_others(tmp_path: Path) -> None:
+async def test_an_error_with_one_message_leaves_the_results_of_the_others(tmp_path: Path) -> None:
     disk = FailingRename()
     relay, ids = await a_relay(tmp_path, 4, disk)
     disk.fails[ids[1]] = OSError(errno.EIO, "Input/output error")

@@ -1,4 +1,4 @@
-"""How many processes a listener has on this host, and what clients may have of their descriptors."""
+"""How many processes a listener has on this host, and how many descriptors clients may use."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ PROCESSORS = os.sched_getaffinity(0)
 
 
 @given(st.integers(64, 200_000), st.lists(st.tuples(MANY, MANY), min_size=1, max_size=5))
-def test_clients_have_no_more_than_half_of_the_limit(limit: int, counts: Sequence[tuple[int, int]]) -> None:
+def test_clients_get_at_most_half_of_the_descriptors(limit: int, counts: Sequence[tuple[int, int]]) -> None:
     listens = [
         Listen.model_validate(
             {"address": "127.0.0.1:25", "max_connections": most, "max_connections_per_client": each}
@@ -26,14 +26,14 @@ def test_clients_have_no_more_than_half_of_the_limit(limit: int, counts: Sequenc
     found = fitted(listens, limit)
 
     assert all(each.max_connections >= 1 <= each.max_connections_per_client for each in found)
-    # One each at least, however low the limit.
+    # Each listener keeps at least one connection, however low the limit is.
     assert 2 * sum(each.max_connections for each in found) <= limit // 2 + 2 * len(found)
     assert found == listens or 4 * sum(each.max_connections for each in listens) > limit
 
 
 @contextmanager
 def on_processors(processors: set[int]) -> Iterator[None]:
-    """Let this thread use no others."""
+    """Restrict this thread to these processors."""
     os.sched_setaffinity(0, processors)
     try:
         yield
@@ -44,7 +44,7 @@ def on_processors(processors: set[int]) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("processes", "processors", "count"), [("auto", 1, 0), ("auto", 2, 1), (0, 1, 0), (3, 1, 3)]
 )
-def test_a_listener_has_a_process_where_two_may_run_or_as_many_as_it_says(
+def test_auto_gives_a_listener_a_process_only_if_there_are_two_processors(
     processes: str | int, processors: int, count: int
 ) -> None:
     listen = Listen.model_validate({"address": "127.0.0.1:2525", "processes": processes})

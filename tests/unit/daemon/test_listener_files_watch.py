@@ -1,4 +1,4 @@
-"""When the users and the certificate of a listener are read anew, and what becomes of unfit ones."""
+"""When a listener's users and certificate are read again, and how unfit files are reported."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -30,7 +30,7 @@ class World:
 
     async def begin(self) -> None:
         without = Listen.model_validate({"address": "127.0.0.1:2525"}, strict=False)
-        # In this process, whatever the machine: a listener process tells what it loaded itself.
+        # No listener process, on any host: such a process reports itself what it loaded.
         policy = {"address": "127.0.0.1:2526", "users_file": str(self.users), "processes": 0}
         listen = Listen.model_validate(policy, strict=False)
         await self.watch.begin([without, listen])
@@ -70,7 +70,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         yield world
 
 
-async def test_the_end_of_a_certificate_is_seen_and_that_of_a_renewed_one(tmp_path: Path) -> None:
+async def test_the_snapshot_shows_when_a_certificate_ends_before_and_after_renewal(tmp_path: Path) -> None:
     made = make_certificates(tmp_path)
     made.key.chmod(0o600)
     listen = Listen.model_validate(
@@ -90,7 +90,7 @@ async def test_the_end_of_a_certificate_is_seen_and_that_of_a_renewed_one(tmp_pa
         assert (second or 0) - (first or 0) > 6 * 86_400 * SECOND_NS
 
 
-async def test_a_change_counts_once_it_has_stayed_from_one_look_to_the_next(world: World) -> None:
+async def test_a_changed_file_counts_once_two_looks_in_a_row_find_it_the_same(world: World) -> None:
     for names in (("mjd",), ("mjd", "zoe")):
         world.name(*names)
         await world.look()
@@ -102,7 +102,7 @@ async def test_a_change_counts_once_it_has_stayed_from_one_look_to_the_next(worl
 
 
 @pytest.mark.parametrize("unfit", ["gone", "empty", "open to others", "not users"])
-async def test_an_unfit_file_is_told_of_once_until_it_is_good(world: World, unfit: str) -> None:
+async def test_an_unfit_file_is_reported_once_and_the_last_good_one_stays(world: World, unfit: str) -> None:
     match unfit:
         case "gone":
             world.users.unlink()

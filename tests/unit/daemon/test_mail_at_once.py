@@ -1,4 +1,4 @@
-"""Mail is taken before the queue is read: a whole relay on a disk that does not give its queue."""
+"""A relay accepts mail before it has read its queue; here the disk withholds the queue."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ HELD_FOLDER = "/hold"
 
 
 class SlowDisk(RealDisk):
-    """A disk that lists no held message before `gate` is set: no start reads anything before."""
+    """A disk that lists hold/ only once `gate` is set.  A start reads nothing before that folder."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""When an edit of the policy file counts: once it rests, or when it is asked for."""
+"""An edit of the policy file counts once the file rests, or when a reload is asked for."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ WIDER = SMALL.replace("messages: 8", "messages: 9")
 
 
 class Followed:
-    """A policy file, and what a relay that follows it goes by."""
+    """A policy file and its watch; records which policies were loaded or refused."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "policy.yaml"
@@ -33,8 +33,8 @@ class Followed:
         await self.watch.look(is_asked=is_asked)
 
 
-async def test_an_edit_counts_once_it_has_rested(tmp_path: Path) -> None:
-    """A writer may pause for less than that."""
+async def test_an_edit_counts_once_the_file_has_rested(tmp_path: Path) -> None:
+    """A writer may pause between two writes, for less than REST_NS."""
     followed = Followed(tmp_path)
     for end in range(len(SMALL) // 2, len(WIDER), 9):
         followed.path.write_text(WIDER[:end])
@@ -47,18 +47,18 @@ async def test_an_edit_counts_once_it_has_rested(tmp_path: Path) -> None:
     assert (followed.loaded, followed.refused) == ([9], [])
 
 
-async def test_what_is_asked_for_is_in_force_at_once(tmp_path: Path) -> None:
+async def test_a_requested_reload_is_in_force_at_once(tmp_path: Path) -> None:
     followed = Followed(tmp_path)
     followed.path.write_text(WIDER)
     await followed.look(is_asked=True)
     assert followed.loaded == [9]
 
-    # Again, where it is what is in force.
+    # Again, with the policy that is already in force.
     await followed.look(is_asked=True)
     assert followed.loaded == [9, 9]
 
 
-async def test_a_bad_edit_is_told_once_and_the_way_back_counts(tmp_path: Path) -> None:
+async def test_a_bad_edit_is_reported_once_and_undoing_it_is_an_edit(tmp_path: Path) -> None:
     followed = Followed(tmp_path)
     followed.path.write_text(SMALL.partition("    limits:")[0])
     for _ in range(3):
@@ -71,7 +71,7 @@ async def test_a_bad_edit_is_told_once_and_the_way_back_counts(tmp_path: Path) -
     assert followed.loaded == [8]
 
 
-async def test_a_file_that_is_gone_for_a_moment_is_not_told(tmp_path: Path) -> None:
+async def test_a_policy_file_that_is_missing_for_a_moment_is_not_reported(tmp_path: Path) -> None:
     followed = Followed(tmp_path)
     followed.path.rename(tmp_path / "away")
     await followed.look()
@@ -87,8 +87,8 @@ async def test_a_file_that_is_gone_for_a_moment_is_not_told(tmp_path: Path) -> N
     assert followed.refused == ["policy"]
 
 
-async def test_a_link_that_is_swapped_two_levels_up_is_an_edit(tmp_path: Path) -> None:
-    """Kubernetes mounts a ConfigMap so: policy.yaml -> ..data/policy.yaml, ..data -> ..2026_01."""
+async def test_swapping_a_symbolic_link_two_levels_up_is_an_edit(tmp_path: Path) -> None:
+    """Kubernetes mounts a ConfigMap this way: policy.yaml -> ..data/policy.yaml, ..data -> ..2026_01."""
     for name in ("..1", "..2"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "policy.yaml").write_text(WIDER)

@@ -1,4 +1,4 @@
-"""A policy that is edited under a whole relay: the upstream never sees more than the new limits allow."""
+"""After an edit of a running relay's policy the upstream never sees more than the new limits allow."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ FIVE_AN_HOUR = ", limits: [{messages: 5, per: 1h}]"
 NO_ROOM = "limit 5 messages per 3600s"
 
 
-async def test_a_first_limit_counts_what_went_before_it(tmp_path: Path) -> None:
+async def test_a_limit_that_an_edit_adds_counts_what_was_sent_before(tmp_path: Path) -> None:
     async with Smarthost() as host, Relay(policy_of(tmp_path, host.port)) as relay:
         await _relay(relay, 3)
 
@@ -26,7 +26,7 @@ async def _relay(relay: Relay, messages: int) -> None:
 
 
 async def _relay_until_full(relay: Relay, host: Smarthost, messages: int, most: int) -> None:
-    """Hand over messages, and wait until one has to wait, or more went than may."""
+    """Accept messages; wait until one has no room, or more than `most` were relayed."""
     for number in range(messages):
         relay.accept(f"r{number}@x.example")
 

@@ -1,4 +1,4 @@
-"""What becomes of mail in a listener whose client goes."""
+"""What a listener does with a message whose client disconnects."""
 
 import asyncio
 import os
@@ -48,7 +48,7 @@ def intake_on(disk: RealDisk, root: Path) -> tuple[SpoolIntake, int]:
 
 
 async def cancel(call: "asyncio.Task[None]", disk: SlowDisk) -> bool:
-    """Cancel a call whose thread is at the disk, as the end of a session does; return if it waits for it."""
+    """Cancel a call while its thread is at the disk; return whether the call waits for the thread."""
     await asyncio.to_thread(disk.is_at_it.wait)
     call.cancel()
     for _ in range(9):
@@ -65,7 +65,7 @@ def open_files(root: Path) -> list[str]:
     return [str(fd.readlink()) for fd in folder.iterdir() if fd.is_symlink() and str(root) in os.readlink(fd)]  # noqa: PTH115 - may be gone
 
 
-async def test_a_draft_whose_client_goes_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_a_draft_whose_client_disconnects_leaves_no_file(tmp_path: Path) -> None:
     disk = SlowDisk("write")
     intake, _ = intake_on(disk, tmp_path)
     draft = intake.draft()
@@ -78,7 +78,7 @@ async def test_a_draft_whose_client_goes_leaves_nothing_behind(tmp_path: Path) -
     intake.close()
 
 
-async def test_a_message_whose_client_goes_is_stored_whole(tmp_path: Path) -> None:
+async def test_a_message_whose_client_disconnects_during_the_sync_is_stored(tmp_path: Path) -> None:
     disk = SlowDisk("sync")
     intake, woken = intake_on(disk, tmp_path)
     draft, other = intake.draft(), intake.draft()

@@ -1,4 +1,4 @@
-"""Hooks towards a real server on loopback and real programs."""
+"""Hooks send notices to a real server on loopback and to real programs."""
 
 import asyncio
 import base64
@@ -32,14 +32,14 @@ SECRET_PATH = "/T0PSECRET/relay"
 
 
 class Receiver:
-    """Keeps what is posted to it, and answers as `answers` says, the last one for ever."""
+    """Keeps each POST and answers with the next status of `answers`; the last one repeats."""
 
     def __init__(self) -> None:
         self.headers: list[dict[str, str]] = []
         self.contents: list[bytes] = []
         self.answers = [204]
         self.never_takes: set[str] = set()
-        """Upstreams that notices are about."""
+        """Notices about these upstreams get 413."""
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.url = ""
@@ -83,7 +83,7 @@ def policy_with(folder: Path, *hooks: dict[str, Any]) -> Policy:
 
 
 class Telling:
-    """The hooks of one run of a relay, and what it says of them; a sleep only moves its clock."""
+    """The hooks of one run of a relay, its log and its metrics.  A sleep only advances the clock."""
 
     def __init__(self, policy: Policy) -> None:
         self.log, self.clock = io.StringIO(), FakeClock()
@@ -101,13 +101,13 @@ class Telling:
         await asyncio.sleep(0)
 
     async def until(self, result: str, count: int) -> None:
-        """Wait until so many notices were sent or dropped."""
+        """Wait until `count` notices have the result `sent` or `dropped`."""
         await self.until_so(lambda: self.count(result) == count)
 
     async def until_so(self, is_so: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not is_so():
-                await pass_time(0.001)  # the receiver is outside
+                await pass_time(0.001)  # receivers and programs need real time
 
     async def sent(self) -> None:
         await self.until("sent", 1)
@@ -215,7 +215,7 @@ async def test_a_notice_that_is_refused_is_sent_again_with_the_same_id(
     assert "SECRET" not in telling.said
 
 
-async def test_each_notice_is_tried_for_an_hour_and_keeps_no_other_waiting(
+async def test_each_notice_is_tried_for_an_hour_and_delays_no_other(
     tmp_path: Path, receiver: Receiver
 ) -> None:
     receiver.never_takes = {"never", "nor this"}
@@ -245,7 +245,7 @@ async def test_each_notice_is_tried_for_an_hour_and_keeps_no_other_waiting(
     await telling.hooks.close()
 
 
-async def test_the_oldest_go_first_and_a_stop_waits_for_no_receiver(
+async def test_too_many_notices_are_dropped_and_a_stop_waits_for_no_receiver(
     tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("relay.hooks.hooks.LAST_SECONDS", 0.01)
@@ -264,9 +264,7 @@ async def test_the_oldest_go_first_and_a_stop_waits_for_no_receiver(
     assert f"{MOST_NOTICES}, the relay stopped" in telling.said
 
 
-async def test_an_edit_adds_a_hook_and_drops_what_waits_for_another(
-    tmp_path: Path, receiver: Receiver
-) -> None:
+async def test_an_edit_swaps_hooks_and_drops_the_old_ones_notices(tmp_path: Path, receiver: Receiver) -> None:
     telling = Telling(policy_with(tmp_path, {"command": [program(tmp_path, "sleep 1000")]}))
     telling.resume()
     await telling.until_so(lambda: telling.waiting == 1)
@@ -278,12 +276,12 @@ async def test_an_edit_adds_a_hook_and_drops_what_waits_for_another(
     assert [told["upstream"] for told in receiver.told] == ["new"]
     assert telling.count("dropped") == 1
     assert "changed their hook" in telling.said
-    # What was dropped ends its program first.
+    # The task of a dropped notice ends its program first.
     others = asyncio.all_tasks() - {asyncio.current_task()}
     await asyncio.gather(*others, return_exceptions=True)
 
 
-async def test_a_program_gets_the_notices_of_its_events_on_stdin_and_none_of_our_environment(
+async def test_a_program_gets_its_notices_on_stdin_and_nothing_of_the_relays_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ISP_PASSWORD", "hunter2")
@@ -310,7 +308,7 @@ async def test_a_program_gets_the_notices_of_its_events_on_stdin_and_none_of_our
         ("sleep 1000", "1s", "no answer within 1s"),
     ],
 )
-async def test_a_program_that_fails_is_told_of_and_run_again(
+async def test_a_program_that_fails_is_logged_and_run_again(
     tmp_path: Path, text: str, within: str, said: str
 ) -> None:
     again = tmp_path / "again"
@@ -331,7 +329,7 @@ async def test_a_program_that_fails_is_told_of_and_run_again(
         ("#!/no/such/interpreter\n", 0o700, "No such file or directory"),
     ],
 )
-async def test_a_program_that_cannot_be_run_is_told_of_in_words_and_is_no_fault(
+async def test_a_program_that_cannot_be_run_is_logged_with_the_reason_and_is_no_fault(
     tmp_path: Path, text: str | None, mode: int, said: str
 ) -> None:
     path = tmp_path / "tell"

@@ -22,7 +22,7 @@ def pytest_asyncio_loop_factories(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave uvloop to make test-all: what differs between the loops differs seldom."""
+    """Leave uvloop to `make test-all`: the two loops seldom differ."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent) and "uvloop" in item.name:
             item.add_marker(pytest.mark.full)
@@ -35,7 +35,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture(scope="session")
 def users_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make the users `mjd` with `open sesame` and `zoë` with `schlüssel`; their hashes cost nothing."""
+    """Write the users `mjd` with `open sesame` and `zoë` with `schlüssel`; their hashes are cheap."""
     hasher = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
     path = tmp_path_factory.mktemp("users") / "users"
     lines = [f"{name}:{hasher.hash(word)}\n" for name, word in (("mjd", "open sesame"), ("zoë", "schlüssel"))]

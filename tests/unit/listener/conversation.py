@@ -18,14 +18,14 @@ from tests.fakes.intake import MemoryIntake, MemoryObserver
 
 _LAST_LINE = re.compile(rb"[2-5][0-9][0-9](?: [^\r\n]*)?\r\n\Z")
 _GIVE_UP_S = 120
-"""Only so that a broken test ends; nothing waits for it."""
+"""Ends a broken test; no other test waits this long."""
 
 TRANSACTION = b"MAIL FROM:<a@example.org>\r\nRCPT TO:<b@example.net>\r\nDATA\r\n"
 GOOD, WRONG = b64encode(b"\0mjd\0open sesame"), b64encode(b"\0mjd\0guess")
 
 
 class LeapingLoop(asyncio.SelectorEventLoop):
-    """One that a test may have sleep for a while, as a suspended host does."""
+    """An event loop whose time a test can move forward, as a suspend of the host does."""
 
     leaps_s = 0.0
 
@@ -40,8 +40,6 @@ def leap(seconds: float) -> None:
 
 
 class Client:
-    """One connection from outside."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
@@ -76,7 +74,7 @@ class Client:
         return received
 
     async def start_tls(self, ca: Path) -> None:
-        """Go on under TLS; what says that the server agrees was read."""
+        """Start the TLS handshake.  The caller has read the 220 reply."""
         await self.writer.start_tls(ssl.create_default_context(cafile=ca), server_hostname="localhost")
 
     def half_close(self) -> None:
@@ -94,8 +92,6 @@ class Client:
 
 @dataclass
 class Room:
-    """A listener under test."""
-
     listen: Listen
     listener: Listener
     intake: MemoryIntake
@@ -115,14 +111,14 @@ class Room:
         return self.clients[-1]
 
     async def greeted(self, *, source: str | None = None) -> Client:
-        """Connect and say hello."""
+        """Connect and send EHLO."""
         client = await self.connect(source=source)
         await client.reply()
         await client.ask(b"EHLO client.example")
         return client
 
     async def say(self, octets: bytes) -> bytes:
-        """Send octets on a connection of their own, close our side, return all replies."""
+        """Send octets on a new connection, close our side, and return all replies."""
         client = await self.connect()
         with contextlib.suppress(ConnectionError):  # the listener may have closed first
             await client.send(octets)
@@ -160,7 +156,7 @@ async def listening(
         for client in room.clients:
             await client.close()
         await room.until_over()
-        # What holds after every test, whatever it was about.
+        # These hold after every test.
         assert listener.admission.total == 0
         assert not intake.open_drafts
         assert len(observer.opened) == len(observer.closed)
@@ -170,7 +166,7 @@ async def listening(
 
 @contextlib.asynccontextmanager
 async def closing(room: Room) -> AsyncIterator[None]:
-    """Within, the listener is to end, and every session knows it; on return it has."""
+    """Close the listener: the body runs once every session is stopping, the end waits for the close."""
     ended = asyncio.create_task(room.listener.close(30))
     await until(lambda: all(session.is_stopping for session in room.listener.sessions))
     yield
@@ -178,7 +174,6 @@ async def closing(room: Room) -> AsyncIterator[None]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let the event loop run until something holds."""
     async with asyncio.timeout(_GIVE_UP_S):
         while not condition():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0)

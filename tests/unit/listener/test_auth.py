@@ -1,4 +1,4 @@
-"""AUTH: who may, how much, what it costs to guess, and that nothing of it is shown."""
+"""AUTH: who may log in and send, quotas, the cost of guessing, and that no secret is shown."""
 
 import asyncio
 from base64 import b64encode
@@ -28,7 +28,7 @@ def _policy(users_file: Path, **more: object) -> dict[str, object]:
     return {"users_file": str(users_file), "clients": [], **more}
 
 
-async def test_who_logged_in_is_known_with_the_message_and_stands_in_no_header(users_file: Path) -> None:
+async def test_the_login_is_kept_in_the_envelope_and_stands_in_no_header(users_file: Path) -> None:
     async with listening(_policy(users_file)) as room:
         client = await room.greeted()
         assert await client.ask(b"AUTH PLAIN " + GOOD) == b"235 2.7.0 Authentication successful\r\n"
@@ -55,7 +55,7 @@ PRINTER: dict[str, object] = {"printer": "printer@here.example", "*": "@here.exa
         ({"mjd": "@there.example", "*": "@here.example"}, "any@here.example", False),
     ],
 )  # fmt: skip
-async def test_a_user_gives_only_senders_of_its_own(
+async def test_a_user_may_use_only_its_own_sender_addresses(
     users_file: Path, users: dict[str, object], reverse_path: str, *, may: bool
 ) -> None:
     settings = {name: {"senders": senders} for name, senders in users.items()}
@@ -71,7 +71,7 @@ async def test_a_user_gives_only_senders_of_its_own(
             assert codes(await client.ask(b"RCPT TO:<a@b>")) == [503]
 
 
-async def test_who_needs_no_login_gives_any_sender(users_file: Path) -> None:
+async def test_a_client_that_needs_no_login_may_use_any_sender_address(users_file: Path) -> None:
     async with listening(
         {"users_file": str(users_file), "users": {"*": {"senders": "@here.example"}}}
     ) as room:
@@ -88,7 +88,7 @@ async def test_who_needs_no_login_gives_any_sender(users_file: Path) -> None:
     ],
     ids=["gone", "another password"],
 )
-async def test_a_login_that_changed_finishes_its_message_and_no_more(
+async def test_a_session_whose_login_changed_finishes_its_message_and_gets_421(
     users_file: Path, hashes: Callable[[Mapping[str, str]], Mapping[str, str]]
 ) -> None:
     async with listening(_policy(users_file)) as room:
@@ -121,7 +121,7 @@ async def test_third_wrong_password_ends_the_session_and_begins_a_wait(users_fil
         assert room.observer.tried == ["mjd", "mjd", "mjd", "mjd", "zoë"]
         room.clock.advance(2 * SECOND_NS)
         assert codes(await again.ask(b"AUTH PLAIN " + GOOD)) == [235]
-        # What was wrong before is forgotten, or there would be a wait again.
+        # The success forgot the failures before it; otherwise there would be another wait.
         third = await room.greeted()
         assert [codes(await third.ask(b"AUTH PLAIN " + each)) for each in (WRONG, GOOD)] == [[535], [235]]
 
@@ -143,7 +143,7 @@ async def test_password_is_not_taken_in_the_clear_from_another_host(
     policy = _policy(users_file, proxies=["127.0.0.1"]) | certificates.policy()
     async with listening(policy) as room:
         client = await room.connect()
-        # All of 127/8 is loopback: only a balancer can tell of another host.
+        # All of 127/8 is loopback: only a PROXY header can name another host.
         await client.send(header("192.0.2.1"))
         await client.reply()
         assert b"AUTH" not in await client.ask(b"EHLO x")
@@ -156,7 +156,7 @@ async def test_password_is_not_taken_in_the_clear_from_another_host(
         assert codes(await client.ask(b"MAIL FROM:<a@b>")) == [250]
 
 
-async def test_at_its_quota_a_client_gets_452_at_mail_until_it_has_less() -> None:
+async def test_a_client_at_its_quota_gets_452_at_mail_until_less_is_queued() -> None:
     async with listening({"max_queued_per_client": 2}) as room:
         client, quotas = await room.greeted(), room.listener.quotas
         for count, code in ((2, 452), (1, 250)):
@@ -169,7 +169,7 @@ def _quotas(**more: object) -> Quotas:
     return Quotas(Listen.model_validate(listen, strict=False))
 
 
-def test_an_owner_is_told_of_once_it_has_the_quota_of_its_name_or_of_all_others() -> None:
+def test_an_owner_is_reported_once_it_reaches_its_own_quota_or_the_default() -> None:
     alice, bob, carla = (Owner.of(name, "unknown[192.0.2.1]") for name in ("alice", "bob", "carla"))
     client = Owner.of(None, "unknown[192.0.2.1]")
     users = {"alice": {"max_queued": 4}, "bob": {}, "*": {"max_queued": 2}}
@@ -183,7 +183,7 @@ def test_an_owner_is_told_of_once_it_has_the_quota_of_its_name_or_of_all_others(
 
 
 class SlowHasher(PasswordHasher):
-    """Remembers what it verified, and does something else meanwhile."""
+    """A hasher that records each password that it verifies, and calls `meanwhile`."""
 
     def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         super().__init__()
@@ -196,10 +196,10 @@ class SlowHasher(PasswordHasher):
         return super().verify(hash, password)
 
 
-async def test_each_try_costs_a_hash_and_one_that_changes_meanwhile_lets_nobody_in() -> None:
+async def test_each_attempt_costs_a_hash_and_a_change_during_it_lets_nobody_in() -> None:
     hasher = SlowHasher()
     users = Users({"mjd": CHEAP.hash("open sesame")}, hasher)
-    # The right password for the wrong name matches the decoy, and must not count.
+    # An unknown name is checked against a decoy, here mjd's hash: the match must not count.
     for name, password in (("mjd", "open sesame "), ("MJD", "open sesame"), ("nobody", "open sesame")):
         assert not await users.verify(name, password)
         assert hasher.checked.pop() == password
@@ -218,7 +218,7 @@ async def _right() -> bool:
     return True
 
 
-async def test_wait_doubles_from_the_third_failure_up_to_15_minutes_and_ends_with_a_right_one() -> None:
+async def test_wait_doubles_from_the_third_failure_up_to_15_minutes_and_an_hour_forgives() -> None:
     clock = FakeClock()
     guesses = Guesses(clock)
     waits_s = []
@@ -234,13 +234,13 @@ async def test_wait_doubles_from_the_third_failure_up_to_15_minutes_and_ends_wit
     assert await guesses.judge("192.0.2.1", _wrong) is PasswordCheck.WRONG
     assert await guesses.judge("192.0.2.1", _right) is PasswordCheck.LATER
     assert await guesses.judge("192.0.2.2", _right) is PasswordCheck.RIGHT
-    # An hour without a wrong one forgives all.
+    # An hour without a wrong password forgives all failures.
     clock.advance(3600 * SECOND_NS)
     assert await guesses.judge("192.0.2.1", _wrong) is PasswordCheck.WRONG
     assert not guesses.is_locked_out("192.0.2.1")
 
 
-async def test_only_so_many_origins_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_oldest_origin_is_forgotten_beyond_max_origins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Guesses, "MAX_ORIGINS", 2)
     guesses = Guesses(FakeClock())
     for origin in ("a", "b", "a", "b", "a", "b", "c"):
@@ -249,7 +249,7 @@ async def test_only_so_many_origins_are_remembered(monkeypatch: pytest.MonkeyPat
     assert [guesses.is_locked_out(origin) for origin in "abc"] == [False, True, False]
 
 
-async def test_guesses_of_an_origin_are_judged_in_turn_and_of_another_at_once() -> None:
+async def test_guesses_of_one_origin_are_judged_in_turn_and_origins_in_parallel() -> None:
     guesses = Guesses(FakeClock())
     verdicts = [asyncio.get_running_loop().create_future() for _ in range(5)]
     looked_at: list[int] = []

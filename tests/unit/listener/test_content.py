@@ -1,4 +1,4 @@
-"""What is read of the header of content while it comes; all else of it: tests/fuzz/content."""
+"""What the decoder reads of the header while content arrives.  tests/fuzz/content tests the rest."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from relay.listener.content import ContentDecoder
 from relay.mail.header import message_id_of
 
 
-def test_of_a_header_without_end_only_so_much_is_looked_at() -> None:
+def test_only_the_first_part_of_an_endless_header_is_examined() -> None:
     for behind in (b"Message-ID: <1@x>\r\n", b"To: \xff\r\n"):
         decoder = ContentDecoder(1_000_000, 5, normalise=False)
         for _ in range(20):
@@ -25,7 +25,5 @@ def test_of_a_header_without_end_only_so_much_is_looked_at() -> None:
         (b"To: x\r\n\r\nMessage-ID: <1@x>\r\n", None),
     ],
 )
-def test_the_message_id_is_the_first_of_the_header_in_one_line(
-    content: bytes, message_id: str | None
-) -> None:
+def test_the_message_id_is_the_first_of_the_header_unfolded(content: bytes, message_id: str | None) -> None:
     assert message_id_of(content) == message_id

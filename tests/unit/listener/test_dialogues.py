@@ -1,7 +1,7 @@
-"""What is said to a listener, and what it replies: one row a rule.
+"""What a client sends to a listener, and the replies: one row for each rule.
 
-A reply is told by its code, or as `550/5.6.0` by its enhanced code too.  However it is cut, the replies are
-the same: tests/fuzz/listener_session.
+A row gives each reply as a code, or as `550/5.6.0` with the enhanced code.  tests/fuzz/listener_session shows
+that the replies do not depend on how the octets are cut.
 """
 
 from base64 import b64encode
@@ -55,14 +55,14 @@ ORDER: list[tuple[bytes, str]] = [
     (content(b"a\nb\r\n") + b"RCPT TO:<b@c>\r\n", "250 250 250 354 550/5.6.0 503"),
     (content(b"a\rb\r\n") + TRANSACTION + b"fine\r\n.\r\n", f"250 250 250 354 550/5.6.0 {TAKEN}"),
     (HELLO + TRANSACTION + b"cut off\r\n.", "250 250 250 354"),
-    # What some servers take for the end (SMTP smuggling).
+    # Some servers take these for the end of the content (SMTP smuggling).
     *((content(b"a" + end + MAIL), "250 250 250 354 550/5.6.0") for end in (
         b"\n.\n", b"\n.\r\n", b"\r\n.\n", b"\r.\r\n", b"\r\n.\r", b"\r\r\n.\r\r\n")),
     (content(b"Received: x\r\n" * 3 + b"\r\n"), "250 250 250 354 554/5.4.6"),
     (content(b"Received: x\r\n" * 2 + b"\r\n"), "250 250 250 354 250"),
     (content(b"a: b\r\n\r\n" + b"x" * 1600 + b"\r\n") + b"NOOP\r\n", "250 250 250 354 552/5.3.4 250"),
     (b"bogus\r\nNOOP\r\n" * 9, "500 250 500 250 500 421/4.7.0"),
-    # A message that was taken shows that the client means well.
+    # An accepted message resets the count of errors: the client means well.
     (
         HELLO + (b"NOOP\r\n" * 95 + b"bogus\r\n" * 2 + TRANSACTION + b"one\r\n.\r\n") * 2,
         "250" + f"{' 250' * 95} 500 500 {TAKEN}" * 2,
@@ -74,7 +74,7 @@ ORDER: list[tuple[bytes, str]] = [
         b"NOOP\nRSET", b"NOOP\n", b"NOOP\r", b"\rNOOP", b"MAIL FROM:<a@b>\rRCPT TO:<c@d>", b"NO\0OP",
         b"NOOP\x7f")),
     (b"NOOP \t\r\n", "250"),
-    # What brings no mail counts as errors after a hundred.
+    # Commands that bring no mail count as errors after the first hundred.
     (
         b"HELO x\r\nMAIL FROM:<a@b>\r\nVRFY x\r\nNOOP\r\nRSET\r\n" * 40,
         "250 250 252 250 250 " * 20 + "250 250 252 421/4.7.0",

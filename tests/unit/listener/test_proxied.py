@@ -1,4 +1,4 @@
-"""Connections that a load balancer passes on: whose they are, and what is no header of one."""
+"""Connections through a load balancer: the client that the PROXY header names, and malformed headers."""
 
 import ssl
 import struct
@@ -15,7 +15,7 @@ PROXIES: dict[str, object] = {"proxies": ["127.0.0.1"], "clients": ["192.0.2.0/2
 
 
 def header(client: str, *, more: bytes = b"") -> bytes:
-    """Return what a balancer begins a connection with, by the letter of its document."""
+    """Return a PROXY v2 header for this client, made by the letter of the specification."""
     source = ip_address(client)
     family, destination = (0x11, "192.0.2.9") if source.version == 4 else (0x21, "2001:db8::9")
     addresses = source.packed + ip_address(destination).packed + struct.pack("!HH", 40000, 25) + more
@@ -26,7 +26,7 @@ def opened(room: Room) -> list[str]:
     return [line.rpartition(" ")[2] for line in room.observer.opened]
 
 
-def test_the_zone_of_a_link_is_no_part_of_an_address() -> None:
+def test_the_zone_of_a_link_local_address_is_dropped() -> None:
     assert str(Client.of_peer("fe80::1%eth0")) == "unknown[fe80::1]"
 
 
@@ -41,7 +41,7 @@ def test_the_zone_of_a_link_is_no_part_of_an_address() -> None:
         (V2_SIGNATURE + b"\x21\x11\0\xff" + bytes(12), "ended within"),
     ],
 )
-async def test_what_is_no_header_ends_the_connection_without_a_word(octets: bytes, why: str) -> None:
+async def test_a_malformed_proxy_header_ends_the_connection_without_a_reply(octets: bytes, why: str) -> None:
     async with listening(PROXIES) as room:
         client = await room.connect()
         await client.send(octets)
@@ -63,14 +63,14 @@ async def test_what_is_no_header_ends_the_connection_without_a_word(octets: byte
         (header("2001:db9::7"), "2001:db9::7", 550),
         (b"PROXY TCP4 192.0.2.77 192.0.2.9 40000 25\r\n", "192.0.2.77", 250),
         (b"PROXY TCP6 2001:db8::7 2001:db8::9 40000 25\r\n", "2001:db8::7", 250),
-        # A health check is the balancer's own.
+        # A health check counts as the balancer's own connection.
         (V2_SIGNATURE + b"\x20\0\0\0", "127.0.0.1", 550),
     ],
 )
-async def test_who_may_relay_is_judged_by_the_client_that_is_told(begin: bytes, told: str, code: int) -> None:
+async def test_the_client_in_the_header_decides_who_may_relay(begin: bytes, told: str, code: int) -> None:
     async with listening(PROXIES) as room:
         connection = await room.connect()
-        # All in one write: not an octet of the client's may be taken for the header's.
+        # All in one write: no octet of the client may be read as part of the header.
         await connection.send(begin + b"EHLO c.example\r\nMAIL FROM:<a@b>\r\n")
         _, _, reply = await connection.replies(3)
 
@@ -79,10 +79,10 @@ async def test_who_may_relay_is_judged_by_the_client_that_is_told(begin: bytes, 
 
 
 @pytest.mark.parametrize("told", ["127.0.0.1", "::1", "::ffff:127.0.0.1"])
-async def test_a_program_on_another_hosts_loopback_is_on_none_of_ours(
+async def test_a_loopback_address_in_the_header_of_another_host_may_not_relay(
     monkeypatch: pytest.MonkeyPatch, told: str
 ) -> None:
-    # All of 127/8 is loopback, so that no test can connect from elsewhere: only this answer is changed.
+    # All of 127/8 is loopback, so no test can connect from another host: change this one answer.
     elsewhere = property(lambda client: client.ip.is_loopback and client.address != "127.0.0.9")
     monkeypatch.setattr(Client, "is_loopback", elsewhere)
     async with listening({"proxies": ["127.0.0.9"], "clients": ["127.0.0.1", "::1"]}) as room:
@@ -94,7 +94,7 @@ async def test_a_program_on_another_hosts_loopback_is_on_none_of_ours(
         assert opened(room) == ["unknown[127.0.0.9]"]
 
 
-async def test_of_others_a_header_is_a_bad_command() -> None:
+async def test_a_proxy_header_of_a_client_that_is_no_proxy_is_a_bad_command() -> None:
     async with listening({**PROXIES, "proxies": ["192.0.2.9"]}) as room:
         connection = await room.connect()
         await connection.send(header("192.0.2.77"))
@@ -104,7 +104,7 @@ async def test_of_others_a_header_is_a_bad_command() -> None:
         assert opened(room) == ["unknown[127.0.0.1]"]
 
 
-async def test_places_are_counted_by_client_not_by_balancer_and_a_strangers_by_its_network() -> None:
+async def test_connections_count_by_client_not_by_balancer_and_a_strangers_by_network() -> None:
     came = {
         "192.0.2.1": 220, "192.0.2.2": 220, "::ffff:192.0.2.1": 421,
         "2001:db8::1": 220, "2001:db8::2": 220, "2001:db9::1": 220, "2001:db9::2": 421,
@@ -116,7 +116,7 @@ async def test_places_are_counted_by_client_not_by_balancer_and_a_strangers_by_i
             assert codes(await connection.reply()) == [code], client
 
 
-async def test_the_header_comes_before_implicit_tls(certificates: Certificates) -> None:
+async def test_the_proxy_header_comes_before_implicit_tls(certificates: Certificates) -> None:
     async with listening(PROXIES | certificates.policy("implicit")) as room:
         plain = await room.connect()
         await plain.send(header("192.0.2.77"))

@@ -1,4 +1,4 @@
-"""STARTTLS and implicit TLS, and what somebody in the middle might try."""
+"""STARTTLS and implicit TLS, and what a man in the middle might try."""
 
 import ssl
 from pathlib import Path
@@ -11,9 +11,7 @@ from tests.fakes.certificates import Certificates, make_certificates
 from tests.unit.listener.conversation import TRANSACTION, codes, listening
 
 
-async def test_starttls_is_offered_once_carries_mail_and_nothing_said_before_it_counts(
-    certificates: Certificates,
-) -> None:
+async def test_starttls_is_offered_once_and_discards_what_was_said_before(certificates: Certificates) -> None:
     async with listening(certificates.policy()) as room:
         client = await room.greeted()
         assert b"250-STARTTLS\r\n" in await client.ask(b"EHLO x")
@@ -34,10 +32,8 @@ async def test_starttls_is_offered_once_carries_mail_and_nothing_said_before_it_
 
 
 @pytest.mark.parametrize("injected", [b"x", TRANSACTION + b"spam\r\n.\r\n"])
-async def test_octets_pipelined_behind_starttls_end_the_session(
-    certificates: Certificates, injected: bytes
-) -> None:
-    """CVE-2011-0411: what came in the clear must never be taken for what came under TLS."""
+async def test_octets_behind_starttls_end_the_session(certificates: Certificates, injected: bytes) -> None:
+    """CVE-2011-0411: octets in the clear must never count as received under TLS."""
     async with listening(certificates.policy()) as room:
         client = await room.greeted()
         await client.send(b"STARTTLS\r\n" + injected)
@@ -63,7 +59,7 @@ async def test_tls_older_than_1_2_is_refused(certificates: Certificates) -> None
     async with listening(certificates.policy("implicit")) as room:
         assert room.listener.tls is not None
         assert room.listener.tls.minimum_version is ssl.TLSVersion.TLSv1_2
-        # The client says that it knows nothing above TLS 1.1, whatever the library would allow.
+        # A ClientHello of TLS 1.1 at most, whatever the library would allow the client.
         client = await room.connect()
         await client.send(bytes.fromhex("160301002f0100002b0302" + "00" * 32 + "000004c014c00a0100"))
         assert b"220" not in await client.rest()
@@ -71,14 +67,14 @@ async def test_tls_older_than_1_2_is_refused(certificates: Certificates) -> None
         assert room.observer.opened == []
 
 
-async def test_implicit_tls_greets_under_tls_with_the_renewed_certificate_and_offers_no_starttls(
+async def test_implicit_tls_shows_the_renewed_certificate_and_offers_no_starttls(
     certificates: Certificates, tmp_path: Path
 ) -> None:
     renewed = make_certificates(tmp_path)
     async with listening(certificates.policy("implicit")) as room:
         room.listener.use(ListenerFiles({}, read_key_pair(renewed.cert, renewed.key)))
 
-        # It trusts the authority of the renewed one alone.
+        # The client trusts only the authority of the renewed certificate.
         client = await room.connect(ssl.create_default_context(cafile=renewed.ca))
         assert (await client.reply()).startswith(b"220 ")
         assert b"STARTTLS" not in await client.ask(b"EHLO x")

@@ -1,4 +1,4 @@
-"""Content over a real socket: what is taken, what is refused, and what it costs."""
+"""Content over a real socket: what is accepted, what is refused, and how much memory it takes."""
 
 import email
 import re
@@ -19,14 +19,14 @@ FULL = "452 4.3.1 Insufficient system storage"
 
 
 async def _sending(room: Room) -> Client:
-    """Return a client that was told 354."""
+    """Return a client that has got 354."""
     client = await room.greeted()
     await client.send(TRANSACTION)
     assert codes(b"".join(await client.replies(3))) == [250, 250, 354]
     return client
 
 
-async def test_one_message_over_one_connection_is_taken_as_it_came() -> None:
+async def test_a_message_over_one_connection_is_accepted_unchanged() -> None:
     async with listening() as room:
         client = await room.connect()
         assert await client.reply() == b"220 relay.example ESMTP relay\r\n"
@@ -58,7 +58,7 @@ async def test_one_message_over_one_connection_is_taken_as_it_came() -> None:
 
 @example("x" * 256, "192.0.2.1")
 @given(st.text(max_size=400), st.sampled_from(["192.0.2.1", "2001:db8::1"]))
-def test_no_helo_breaks_the_line_or_forges_a_clause(helo: str, address: str) -> None:
+def test_no_helo_breaks_the_received_field_or_forges_a_clause(helo: str, address: str) -> None:
     line = received_line(
         helo=helo,
         address=address,
@@ -78,7 +78,7 @@ def test_no_helo_breaks_the_line_or_forges_a_clause(helo: str, address: str) -> 
     assert parsedate_to_datetime(date).timestamp() * 1e9 == START_WALL_NS
 
 
-async def test_bare_newlines_are_mended_for_the_networks_named() -> None:
+async def test_bare_newlines_are_normalised_only_for_the_configured_networks() -> None:
     async with listening({"normalise_from": ["127.0.0.2", "127.0.1.0/24"]}) as room:
         for source, is_mended in (("127.0.0.1", False), ("127.0.0.2", True), ("127.0.1.9", True)):
             client = await room.greeted(source=source)
@@ -88,7 +88,7 @@ async def test_bare_newlines_are_mended_for_the_networks_named() -> None:
         assert [message.received for message in room.intake.accepted] == [b"a\r\nb\r\n.c\r\nd\r\n.e\r\n"] * 2
 
 
-async def test_intake_without_room_refuses_at_mail() -> None:
+async def test_an_intake_without_room_refuses_mail_with_452() -> None:
     async with listening() as room:
         room.intake.refuses = FULL
         client = await room.greeted()
@@ -98,8 +98,8 @@ async def test_intake_without_room_refuses_at_mail() -> None:
 
 
 @pytest.mark.parametrize("where", ["accept_error", "spill_error"])
-async def test_what_the_intake_refuses_gets_its_reply_and_a_fault_of_ours_451(where: str) -> None:
-    """After a fault, what follows could be content: it must not be read as commands."""
+async def test_a_refusal_of_the_intake_is_the_reply_and_a_fault_gets_451(where: str) -> None:
+    """After a fault the next octets could be content: the listener must not read them as commands."""
     async with listening() as room:
         client = await _sending(room)
         setattr(room.intake, where, Refused(FULL))
@@ -117,8 +117,8 @@ async def test_what_the_intake_refuses_gets_its_reply_and_a_fault_of_ours_451(wh
         assert (room.observer.faults, room.observer.closed) == ([error], ["fault"])
 
 
-async def test_stream_without_an_end_is_cut_off_and_never_held() -> None:
-    """200 MB offered to a limit of 1 MiB: what is read and what is held stay bounded."""
+async def test_endless_content_is_cut_off_and_does_not_fill_memory() -> None:
+    """The client offers 200 MiB to a limit of 1 MiB.  What is read and what is held is bounded."""
     offered = 0
     async with listening({"max_size": 1 << 20}) as room:
         client = await _sending(room)
@@ -151,8 +151,8 @@ async def test_large_message_is_spilled_in_pieces_and_arrives_whole() -> None:
         assert room.intake.drafts[0].most_buffered_bytes <= SPILL_BYTES + 512 * 1024
 
 
-async def test_a_reset_at_every_octet_crashes_nothing() -> None:
-    """An end of input there: tests/fuzz/listener_session."""
+async def test_a_reset_after_any_octet_causes_no_fault() -> None:
+    """tests/fuzz/listener_session tests an end of input at these places."""
     wire = b"EHLO x\r\n" + TRANSACTION + b"a\r\n.\r\nQUIT\r\n"
     async with listening() as room:
         for length in range(len(wire)):

@@ -1,4 +1,4 @@
-"""The address grammar: what it lets in, and what it does not; tests/fuzz/addresses sends any bytes."""
+"""The address grammar: what it accepts and what it refuses.  tests/fuzz/addresses sends any bytes."""
 
 import pytest
 from hypothesis import given
@@ -28,7 +28,7 @@ def _addresses() -> st.SearchStrategy[str]:
 
 
 @given(_addresses())
-def test_address_of_the_grammar_comes_out_as_it_went_in(address: str) -> None:
+def test_an_address_of_the_grammar_is_returned_unchanged(address: str) -> None:
     argument = b"<" + address.encode() + b">"
 
     assert parse_reverse_path(argument).address == address
@@ -50,7 +50,7 @@ def test_address_of_the_grammar_comes_out_as_it_went_in(address: str) -> None:
         b"a@" + b".".join([b"d" * 63] * 16), b"a@" + b"l" * 64 + b".test",
     ],
 )  # fmt: skip
-def test_attack_or_mistake_is_refused(inside: bytes) -> None:
+def test_a_hostile_or_malformed_address_is_refused(inside: bytes) -> None:
     with pytest.raises((MalformedAddress, MalformedParameters)):
         parse_reverse_path(b"<" + inside + b"> SMTPUTF8")
     with pytest.raises((MalformedAddress, MalformedParameters)):
@@ -67,7 +67,7 @@ def test_attack_or_mistake_is_refused(inside: bytes) -> None:
         *(b"a@b_c", b"a@_dmarc.b"),
     ],
 )
-def test_what_mail_in_use_has_is_let_in_undecoded(inside: bytes) -> None:
+def test_unusual_addresses_of_real_mail_are_accepted_undecoded(inside: bytes) -> None:
     assert parse_reverse_path(b"<" + inside + b">").address.encode() == inside
 
 
@@ -80,7 +80,7 @@ def test_what_mail_in_use_has_is_let_in_undecoded(inside: bytes) -> None:
         *((b"Mailer <>", "", False), (b"<>", "", False)),
     ],
 )
-def test_what_stands_around_an_address_is_left_out_and_only_a_sender_may_be_empty(
+def test_text_around_an_address_is_dropped_and_only_a_sender_may_be_empty(
     argument: bytes, address: str, *, is_recipient: bool
 ) -> None:
     assert parse_reverse_path(argument).address == address
@@ -92,7 +92,7 @@ def test_what_stands_around_an_address_is_left_out_and_only_a_sender_may_be_empt
             parse_forward_path(argument, smtputf8=False)
 
 
-def test_the_postmaster_alone_needs_no_domain_and_is_no_sender() -> None:
+def test_only_postmaster_as_a_recipient_needs_no_domain() -> None:
     assert parse_forward_path(b"<PostMaster>", smtputf8=False).address == "PostMaster"
     assert is_valid_address("PostMaster", smtputf8=False)
     with pytest.raises(MalformedAddress):
@@ -107,7 +107,7 @@ def test_a_long_list_is_read_in_linear_time(piece: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["é@b", "a@é.example", '"é"@b'])
-def test_utf8_is_let_in_only_where_smtputf8_was_asked_for(address: str) -> None:
+def test_utf8_is_accepted_only_with_smtputf8(address: str) -> None:
     argument = f"<{address}>".encode()
 
     assert parse_reverse_path(argument + b" SMTPUTF8").address == address

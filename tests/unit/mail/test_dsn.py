@@ -1,4 +1,4 @@
-"""What a sender asks to be told, as RFC 3461 and RFC 6533 write it (round trips: tests/fuzz/addresses)."""
+"""The DSN parameters of RFC 3461 and RFC 6533.  tests/fuzz/addresses tests round trips."""
 
 from collections.abc import Callable
 from functools import partial
@@ -26,7 +26,7 @@ from relay.mail.address import MalformedParameters
         (partial(dsn.parse_orcpt, smtputf8=False), "utf-8;é@b"),
     ],
 )  # fmt: skip
-def test_what_the_grammar_has_not_is_refused(parse: Callable[[str], object], value: str) -> None:
+def test_malformed_dsn_parameters_are_refused(parse: Callable[[str], object], value: str) -> None:
     with pytest.raises(MalformedParameters):
         parse(value)
 
@@ -41,7 +41,7 @@ def test_what_the_grammar_has_not_is_refused(parse: Callable[[str], object], val
         ("UTF-8;\U0001f4e8@b", ("UTF-8", r"\x{1F4E8}@b")),
     ],
 )
-def test_an_original_recipient_is_told_in_ascii(value: str, original: tuple[str, str]) -> None:
+def test_an_original_recipient_is_written_in_ascii(value: str, original: tuple[str, str]) -> None:
     orcpt = dsn.parse_orcpt(value, smtputf8=True)
 
     assert orcpt == value

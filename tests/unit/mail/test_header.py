@@ -1,4 +1,4 @@
-"""The names of a message, read from its header as it is stored: with our Received field on top."""
+"""Reads the subject and the client's queue id from a stored header, with our Received field on top."""
 
 import tracemalloc
 
@@ -25,7 +25,7 @@ ELSEWHERE = b"Received: by far.test id FAR1; before\r\n"
         (b"Received: id %s\r\n" % (b"x" * 500), "x" * 100),
     ],
 )
-def test_the_clients_own_queue_id_is_that_of_the_field_below_ours(received: bytes, queue_id: str) -> None:
+def test_the_clients_queue_id_is_from_the_received_field_below_ours(received: bytes, queue_id: str) -> None:
     content = OURS + received + (ELSEWHERE if received else b"") + b"Subject: x\r\n\r\nReceived: id no\r\n"
 
     assert names_of(content) == Names(None, "x", queue_id)
@@ -46,7 +46,7 @@ def test_the_clients_own_queue_id_is_that_of_the_field_below_ours(received: byte
         (b"X-Subject: no", ""),
     ],
 )
-def test_the_subject_is_read_decoded_and_in_one_line(field: bytes, subject: str) -> None:
+def test_the_subject_is_decoded_and_unfolded(field: bytes, subject: str) -> None:
     assert names_of(OURS + field + b"\r\n\r\nSubject: not this\r\n").subject == subject
 
 
@@ -58,7 +58,7 @@ def test_a_hostile_header_takes_no_time() -> None:
 
 
 @pytest.mark.measures
-def test_memory_does_not_grow_by_the_charsets_that_strangers_name() -> None:
+def test_unknown_charsets_in_subjects_do_not_fill_memory() -> None:
     def read(count: int) -> None:
         for number in range(count):
             names_of(OURS + b"Subject: =?x-%d-of-strangers?q?a?=\r\n\r\n" % number)

@@ -141,7 +141,7 @@ def test_a_report_states_every_field() -> None:
         assert shown in words(found)
 
 
-def test_a_warning_says_until_when_it_is_tried_and_names_no_attempt_that_was_not_made() -> None:
+def test_a_warning_says_until_when_mail_is_retried_and_dates_only_real_attempts() -> None:
     waiting = replace(delayed("bob@example.com"), remote=None, diagnostic="it waits for its turn")
     found = written(delayed(), waiting)
 
@@ -160,7 +160,7 @@ def test_a_warning_says_until_when_it_is_tried_and_names_no_attempt_that_was_not
     assert UNTIL in words(found)
 
 
-def test_addresses_beyond_ascii_are_named_for_machines_and_people() -> None:
+def test_non_ascii_addresses_are_encoded_for_programs_and_readable_for_people() -> None:
     found = written(failed("jürgen+x@bücher.example"), about=message("jürgen@bücher.example"))
 
     not_ascii = [line for line in found.split(b"\r\n") if not line.isascii()]
@@ -183,14 +183,14 @@ def test_addresses_beyond_ascii_are_named_for_machines_and_people() -> None:
         (message(dsn=FULL, content=WHOLE + b"\xc3\xbc\r\n"), failed()),
     ],
 )
-def test_the_header_returns_unless_the_whole_was_asked_for(
+def test_a_report_returns_only_the_header_unless_ret_full_applies(
     about: ReportedMessage, recipient: ReportedRecipient
 ) -> None:
     assert returned(written(recipient, about=about)) == HEADER
 
 
 @given(st.text(st.characters(max_codepoint=127, exclude_characters="\0"), max_size=300) | st.just("x" * 1200))
-def test_a_message_that_was_asked_for_returns_to_the_octet(text: str) -> None:
+def test_ret_full_returns_the_message_octet_for_octet(text: str) -> None:
     whole = WHOLE + text.encode() + b"\r\n"
     found = written(failed(), about=message(dsn=FULL, content=whole))
 
@@ -230,7 +230,7 @@ def test_nothing_from_outside_breaks_a_report(
     assert max(map(len, lines)) <= 998
     assert not any(b"\r" in line or b"\n" in line or b"\0" in line for line in lines)
     assert all(line.isascii() or line.startswith(b"To: ") for line in lines)
-    # compat32 parses structure only; what is inside a hostile address is not the structure.
+    # compat32 parses only the structure, to which the inside of a hostile address does not belong.
     assert email.message_from_bytes(content).keys() == [
         *("From", "To", "Subject", "Date", "Message-ID", "Auto-Submitted", "MIME-Version", "Content-Type")
     ]
@@ -288,8 +288,8 @@ def test_a_list_manager_guesses_nobody_where_no_failed_recipient_is_ascii(conten
 
 
 @pytest.mark.parametrize("recipient", [delayed(), delayed("jürgen@bücher.example"), relayed()])
-def test_a_list_manager_scores_nobody_for_what_did_not_fail(recipient: ReportedRecipient) -> None:
+def test_a_list_manager_scores_nobody_for_a_warning_or_a_success(recipient: ReportedRecipient) -> None:
     found = written(recipient, about=message(content=GUESSED_FROM + NAMED + WHOLE))
 
     assert not scan_message(email.message_from_bytes(found))
-    assert b"delivered" not in found.lower()  # an upstream does not tell that
+    assert b"delivered" not in found.lower()  # an upstream does not say so

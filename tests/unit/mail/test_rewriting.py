@@ -1,4 +1,4 @@
-"""What a route's `rewrite` makes of a message; that nothing else is changed, tests/fuzz/rewriting shows."""
+"""What a route's `rewrite` changes in a message.  tests/fuzz/rewriting shows that nothing else changes."""
 
 import pytest
 
@@ -54,7 +54,7 @@ def test_the_reverse_path_follows_the_rule(rule: Rewriting, original: str, now: 
         (DOMAIN, ["To: b@c.example"], ["From: <ann@example.com>", "To: b@c.example"]),
     ],
 )  # fmt: skip
-def test_the_author_is_the_rules_and_the_fields_of_before_are_kept(
+def test_from_and_sender_are_rewritten_and_their_originals_kept(
     rule: Rewriting, given: list[str], expected: list[str]
 ) -> None:
     assert header(rule, *given) == expected
@@ -85,7 +85,7 @@ def test_any_form_of_from_is_rewritten(written: str, fixed: str, domain: str) ->
         assert made.startswith(f"From: {expected}\r\nX-Original-From: {written}\r\nReply-To: x@y.example")
 
 
-def test_a_report_keeps_its_null_sender_and_says_whom_it_is_from() -> None:
+def test_a_report_keeps_its_null_sender_and_its_from_is_rewritten() -> None:
     content = TRACE + b"From: MAILER-DAEMON@host.lan\r\n" + REST
     made = DOMAIN.rewritten("", content)
 
@@ -96,8 +96,8 @@ def test_a_report_keeps_its_null_sender_and_says_whom_it_is_from() -> None:
 
 @pytest.mark.parametrize("rule", [FIXED, DOMAIN])
 @pytest.mark.parametrize("line", [b"X-Long: 0123456789\r\n", b"X-Long: " + b"x" * FRONT_BYTES + b"\r\n"])
-def test_a_header_that_ends_behind_the_front_gets_no_second_author(rule: Rewriting, line: bytes) -> None:
-    """The end of the front stands inside a line, behind one, and inside a long one."""
+def test_a_header_longer_than_the_front_gets_no_second_from(rule: Rewriting, line: bytes) -> None:
+    """The front ends inside a line, behind a line, and inside a long line."""
     for more in range(3, 3 + len(line) if len(line) < 100 else 4):
         many = line * (FRONT_BYTES // len(line) + 1)
         content = b"X: " + b"y" * more + b"\r\n" + many + b"From: ann@home.lan\r\n\r\nhello\r\n"
@@ -105,6 +105,6 @@ def test_a_header_that_ends_behind_the_front_gets_no_second_author(rule: Rewriti
 
 
 @pytest.mark.parametrize("rule", [FIXED, DOMAIN])
-def test_a_header_that_ends_inside_a_line_gets_no_second_author(rule: Rewriting) -> None:
+def test_a_header_that_ends_inside_a_line_gets_no_second_from(rule: Rewriting) -> None:
     content = b"Subject: hello\r\nFrom: ann@home.lan"
     assert rule.rewritten("ann@home.lan", content).content(content) == content

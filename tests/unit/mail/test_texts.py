@@ -1,4 +1,4 @@
-"""How texts are made fit to be shown, and looked for."""
+"""Texts are cleaned for display, and messages are found by text."""
 
 import pytest
 from hypothesis import example, given
@@ -34,12 +34,12 @@ WORDS = words_of(
         *((text, False) for text in ("order 18", "bob@y", "<2@here.example>")),
     ],
 )  # fmt: skip
-def test_a_message_is_found_by_parts_in_any_case_and_spelling(text: str, *, is_found: bool) -> None:
+def test_a_message_is_found_by_parts_of_names_in_any_case_or_spelling(text: str, *, is_found: bool) -> None:
     assert sought(text).is_in(WORDS) is is_found
     assert sought(sought(text).text) == sought(text), "passed on, it is the same"
 
 
 @pytest.mark.parametrize("text", ["", " ", "< >", "<<>>", "a\udcff"])
-def test_nothing_is_not_looked_for(text: str) -> None:
+def test_an_empty_search_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected an address, a Message-ID, a queue id"):
         sought(text)

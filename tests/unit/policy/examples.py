@@ -1,4 +1,4 @@
-"""Policies for tests: the one that the interface promises, small ones to spoil; and reading them."""
+"""Policies for tests: the documented one, small ones to break, and functions that parse them."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ upstreams:
 
 
 def with_upstream(*lines: str) -> str:
-    """Return SMALL with these lines as the keys of its only upstream, without limits if they name none."""
+    """Return SMALL with these lines as the keys of its upstream; `limits: []` if they name no limits."""
     kept = SMALL.partition("    host:")[0]
     has_limits = any(line.startswith(("limits:", "provider:")) for line in lines)
     return kept + "".join(f"    {line}\n" for line in (*lines, *([] if has_limits else ["limits: []"])))
@@ -61,7 +61,7 @@ AS_IT_IS = {"LISTEN": "{address: '127.0.0.1:0', clients: [127.0.0.1]}", "UPSTREA
 
 
 def whole_policy(**others: str) -> str:
-    """Return a good policy, with another LISTEN, UPSTREAM or REST."""
+    """Return WHOLE with these texts for LISTEN, UPSTREAM and REST, or with good ones."""
     text = WHOLE
     for name, usual in AS_IT_IS.items():
         text = text.replace(name, others.get(name, usual))
@@ -69,23 +69,22 @@ def whole_policy(**others: str) -> str:
 
 
 def parse(text: str) -> Policy:
-    """Return the policy in a text, as if it were /etc/relay/policy.yaml."""
+    """Parse a text as if it were /etc/relay/policy.yaml."""
     return parse_policy(text.encode(), Path("/etc/relay/policy.yaml"))
 
 
 def faults(text: str) -> tuple[PolicyFault, ...]:
-    """Return all that is wrong with a text."""
+    """Return every fault of a policy text."""
     with pytest.raises(PolicyError) as caught:
         parse_policy(text.encode(), Path("p.yaml"))
     return caught.value.errors
 
 
 def only_fault(text: str) -> PolicyFault:
-    """Return the only thing that is wrong with a text."""
     (fault,) = faults(text)
     return fault
 
 
 def places(text: str) -> list[str]:
-    """Return where all that is wrong with a text stands: `LINE:COLUMN KEY`."""
+    """Return the place of every fault of a policy text as `LINE:COLUMN KEY`."""
     return [f"{fault.line}:{fault.column} {fault.key}" for fault in faults(text)]

@@ -1,7 +1,7 @@
-"""Every real reply has the verdict that it has to have, whoever says it and whatever a client said.
+"""Every real reply gets its right verdict, from any provider and whatever client text it quotes.
 
-What is measured: no refusal of ours (quota, rate, account) is ever a bounce, or an
-attempt; real failures of a recipient or a message still are.
+A refusal of the account itself (quota, rate, login) is never a bounce or an attempt; a real failure of a
+recipient or a message is.
 """
 
 import functools
@@ -35,7 +35,7 @@ def by_anybody(case: Case) -> Ruling:
     return judge_of(None).ruling(case.phase, case.reply, ClientWords(case.sender))
 
 
-def test_a_real_reply_has_the_verdict_that_it_should() -> None:
+def test_every_real_reply_has_its_right_verdict() -> None:
     for case in (*cases("own"), *cases("theirs")):
         where = f"{case.place} {case.phase} {case.reply}"
         ruling, general = by_provider(case), by_anybody(case)
@@ -50,7 +50,7 @@ def test_a_real_reply_has_the_verdict_that_it_should() -> None:
         assert case.known in (None, general.layer is not Layer.DEFAULT), where
 
 
-def test_no_refusal_of_ours_is_ever_a_bounce_whoever_says_it() -> None:
+def test_no_refusal_of_the_account_is_ever_a_bounce_whichever_provider_gives_it() -> None:
     bounced = [
         f"{case.place} {case.phase}: {case.reply}"
         for case in cases("own")
@@ -62,7 +62,7 @@ def test_no_refusal_of_ours_is_ever_a_bounce_whoever_says_it() -> None:
 
 
 def otherwise(case: Case) -> Iterator[tuple[Phase, Reply]]:
-    """Yield a refusal where another provider counts, and with the code that another one gives."""
+    """Yield a refusal in the phases and with the codes in which another provider gives it."""
     layer = by_anybody(case).layer
     if by_anybody(case).verdict in ABOUT_US and layer is not Layer.DEFAULT:
         yield from ((phase, case.reply) for phase in (Phase.MAIL, Phase.RCPT, Phase.EOD))
@@ -72,7 +72,7 @@ def otherwise(case: Case) -> Iterator[tuple[Phase, Reply]]:
             yield case.phase, Reply(code, None, text)
 
 
-def test_a_refusal_of_ours_in_another_phase_or_with_another_code_is_no_bounce_either() -> None:
+def test_a_refusal_of_the_account_is_no_bounce_in_another_phase_or_with_another_code() -> None:
     theirs = {(case.phase, case.reply) for case in cases("theirs")}
     bounced = [
         f"{case.place} at {phase}: {reply}"
@@ -97,7 +97,7 @@ def found_in_rules() -> list[str]:
     return sorted(every)
 
 
-# What rules, waits, windows and codes are read from, and what quoting and folding stumble over.
+# Words that mean a rule, a wait, a window or a code, and characters that are hard to quote or fold.
 SAID = st.deferred(lambda: st.sampled_from(found_in_rules())) | st.sampled_from(
     [
         *"<>()[]{}.,;:@#'\"\\? -=+%&", "...", "5.7.13", "#5.7.13", "(#5.4.5)", "5.4.5", "421", "per day",
@@ -125,14 +125,14 @@ ADDRESS = st.builds("{}@{}".format, LOCAL | LABEL, DOMAIN)
 
 
 def internal(address: str) -> str:
-    """Return an address as Postfix has it inside: without quotes and their backslashes."""
+    """Return an address in Postfix's internal form: without quotes and their backslashes."""
     local, _, domain = address.rpartition("@")
     unquoted = re.sub(r"\\(.)", r"\1", local[1:-1])
     return f"{unquoted}@{domain}" if local.startswith('"') else address
 
 
 def shortened(address: str) -> str:
-    """Return what sendmail's shortenstring makes of a long address: the middle goes."""
+    """Shorten a long address like sendmail's shortenstring: leave out the middle."""
     text = f"<{address}>"
     return text if len(text) <= 40 else f"{text[:20]}...{text[-17:]}"
 
@@ -148,7 +148,7 @@ def xtext(text: str) -> str:
 
 Shape = Callable[[str], str]
 RCPT_SHAPES: list[Shape] = [
-    # smtpd_check.c of Postfix: "<%s>: %s rejected: %s", of the internal form; Exim; sendmail, twice; qmail;
+    # Postfix (smtpd_check.c: "<%s>: %s rejected: %s", the internal form); Exim; sendmail, twice; qmail;
     # Exchange; Gmail, twice; an ORCPT.
     lambda a: f"550 5.1.1 <{internal(a)}>: Recipient address rejected: User unknown",
     lambda a: f"550-Verification failed for <{a}>\r\n550 Unrouteable address",
@@ -175,9 +175,9 @@ HARMLESS = "joe@here.invalid"
 
 
 def folded(reply: str, width: int) -> str:
-    """Begin a new reply line, with the code and the enhanced code, behind a word or within a long one.
+    """Fold a reply into lines of `width` with the code and the enhanced code; long words are split.
 
-    An escape is left whole: of a half nobody could tell what it was.
+    A reply with an escape stays whole: half an escape could not be recognised.
     """
     if width == 0 or "\r\n" in reply or "(#" in reply or "%40" in reply:
         return reply
@@ -213,13 +213,13 @@ AS_SENDER: list[Said] = [
 IN_CONTENT: list[Said] = [(Phase.EOD, subject_of, shape) for shape in EOD_SHAPES]
 SAYING = st.tuples(st.sampled_from(AS_RECIPIENT) | st.sampled_from(AS_SENDER), ADDRESS, st.just(HARMLESS))
 SAYING |= st.tuples(st.sampled_from(IN_CONTENT), SUBJECT, st.just("a harmless one"))
-# A line that is broken within a domain leaves a half of it.
+# A line break within a domain leaves half of the domain on the line.
 BROKEN = AS_RECIPIENT[-1], '"24 hours"@throttl.throttl.throttl.example', HARMLESS
 
 
 @given(st.sampled_from([None, *providers()]), SAYING, st.sampled_from([0, 0, 24, 50]))
 @example(None, BROKEN, 24)
-def test_what_a_client_said_never_changes_the_verdict_by_being_printed(
+def test_client_text_that_a_reply_quotes_never_changes_the_verdict(
     provider: str | None, saying: tuple[Said, str, str], width: int
 ) -> None:
     (phase, words, says), text, harmless = saying
@@ -228,7 +228,7 @@ def test_what_a_client_said_never_changes_the_verdict_by_being_printed(
     ruling = judge_of(provider).ruling(phase, parsed(folded(says(text), width)), words(text))
     expected = judge_of(provider).ruling(phase, parsed(says(harmless)), words(harmless))
 
-    # Where nobody can tell whose the words are the message is deferred, which harms no other mail.
+    # If it is uncertain whose words they are, the message is deferred, which harms no other mail.
     assert ruling.is_in_doubt or ruling.words == expected.words
 
 
@@ -241,6 +241,6 @@ def test_what_a_client_said_never_changes_the_verdict_by_being_printed(
         "550 5.7.1 no mail for throttle.hourly@limit.example",
     ],
 )
-def test_words_in_the_form_of_a_quotation_stop_nothing_whoever_said_them(text: str) -> None:
+def test_words_that_look_like_a_quotation_never_stop_the_upstream(text: str) -> None:
     ruling = judge_of(None).ruling(Phase.EOD, parsed(text))
     assert ruling.verdict in (Verdict.BOUNCE, Verdict.DEFER)

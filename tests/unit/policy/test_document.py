@@ -1,4 +1,4 @@
-"""YAML with positions, and the scalars of a policy: what each means, and what is refused in which words."""
+"""YAML with positions, and the scalars of a policy: what each means, and the words that refuse it."""
 
 from collections.abc import Callable, Mapping
 from ipaddress import ip_network
@@ -47,7 +47,7 @@ def test_a_scalar_means_what_yaml_1_2_says_and_no_more(text: str, expected: obje
     assert type(found["key"]) is type(expected)
 
 
-def test_marks_are_those_that_an_editor_shows() -> None:
+def test_marks_count_lines_and_columns_as_an_editor_does() -> None:
     document = Document("\ufeff# ü\r\nä: {ö: [x, yy]}\r\nb:\r\n  - c: d\r\n".encode())
     assert document.mark_of(["ä"]) == Mark(2, 4)
     assert document.mark_of(["ä", "ö", 1]) == Mark(2, 12)
@@ -80,7 +80,7 @@ def test_marks_are_those_that_an_editor_shows() -> None:
         *(("a:\n\tb: 1", "a tab"), ("a:\n  b: 1\n  \tc: 1", "a tab")),
     ],
 )
-def test_what_has_no_place_in_a_policy_is_one_flaw(content: str | bytes, word: str) -> None:
+def test_yaml_that_a_policy_may_not_hold_is_one_fault(content: str | bytes, word: str) -> None:
     message = fault_in(content).message
     assert word in message
     assert "hunter2" not in message
@@ -122,24 +122,26 @@ REFUSED: list[tuple[Read, str, list[object]]] = [
     (upstream_host, "the port is a key", ["smtp.example.net:587"]),
     (source_address, "an IP address of this host", ["0.0.0.0", "224.0.0.1", "localhost", "fe80::1%eth0", 5]),
     (web_url, "expected a URL", ["ftp://a.example", "https://a.example:99999/", "https://a.example/x#y", 5]),
-    # What would break a command or a header.
+    # These would break a command or a header.
     (own_name, "expected a domain name", ["", "a b", "a\r\nb", "[x]", "a>b"]),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("read", MEANINGS, ids=lambda read: read.__name__)
-def test_a_scalar_means_what_it_says(read: Read) -> None:
+def test_scalars_are_read_into_their_values(read: Read) -> None:
     assert {written: read(written) for written in MEANINGS[read]} == MEANINGS[read]
 
 
 @pytest.mark.parametrize(("read", "words", "wrong"), REFUSED)
-def test_what_it_does_not_take_is_refused_in_words(read: Read, words: str, wrong: list[object]) -> None:
+def test_a_wrong_scalar_is_refused_with_its_expected_form(
+    read: Read, words: str, wrong: list[object]
+) -> None:
     for each in wrong:
         with pytest.raises(ValueError, match=words):
             read(each)
 
 
-def test_only_the_very_spelling_of_loopback_is_loopback() -> None:
+def test_only_localhost_and_loopback_addresses_are_loopback() -> None:
     assert all(map(is_loopback_host, ("localhost", "127.1.2.3", "::1")))
-    # A name may resolve to anything, whatever it looks like.
+    # Any other name may resolve to any address.
     assert not any(map(is_loopback_host, ("localhost.example.net", "0.0.0.0", "192.0.2.1")))

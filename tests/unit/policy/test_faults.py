@@ -1,4 +1,4 @@
-"""What may not stand in a policy: each fault at its place, behind `¦`, and key, with the essential word."""
+"""Faults of a policy: `¦` stands before the place of each; a row has its key and the essential words."""
 
 from collections.abc import Iterator
 
@@ -126,7 +126,7 @@ BELOW = {
     "verdicts": ("limits: [], verdicts: [%s]", "upstreams.isp.verdicts[0]."),
     "oauth2": ("limits: [], auth: {user: u, oauth2: %s}", "upstreams.isp.auth.oauth2."),
 }
-"""By table: what stands around each of its rows, and in front of each key."""
+"""For a table: the text around each row, and the prefix of each key."""
 
 
 def _rows() -> Iterator[tuple[str, str, str]]:
@@ -140,7 +140,7 @@ def _rows() -> Iterator[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize(("text", "key", "word"), list(_rows()))
-def test_a_fault_is_told_at_its_place(text: str, key: str, word: str) -> None:
+def test_a_fault_is_reported_at_its_place_and_key(text: str, key: str, word: str) -> None:
     before, _, after = text.partition("¦")
 
     fault = only_fault(before + after)

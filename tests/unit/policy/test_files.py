@@ -1,4 +1,4 @@
-"""The files that a policy names: good ones are taken, faults are at their keys, no error has a secret."""
+"""The files that a policy names: good ones are accepted, faults are at their keys, no error has a secret."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from tests.unit.policy.examples import whole_policy
 
 HASH = "$argon2id$v=19$m=65536,t=3,p=4$jIcci2PiCMikXE4ZYW81bQ$2nkiZwxsrjDshsH1pjZKBus0P+ux3XmRaaaVDsOQACU"
 PEM = {path.name: path.read_text() for path in Path(__file__).with_name("pem").iterdir()}
-"""A certificate, its key, the same behind a passphrase, and another key: for tests alone."""
+"""A certificate, its key, the same key with a passphrase, and another key; for tests only."""
 FILES = {
     **PEM,
     "cut.pem": PEM["cert.pem"][:-100],
@@ -75,9 +75,7 @@ def _rows() -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize(("where", "written", "word"), list(_rows()))
-def test_a_file_that_cannot_be_used_is_a_fault_at_its_key(
-    write: Write, where: str, written: str, word: str
-) -> None:
+def test_an_unusable_file_is_a_fault_at_its_key(write: Write, where: str, written: str, word: str) -> None:
     for name, content in FILES.items():
         write(name, content, 0o644 if name == "open" else 0o600)
     if where == "OAUTH2":
@@ -95,7 +93,7 @@ def test_a_file_that_cannot_be_used_is_a_fault_at_its_key(
         assert secret not in str(fault)
 
 
-def test_files_that_fit_are_taken(write: Write) -> None:
+def test_good_files_are_accepted(write: Write) -> None:
     for name, content in FILES.items():
         write(name, content)
     its = "limits: [], ca_file: cert.pem, tls_certificate: both.pem, auth: {user: u, mechanism: external}"
@@ -107,7 +105,7 @@ def test_files_that_fit_are_taken(write: Write) -> None:
     assert policy.upstreams["isp"].ca_file == policy.spool.with_name("cert.pem")
 
 
-def test_one_newline_at_the_end_is_cut_and_nothing_else(write: Write) -> None:
+def test_a_password_loses_one_final_newline_and_nothing_else(write: Write) -> None:
     for content, expected in ("hunter2\r\n", "hunter2"), (" hünter 2 ", " hünter 2 "):
         assert read_password_file(write("password", content)) == expected
 
@@ -120,7 +118,7 @@ def test_one_newline_at_the_end_is_cut_and_nothing_else(write: Write) -> None:
         *((b"hunter2", mode, f"mode {mode:04o}") for mode in (0o640, 0o604, 0o620, 0o601)),
     ],
 )
-def test_a_password_that_is_not_fit_is_refused_and_not_shown(
+def test_an_unfit_password_file_is_refused_and_its_content_not_shown(
     write: Write, content: bytes, mode: int, words: str
 ) -> None:
     path = write("password", content, mode)
@@ -130,7 +128,7 @@ def test_a_password_that_is_not_fit_is_refused_and_not_shown(
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
-def test_a_password_of_a_foreign_owner_is_refused(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_password_file_of_a_foreign_owner_is_refused(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     path, owner = write("password", "hunter2"), os.geteuid()
     if owner == 0:
         os.chown(path, 12345, -1)
@@ -146,7 +144,7 @@ def test_only_a_regular_file_is_read_and_a_fifo_does_not_block(tmp_path: Path) -
             read_password_file(path)
 
 
-def test_a_credential_of_systemd_may_show_as_group_readable(
+def test_a_systemd_credential_may_be_group_readable(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     auth = Auth(user="a", password_credential="isp")
@@ -164,7 +162,7 @@ def test_a_credential_of_systemd_may_show_as_group_readable(
         read_secrets(auth)
 
 
-def test_a_refresh_token_that_is_not_there_yet_is_no_fault(write: Write) -> None:
+def test_a_missing_refresh_token_is_no_fault_of_the_policy(write: Write) -> None:
     oauth2 = "{grant: refresh_token, client_id: c, refresh_token_file: r}"
     its = f"provider: gmail, auth: {{user: u@gmail.com, oauth2: {oauth2}}}"
     auth = read_policy(write("policy.yaml", whole_policy(UPSTREAM=its))).upstreams["isp"].auth
@@ -176,7 +174,7 @@ def test_a_refresh_token_that_is_not_there_yet_is_no_fault(write: Write) -> None
     assert read_secrets(auth).refresh_token == "1//refresh"
 
 
-def test_users_are_read_by_line_and_one_that_is_none_is_named_and_not_shown(write: Write) -> None:
+def test_a_malformed_line_of_a_users_file_is_named_by_number_and_not_shown(write: Write) -> None:
     path = write("users", f"# who may relay\n\nann:{HASH}\r\nbob@example.net:{HASH}\n  \n")
     assert read_users(path) == {"ann": HASH, "bob@example.net": HASH}
     for line in (

@@ -1,4 +1,4 @@
-"""What an owner writes, and what it comes to: lanes, routes, limits, presets; and how an edit is told."""
+"""What an owner writes and what it means: lanes, routes, limits, presets; and how an edit is described."""
 
 import re
 from datetime import date
@@ -28,7 +28,7 @@ lanes:
 """
 
 
-def test_every_key_of_a_lane() -> None:
+def test_every_key_of_a_lane_is_read() -> None:
     policy = parse(SMALL + EVERY_KEY)
 
     (rule,) = sorter_of(policy.lanes, ()).rules
@@ -44,18 +44,18 @@ def test_every_key_of_a_lane() -> None:
     [
         ("a: {sender: '@x', share: 40}", {"a": 40, "default": 60}),
         ("a: {sender: '@x', share: 33}, b: {sender: '@y'}", {"a": 33, "b": 33.5, "default": 33.5}),
-        # Of nothing that is left over there is no need.
+        # Shares need not add up to 100.
         ("a: {sender: '@x', share: 20}, default: {share: 20}", {"a": 50, "default": 50}),
     ],
 )
-def test_who_writes_no_share_has_an_equal_part_of_what_is_left(lanes: str, shares: dict[str, float]) -> None:
+def test_lanes_without_a_share_divide_the_rest_equally(lanes: str, shares: dict[str, float]) -> None:
     found = lanes_of(parse(f"{SMALL}lanes: {{{lanes}}}\n").lanes)
 
     whole = sum(lane.weight for lane in found)
     assert {lane.name: 100 * lane.weight / whole for lane in found} == shares
 
 
-def test_a_ceiling_is_a_part_of_each_limit_and_never_nothing() -> None:
+def test_a_ceiling_is_a_percentage_of_message_and_recipient_limits_and_at_least_1() -> None:
     limits = "limits: [{messages: 100, per: 1h}, {recipients: 3, per: 1d}, {connections: 9, per: 1h}, "
     limits += "{messages: 5, per: 1h, for_each: sender}]"
     text = SMALL.replace("limits:\n      - {messages: 8, per: 1m}", limits)
@@ -71,13 +71,13 @@ def test_a_ceiling_is_a_part_of_each_limit_and_never_nothing() -> None:
     ]
 
 
-def test_a_limit_that_is_written_twice_is_one() -> None:
+def test_a_limit_that_is_written_twice_counts_once() -> None:
     text = SMALL.replace("messages: 8, per: 1m}", "messages: 8, per: 1m}\n      - {messages: 8, per: 60s}")
 
     assert parse(text) == parse(SMALL)
 
 
-def test_reports_leave_by_upstreams_of_their_own() -> None:
+def test_upstreams_of_reports_make_a_route_of_their_own() -> None:
     good = parse(SMALL + "  ses: {host: ses.example, limits: []}\nreports: {upstreams: ses}\n")
 
     assert [route.upstreams for route in good.routes] == [("ses",), ("isp",)]
@@ -124,7 +124,7 @@ def oauth2_of(provider: str, oauth2: str) -> OAuth2:
     return auth.oauth2
 
 
-def test_a_provider_fills_in_all_but_client_and_tenant() -> None:
+def test_a_provider_presets_oauth2_except_for_client_and_tenant() -> None:
     for grant in REFRESH, "grant: service_account, key_file: k":
         google = oauth2_of("workspace-relay", grant)
         assert google.token_url == "https://oauth2.googleapis.com/token"
@@ -155,7 +155,7 @@ VERDICTS = """\
         SMALL + "retry: {min: 1500ms, max: 1.5h, warn_after: null}\nhostname: a.example\n",
     ],
 )
-def test_a_policy_written_out_is_a_policy_that_means_the_same(text: str) -> None:
+def test_a_policy_written_out_parses_to_the_same_policy(text: str) -> None:
     policy = parse(text)
 
     assert parse(policy_text(policy)) == policy
@@ -203,11 +203,11 @@ def limits(*each: str) -> str:
         ),
     ],
 )
-def test_an_edit_is_told_in_words(old: str, new: str, words: list[str]) -> None:
+def test_an_edit_is_described_key_by_key(old: str, new: str, words: list[str]) -> None:
     assert told(old, new) == words
 
 
-def test_the_first_upstream_is_told_and_what_needs_a_restart() -> None:
+def test_an_edit_tells_the_first_upstream_and_what_needs_a_restart() -> None:
     edited = SMALL.replace("upstreams:\n", "upstreams:\n  ses: {host: s.e, limits: []}\n")
 
     first, second = told(SMALL, edited)

@@ -1,4 +1,4 @@
-"""A password in the wrong place of a policy is in no fault: wherever it stands, as a key or as a value."""
+"""No fault shows a password that stands in the wrong place of a policy, as a key or as a value."""
 
 import base64
 import copy
@@ -18,7 +18,7 @@ from relay.policy.source import PolicyError, read_policy
 Steps = tuple[int | str, ...]
 
 PIECE = 6
-"""So many characters of a password in a row are a leak."""
+"""This many characters of a password in a row are a leak."""
 WHOLE_POLICY: dict[str, Any] = yaml.safe_load("""
 spool: ./spool
 listen:
@@ -39,7 +39,7 @@ lanes:
 notify: [{url: 'https://hooks.example.net/relay', secret_file: s, events: [bounced]}, {command: [tell]}]
 """)
 NAMES = {("upstreams",), ("lanes",)}
-"""What stands below them by name is public: it labels metrics."""
+"""The names below these keys are public: they label metrics."""
 
 
 def _places(value: object, steps: Steps = ()) -> Iterator[Steps]:
@@ -68,7 +68,7 @@ def _pieces(password: str) -> Iterator[str]:
 
 
 def _is_unlike_a_word(piece: str) -> bool:
-    """Return whether a piece is in no output by chance."""
+    """Return whether a piece is too odd to be in the output by chance."""
     return len(set(piece)) > 3 and any(c.isdigit() for c in piece)
 
 
@@ -85,11 +85,11 @@ def _as_value(policy: Any, place: Steps, password: object) -> str:
 
 
 def _twice_as_key(policy: Any, place: Steps, password: str) -> str:
-    """Put it in place of a key, with the value of that, and once more."""
+    """Put the password in place of a key, with its value, and add it again as a duplicate key."""
     parent = _at(policy, place[:-1])
     if not place or not isinstance(parent, dict):
         return _as_value(policy, place, password)
-    # A name is public where it is one.
+    # A password that is a valid name of an upstream or a lane is public.
     assume(place[:-1] not in NAMES or not re.fullmatch("[a-z0-9_-]{1,64}", password))
     parent[password] = parent.pop(place[-1])
     quoted = json.dumps(password, ensure_ascii=False)
@@ -114,7 +114,7 @@ def _leaks(password: str, told: str) -> list[str]:
 @example(("upstreams", "two", "auth", "password_file"), _as_value, "hunter2-hunter3", "", 0)
 @example(("upstreams", "isp", "auth", "user"), _twice_as_key, "hunter2-hunter3", "", 0)
 @example(("listen", 0, "users_file"), _as_value, "hunter2-hunter3", "", 0)
-def test_no_fault_has_a_password_that_is_misplaced(
+def test_no_fault_shows_a_misplaced_password(
     place: Steps, way: Callable[[Any, Steps, str], str], password: str, piece: str, where: float
 ) -> None:
     text = way(copy.deepcopy(WHOLE_POLICY), place, password)

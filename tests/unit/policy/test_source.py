@@ -1,4 +1,4 @@
-"""From bytes to a policy, or to all that is wrong with them, each at its place."""
+"""Parses bytes into a policy, or into all its faults, each at its place."""
 
 from ipaddress import ip_network
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.unit.policy.examples import INTERFACE, SMALL, only_fault, parse, plac
 SECOND_NS = 10**9
 
 
-def test_the_policy_of_the_interface_loads() -> None:
+def test_the_documented_policy_loads() -> None:
     policy = parse(INTERFACE)
     (listen,), isp = policy.listen, policy.upstreams["isp"]
     assert (policy.spool, policy.default_upstream) == (Path("/etc/relay/var/spool"), "isp")
@@ -27,7 +27,7 @@ def test_the_policy_of_the_interface_loads() -> None:
     assert (policy.retry.min_ns, policy.retry.warn_after_ns) == (300 * SECOND_NS, 4 * 3600 * SECOND_NS)
 
 
-def test_all_faults_of_keys_are_told_at_once_and_in_order() -> None:
+def test_all_faults_of_keys_are_reported_at_once_and_in_order() -> None:
     text = """\
 spol: ./var
 listen:
@@ -54,14 +54,14 @@ retry: {min: 5h, max: 4h, lifetime: 0s}
     ]
 
 
-def test_an_upstream_says_its_limits_even_where_it_has_none() -> None:
-    """A file that was cut off in front of them is no policy."""
+def test_an_upstream_must_write_limits_even_if_it_has_none() -> None:
+    """A file that is cut off before the limits must not be a policy without limits."""
     fault = only_fault(SMALL.partition("    limits:")[0])
 
     assert (fault.line, fault.key) == (7, "upstreams.isp.limits")
     assert "limits: []" in fault.message
     assert parse(with_upstream("provider: ses")).upstreams["isp"].limits
-    # What YAML 1.1 calls true or false is that where a key asks for it.
+    # A key that takes a boolean accepts the words of YAML 1.1 too.
     for word, meaning in ("no", False), ("Off", False), ("yes", True):
         text = with_upstream("host: smtp.example.net", f"pipelining: {word}")
         assert parse(text).upstreams["isp"].pipelining is meaning
@@ -72,7 +72,7 @@ def test_a_policy_is_a_mapping() -> None:
         assert (only_fault(text).key, only_fault(text).message) == ("policy", "expected a mapping of keys")
 
 
-def test_paths_start_at_the_folder_of_the_policy_not_of_its_target(tmp_path: Path) -> None:
+def test_paths_are_relative_to_the_folder_of_the_link_not_of_its_target(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "policy.yaml").write_text(SMALL)
     link = tmp_path / "policy.yaml"

@@ -1,4 +1,4 @@
-"""Rules about replies as YAML: what an owner's match, how phrases match, and that ours name their source."""
+"""Verdict rules in YAML: what an owner's rules match, how phrases match, and the sources of shipped rules."""
 
 import pytest
 from hypothesis import given
@@ -42,7 +42,7 @@ def judge(rule: str) -> Judge:
         ("{text: over*quota, verdict: pause}", Phase.EOD, "550 OVER  the Quota", True),
     ],
 )
-def test_an_owners_rule_is_asked_first(rule: str, phase: Phase, reply: str, matches: bool) -> None:
+def test_an_owners_rule_that_matches_decides(rule: str, phase: Phase, reply: str, matches: bool) -> None:
     assert (judge(rule).ruling(phase, parsed(reply)).layer is Layer.OPERATOR) == matches
 
 
@@ -52,7 +52,7 @@ def test_an_owners_rule_is_asked_first(rule: str, phase: Phase, reply: str, matc
         ("over*quota", f"over{FAR}quota", True),
         ("over*quota", f"over{FAR}xquota", False),
         ("over*quota", f"over {FAR} over quota", True),
-        # The first place at which a middle part fits is not the one from which the last is in reach.
+        # The last part is within reach only of the second place of the middle part.
         ("a*b*c", f"a b {'x' * 70} b {'x' * 70} c", True),
         ("a*b*c", f"a b {'x' * 90} c", False),
         ("a**b", f"a{FAR}{FAR}b", True),
@@ -64,14 +64,14 @@ def test_an_owners_rule_is_asked_first(rule: str, phase: Phase, reply: str, matc
         ("[stf]", "is[stf]", True),
     ],
 )
-def test_a_star_is_at_most_eighty_characters_and_a_phrase_may_have_to_begin_a_word(
+def test_a_star_matches_at_most_80_characters_and_a_phrase_begins_a_word(
     phrase: str, text: str, expected: bool
 ) -> None:
     assert Phrases((phrase,), begin_words=True).are_in(text) is expected
 
 
 @given(st.lists(st.text("ab", min_size=1, max_size=2), min_size=1, max_size=3), st.text("ab", max_size=12))
-def test_a_phrase_matches_where_its_parts_stand_in_order(parts: list[str], text: str) -> None:
+def test_a_phrase_matches_if_its_parts_stand_in_order(parts: list[str], text: str) -> None:
     at, is_there = 0, True
     for part in parts:
         found = text.find(part, at)
@@ -80,7 +80,7 @@ def test_a_phrase_matches_where_its_parts_stand_in_order(parts: list[str], text:
     assert Phrases(("*".join(parts),)).are_in(text) is is_there
 
 
-def test_a_provider_is_asked_by_name_behind_another_host() -> None:
+def test_a_named_providers_rules_apply_to_another_host() -> None:
     text = SMALL.replace("host: smtp.example.net", "host: 127.0.0.1\n    provider: dreamhost")
     upstream = parse(text).upstreams["isp"]
 

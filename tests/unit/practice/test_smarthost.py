@@ -26,9 +26,7 @@ def account(count: int, unit: str = "messages", cut_off_ns: int = 10 * PER_NS) -
 
 
 @given(steps=ATTEMPTS, count=st.integers(1, 12))
-def test_a_message_is_refused_when_a_window_with_it_is_too_full(
-    steps: list[tuple[int, int]], count: int
-) -> None:
+def test_a_message_is_refused_if_it_would_overfill_a_window(steps: list[tuple[int, int]], count: int) -> None:
     judged, so_far, now_ns, fullest = account(count, "recipients", cut_off_ns=0), [], PER_NS, 0
     for step, recipients in steps:
         now_ns += step * PER_NS // 10
@@ -42,7 +40,7 @@ def test_a_message_is_refused_when_a_window_with_it_is_too_full(
     assert judged.relayed + judged.refused == len(steps)
 
 
-def test_a_cut_off_lasts_so_long_and_no_attempt_lengthens_it() -> None:
+def test_a_cut_off_ends_on_time_and_no_attempt_lengthens_it() -> None:
     judged, began_ns = account(1), 1 + PER_NS
     assert judged.admit(9, PER_NS)
     assert not judged.admit(1, began_ns)
@@ -65,7 +63,7 @@ async def reply(reader: asyncio.StreamReader) -> str:
 
 
 async def replies(host: PracticeSmarthost, said: bytes, step: int = 0) -> list[str]:
-    """Log in, say this in pieces, and quit."""
+    """Log in, send `said` in pieces of `step` octets, and quit; return the replies after the login."""
     said = f"EHLO client.example\r\nAUTH PLAIN {PLAIN}\r\n".encode() + said + b"QUIT\r\n"
     step = step or len(said)
     await host.start()
@@ -81,7 +79,7 @@ async def replies(host: PracticeSmarthost, said: bytes, step: int = 0) -> list[s
     return found[3:]
 
 
-async def test_the_limit_is_enforced_and_said() -> None:
+async def test_the_limit_is_enforced_and_named_in_the_reply() -> None:
     decided = (await replies(smarthost(3), 4 * MESSAGE))[3::4]
 
     assert [each[:9] for each in decided[:3]] == ["250 2.0.0"] * 3
@@ -89,18 +87,18 @@ async def test_the_limit_is_enforced_and_said() -> None:
 
 
 @pytest.mark.parametrize("step", [1, 0])
-async def test_pipelined_commands_are_answered_in_order_at_every_cut(step: int, tmp_path: Path) -> None:
+async def test_pipelined_commands_are_answered_in_order_however_cut(step: int, tmp_path: Path) -> None:
     said = b"MAIL FROM:<a@b>\r\nRCPT TO:<c@d>\r\nDATA\r\n..stuffed\r\n.\n.\r\n\n..\r\n.\r\nNOOP\r\n"
     found = await replies(smarthost(keep=tmp_path), said + MESSAGE, step)
 
-    # Neither LF.CRLF nor a dot with LF ended the content: it went on to CRLF.CRLF, and is one message.
+    # Neither LF.CRLF nor a dot with LF ends the content: it is one message, up to CRLF.CRLF.
     codes = ["250", "250", "354", "250", "250", "250", "250", "354", "250", "221"]
     assert [each[:3] for each in found] == codes
     assert (tmp_path / "000001.eml").read_bytes() == b".stuffed\r\n\n.\r\n\n..\r\n"
     assert (tmp_path / "000002.eml").read_bytes() == b"Subject: x\r\n\r\nHello\r\n"
 
 
-async def test_what_it_keeps_is_numbered_behind_what_was_there(tmp_path: Path) -> None:
+async def test_kept_messages_are_numbered_behind_those_already_there(tmp_path: Path) -> None:
     keep = tmp_path / "made" / "on demand"
     await replies(smarthost(keep=keep), MESSAGE)
 

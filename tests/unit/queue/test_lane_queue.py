@@ -1,4 +1,4 @@
-"""The order of what is ready: its laws, on any weights."""
+"""The laws of the order of ready messages, for any weights of lanes."""
 
 from fractions import Fraction
 
@@ -55,12 +55,12 @@ def test_each_lane_has_its_share_within_one_message(weights: list[int], count: i
     for name in names:
         assert served[name] <= Fraction(count * of_weight[name], sum(weights)) + 1
         for other in names:
-            # Counted in shares, nobody is behind anybody by more than one message of the other.
+            # Counted in shares, no lane is behind another by more than one message of the other.
             ahead = Fraction(served[other], of_weight[other]) - Fraction(served[name], of_weight[name])
             assert ahead <= Fraction(1, of_weight[other])
 
 
-def test_an_idle_lane_saves_nothing() -> None:
+def test_an_idle_lane_earns_no_credit() -> None:
     queue = a_queue(50, 50)
     fill(queue, DEFAULT_LANE, 300)
     take(queue, 100)
@@ -86,7 +86,7 @@ def test_senders_of_a_lane_take_turns(counts: list[int]) -> None:
 
 
 @given(WEIGHTS, st.data())
-def test_what_was_not_attempted_cost_its_lane_nothing(weights: list[int], data: st.DataObject) -> None:
+def test_a_refunded_message_costs_its_lane_nothing(weights: list[int], data: st.DataObject) -> None:
     tried, untried = a_queue(*weights), a_queue(*weights)
     for queue in (tried, untried):
         for name in NAMES[: len(weights)]:
@@ -106,7 +106,7 @@ def test_what_was_not_attempted_cost_its_lane_nothing(weights: list[int], data: 
     assert [each.queue_id for each in take(tried, 400)] == expected
 
 
-def test_a_lane_pays_for_the_recipients_that_go() -> None:
+def test_a_lane_pays_only_for_the_recipients_that_are_granted() -> None:
     queue, went = a_queue(50, 50), list[str]()
     for number in range(10):
         for name, recipients in ((DEFAULT_LANE, 1), ("a", 100)):
@@ -120,7 +120,7 @@ def test_a_lane_pays_for_the_recipients_that_go() -> None:
     assert went.count("a") == 5
 
 
-def test_a_closed_lane_keeps_back_no_other() -> None:
+def test_a_closed_lane_delays_no_other() -> None:
     queue = a_queue(10, 90)
     fill(queue, DEFAULT_LANE, 30)
     fill(queue, "a", 30)
@@ -131,7 +131,7 @@ def test_a_closed_lane_keeps_back_no_other() -> None:
     assert lanes_of(take(queue, 20, 9)).count("a") >= 17
 
 
-def test_without_lanes_first_come_is_first_served_whoever_it_is_from() -> None:
+def test_mail_goes_in_the_order_of_arrival_without_lanes_whoever_sends_it() -> None:
     queue = LaneQueue()
     for number, sender in enumerate("aaab"):
         queue.add(a_message(str(number), sender=f"{sender}@x.example"))
@@ -168,5 +168,5 @@ def test_overdue_mail_gets_half_of_what_goes_oldest_first() -> None:
         ("", ""),
     ],
 )
-def test_a_sender_that_names_each_recipient_is_one_sender(reverse_path: str, turn: str) -> None:
+def test_variable_envelope_addresses_count_as_one_sender(reverse_path: str, turn: str) -> None:
     assert turn_of(reverse_path) == turn

@@ -1,4 +1,4 @@
-"""The whole queue: nothing is lost between the lines, and nothing moves that may be under way."""
+"""The whole queue: no message is lost between the lines, and none moves that may be in a transaction."""
 
 from collections import Counter
 
@@ -18,7 +18,7 @@ from relay.verdicts.account import FOREVER_NS
 NAMES = ("a", "b", "c")
 FATES = ("back", "done", "deferred", "unknown", "lost", "again")
 ANSWERS = ("goes", "goes", "goes", "account", "sender", "sender", "lane", "again", "deferred")
-"""What a reservation comes to: a grant, a wait for one of these, or none was asked for."""
+"""What becomes of a part that was taken: a grant, a wait for one of these, or no reservation at all."""
 LANES = Arrangement((Lane("fast", 60), Lane(DEFAULT_LANE, 40)))
 ROUTES = (
     Route(("a", "b"), 15),
@@ -37,7 +37,7 @@ def message(number: int, *parts: Part, at_ns: int = 0, sender: str = "") -> list
 
 
 def parts_of(routes: list[Route]) -> list[Part]:
-    """Return the parts of a message of which a recipient goes by each of these routes."""
+    """Return the parts of a message that has one recipient for each of these routes."""
     if len(routes) == 1:
         return [Part(routes[0])]
     return [Part(route, frozenset([index])) for index, route in enumerate(routes)]
@@ -59,16 +59,16 @@ class AnyQueue(RuleBasedStateMachine):
         self.number = 0
         self.states = dict.fromkeys(NAMES, Availability())
         self.left: dict[QueueId, int] = {}
-        """Parts of each message that are not done."""
+        """The number of unfinished parts of each message."""
         self.routes: dict[QueueId, list[Route]] = {}
-        """Those that an edit gave each message last."""
+        """The routes that the last edit gave each message."""
         self.told = {route: (route.upstreams[0], Because.PREFERRED) for route in ROUTES}
         self.active: dict[Queued, str] = {}
-        """Parts in a transaction, and where."""
+        """Parts in a transaction, and their upstream."""
         self.put_off = set[QueueId]()
-        """Messages that an edit could not sort."""
+        """Messages that an edit could not sort yet."""
         self.paused_ns = Counter[Queued]()
-        """For how long the upstream where each part stood was down."""
+        """How long the upstream of each part was down while the part stood there."""
 
     def changed(self) -> None:
         self.is_changed = True
@@ -108,7 +108,7 @@ class AnyQueue(RuleBasedStateMachine):
     def works(self, most: int, fates: list[str], answers: list[str]) -> None:
         for part, fate in zip(list(self.active), fates, strict=False):
             del self.active[part]
-            if part.queue_id in self.left:  # else another part had it removed
+            if part.queue_id in self.left:  # otherwise another part removed the message
                 self._ends(part, fate)
                 self._settle()
         for name, state in self.states.items():
@@ -170,7 +170,7 @@ class AnyQueue(RuleBasedStateMachine):
         states = {part.state for part in before}
         fresh = message(int(queue_id), *parts_of(self.routes[queue_id]))
         for part in fresh:
-            # As the spool has it: held is the whole message, and the next attempt of one in parts is unknown.
+            # As in the spool: a hold is of the whole message, and a message in parts has no next attempt.
             if State.HELD in states:
                 part.state = State.HELD
             elif len(fresh) == 1 and states == {State.DEFERRED}:
@@ -181,7 +181,7 @@ class AnyQueue(RuleBasedStateMachine):
         if State.ACTIVE in states or not before:
             assert after == before, "put off, or gone"
             return
-        # Where parts were joined or divided, what the longest waited counts.
+        # If parts were joined or divided, the longest wait of them counts.
         longest_ns = max(self.paused_ns[part] for part in before)
         for part in after if after != before else ():
             its_ns = self.queue.line_of(part).rests_of(part, self.now_ns)[0]
@@ -211,7 +211,7 @@ class AnyQueue(RuleBasedStateMachine):
 
     @rule(by_ns=st.sampled_from([20, 1, 10, 40]))
     def time_passes(self, by_ns: int) -> None:
-        # As the sender sleeps: to each instant that the queue names, and no other.
+        # Sleep like the sender: to each instant that the queue names, and no other.
         until_ns = self.now_ns + by_ns
         while (at_ns := self.queue.next_look_ns()) is not None and at_ns <= until_ns:
             self._wait(max(self.now_ns, at_ns))
@@ -233,8 +233,8 @@ class AnyQueue(RuleBasedStateMachine):
         self._is_told()
 
     def _settle(self) -> None:
-        """Look where the queue asks for it, as the sender does: and then all is in its place."""
-        # What was active at an edit is sorted a moment later, whether anything changed or not.
+        """Look as often as the queue asks, like the sender; then check that all is in its place."""
+        # A message that was active at an edit is sorted a moment later, whether anything changed or not.
         put_off, self.put_off = self.put_off, set()
         for queue_id in put_off:
             self._sort(queue_id)
@@ -253,7 +253,7 @@ class AnyQueue(RuleBasedStateMachine):
         self.told[route] = choice.upstream, choice.because
 
     def _is_told(self) -> None:
-        """Check that what is told of the routes adds up to where their mail goes."""
+        """Check that the routes that were told are those by which mail goes."""
         for route, told in self.told.items():
             choice = self.queue.choice_of(route, self.now_ns)
             assert told == (choice.upstream, choice.because)
@@ -314,7 +314,7 @@ class AnyQueue(RuleBasedStateMachine):
                 assert part.upstream == name
 
     def teardown(self) -> None:
-        """Let all go; nothing is forgotten, and nothing waits for ever."""
+        """Let all mail go: no message is forgotten, and none waits for ever."""
         for name in NAMES:
             self.queue.note(name, Availability())
         for part in self.active:
@@ -348,7 +348,7 @@ DOWN, A_B = Availability(down_since_ns=0), Route(("a", "b"), 15)
 
 
 def failed_over(*numbers: int, sender: str = "") -> Queues:
-    """Return a queue whose mail goes by B, as A is down."""
+    """Return a queue whose mail goes by b, because a is down."""
     queue = Queues()
     queue.use(("a", "b"), (A_B,))
     queue.note("a", DOWN)
@@ -377,7 +377,7 @@ def test_a_long_queue_moves_in_slices_and_in_order() -> None:
     assert (len(order), order) == (2500, sorted(order))
 
 
-def test_the_oldest_of_a_lane_is_the_first_that_came_and_waits() -> None:
+def test_the_oldest_message_of_a_lane_is_the_first_one_that_still_waits() -> None:
     queue, (part, other) = (
         Queues(),
         message(1, Part(ROUTES[0], frozenset([0])), Part(ROUTES[2], frozenset([1]))),
@@ -391,7 +391,7 @@ def test_the_oldest_of_a_lane_is_the_first_that_came_and_waits() -> None:
     assert [its.oldest_arrived_at_ns for its in queue.counts(State.WAITING).values()] == [7]
 
 
-def test_a_probe_that_was_refused_goes_back_before_what_came_later_and_another_one_is_next() -> None:
+def test_a_refused_probe_returns_to_its_place_and_another_message_probes_next() -> None:
     queue, probed = failed_over(*range(4)), []
     for _ in range(3):
         prove(queue, 30)
@@ -409,9 +409,7 @@ def test_a_probe_that_was_refused_goes_back_before_what_came_later_and_another_o
 
 
 @pytest.mark.parametrize("lost_by", ["deferred", "unknown", "sender paused", "removed"])
-def test_where_the_first_candidate_proves_nothing_the_oldest_that_waits_elsewhere_is_next(
-    lost_by: str,
-) -> None:
+def test_the_oldest_message_elsewhere_probes_if_the_first_candidate_proves_nothing(lost_by: str) -> None:
     queue = failed_over(1, 2, 3)
     line = queue.line("a")
     if lost_by != "unknown":
@@ -435,7 +433,7 @@ def test_where_the_first_candidate_proves_nothing_the_oldest_that_waits_elsewher
     assert line.take(9, 31 + PROBE_SOUGHT_NS) == [probe], "one at a time"
 
 
-def test_what_may_have_been_relayed_proves_an_upstream_once_it_was_not() -> None:
+def test_a_message_of_unknown_outcome_probes_only_after_its_deadline() -> None:
     queue = failed_over(1)
     (part,) = queue.line("b").take(1, 20)
     queue.stay_unknown(part, 50)
@@ -447,7 +445,7 @@ def test_what_may_have_been_relayed_proves_an_upstream_once_it_was_not() -> None
     assert (part.upstream, part.choice.because) == ("a", Because.PROBE)
 
 
-def test_what_waits_for_a_paused_sender_probes_nothing_there_before_the_pause_ends() -> None:
+def test_mail_of_a_paused_sender_does_not_probe_before_the_pause_ends() -> None:
     queue = failed_over(1, 2, 3, sender="s@x")
     until_ns = queue.line("a").sender_pauses.begin("s@x", 20, "553 not yours")
     prove(queue, 30)
@@ -456,7 +454,7 @@ def test_what_waits_for_a_paused_sender_probes_nothing_there_before_the_pause_en
     assert [part.choice.because for part in queue.line("a").take(9, until_ns)] == [Because.PROBE]
 
 
-def test_refusals_and_the_reason_of_a_paused_sender_do_not_outlive_a_move() -> None:
+def test_a_move_to_another_upstream_forgets_refusals_and_the_senders_pause() -> None:
     queue = Queues()
     queue.use(("a", "b"), (A_B,))
     queue.add(*message(1, Part(A_B), sender="s@x"), now_ns=0)

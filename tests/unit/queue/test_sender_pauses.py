@@ -1,10 +1,10 @@
-"""For how long the mail of a refused sender waits, and what of that is no age of it."""
+"""How long the mail of a refused sender waits, and which part of that time does not count as age."""
 
 from relay.queue.sender_pauses import FIRST_REST_NS, LONGEST_REST_NS, MOST_RESTING, SenderPauses
 from relay.verdicts.decision import EVIDENT
 
 
-def test_each_pause_in_a_row_is_twice_as_long_as_the_one_before_up_to_the_longest_or_what_is_asked() -> None:
+def test_pauses_in_a_row_double_up_to_the_longest_or_to_what_a_reply_asks() -> None:
     pauses, now_ns, lengths = SenderPauses(), 0, list[int]()
     for _ in range(6):
         until_ns = pauses.begin("s", now_ns, "no")
@@ -17,7 +17,7 @@ def test_each_pause_in_a_row_is_twice_as_long_as_the_one_before_up_to_the_longes
     assert pauses.begin("s", now_ns, "no") == now_ns + FIRST_REST_NS
 
 
-def test_a_refusal_in_a_pause_is_of_the_same_block_and_lengthens_it_by_what_it_asks() -> None:
+def test_a_refusal_during_a_pause_extends_it_only_as_far_as_the_reply_asks() -> None:
     pauses = SenderPauses()
     until_ns = pauses.begin("s", 0, "no")
     assert pauses.begin("s", 5, "no") == until_ns
@@ -25,7 +25,7 @@ def test_a_refusal_in_a_pause_is_of_the_same_block_and_lengthens_it_by_what_it_a
     assert pauses.rests_of("s") == ((0, until_ns + 5),)
 
 
-def test_pauses_are_no_age_but_where_the_shield_began_them_and_one_that_was_ended_is_none() -> None:
+def test_a_pause_does_not_count_as_age_unless_the_shield_began_it() -> None:
     pauses = SenderPauses()
     first_ns = pauses.begin("s", 0, "no")
     assert pauses.rests_of("s") == ((0, first_ns),)
@@ -39,7 +39,7 @@ def test_pauses_are_no_age_but_where_the_shield_began_them_and_one_that_was_ende
     assert pauses.senders() == {}
 
 
-def test_refusals_in_a_row_are_the_senders_own_once_enough_have_others_relayed_in_between() -> None:
+def test_a_sender_is_alone_after_enough_refusals_with_others_relayed_in_between() -> None:
     pauses, now_ns = SenderPauses(), 0
     for count in range(EVIDENT):
         assert not pauses.is_alone("s", now_ns), count
@@ -50,7 +50,7 @@ def test_refusals_in_a_row_are_the_senders_own_once_enough_have_others_relayed_i
     assert not pauses.is_alone("s", now_ns), "so it begins anew"
 
 
-def test_of_more_senders_than_are_remembered_the_oldest_is_asked_about_again() -> None:
+def test_the_oldest_pause_is_forgotten_beyond_the_most_that_are_kept() -> None:
     pauses = SenderPauses()
     for number in range(MOST_RESTING + 1):
         pauses.begin(str(number), 0, "no")

@@ -1,4 +1,4 @@
-"""Which lane a message is in: by what its sender, client, recipients and header say."""
+"""The lane of a message, by its sender, client, recipients and header."""
 
 import re
 from ipaddress import ip_network
@@ -45,7 +45,7 @@ MANY = SortingRule("lane", recipients_above=2)
 @pytest.mark.parametrize(
     ("rule", "envelope", "is_one"),
     [
-        # A sender is an address, a domain or a pattern, however it is spelled.
+        # A sender is an address, a domain or a pattern; its spelling does not matter.
         (of("News@Here.Example"), mail("nEWS@hERE.eXAMPLE."), True),
         (of("news@here.example"), mail("news@there.example"), False),
         (of("news@here.example"), mail('"n\\ews"@Here.example'), True),
@@ -61,7 +61,7 @@ MANY = SortingRule("lane", recipients_above=2)
         (of("e\u0301@*"), mail("\u00c9@x"), True),
         (of("<>"), mail(""), True),
         (of("*"), mail(""), True),
-        # A client is where its address is.
+        # A client matches by its address.
         (at("192.0.2.0/24"), mail(), True),
         (at("192.0.2.0/24"), mail(client="mail.example[192.0.3.7]"), False),
         (at("192.0.2.0/24"), mail(client="unknown[::ffff:192.0.2.7]"), True),
@@ -71,7 +71,7 @@ MANY = SortingRule("lane", recipients_above=2)
         (TO, mail("a@b.example", "a@x.example", "b@y.example"), False),
         (MANY, mail("a@b.example", "1@x.example", "2@x.example"), False),
         (MANY, mail("a@b.example", "1@x.example", "2@x.example", "3@x.example"), True),
-        # A header field is unfolded and compared in any case; behind the header it is content.
+        # A header field is unfolded and compared in any case.  Lines behind the header do not count.
         (field("Precedence", "list"), mail(), False),
         (field("X-KIND", "password reset"), mail(), True),
         (field("Subject", "grüße"), mail(), True),
@@ -79,13 +79,11 @@ MANY = SortingRule("lane", recipients_above=2)
         (field("Received", "*by relay.test*"), mail(), True),
     ],
 )
-def test_a_message_is_in_the_lane_whose_rule_it_matches(
-    rule: SortingRule, envelope: Envelope, *, is_one: bool
-) -> None:
+def test_the_matching_rule_gives_the_lane(rule: SortingRule, envelope: Envelope, *, is_one: bool) -> None:
     assert Sorter((rule,)).sort(envelope, lambda: HEAD).lane == (rule.lane if is_one else DEFAULT_LANE)
 
 
-def test_the_first_rule_decides_whose_keys_all_match() -> None:
+def test_the_first_rule_whose_keys_all_match_decides() -> None:
     both = SortingRule("both", senders=("@here.example",), recipients_above=1)
     sorter = Sorter((both, SortingRule("either", senders=("@here.example", "@there.example"))))
 
@@ -98,7 +96,7 @@ def test_the_first_rule_decides_whose_keys_all_match() -> None:
 
 
 @given(st.text("ab*[?]!\n", max_size=8), st.text("ab[?]!\n", max_size=12))
-def test_a_pattern_means_what_a_regular_expression_would_mean(pattern: str, text: str) -> None:
+def test_a_pattern_matches_as_a_regular_expression_would(pattern: str, text: str) -> None:
     wanted = ".*".join(map(re.escape, pattern.split("*")))
 
     assert is_like(pattern, text) == (re.fullmatch(wanted, text, re.DOTALL) is not None)

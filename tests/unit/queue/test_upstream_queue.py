@@ -1,4 +1,4 @@
-"""The line of one account: what each verb does, and all against limits that let so many go at a time."""
+"""The line of one upstream: what each verb does, and how messages wait for room in limits."""
 
 from collections.abc import Callable, Hashable
 
@@ -61,7 +61,7 @@ VERBS: dict[str, tuple[Verb, tuple[State, ...]]] = {
     "hold": (lambda line, message: line.put(message, H), (H, H, H, H, H)),
     "seize": (lambda line, message: line.put(message, A), (A, A, A, A, A)),
 }
-"""What becomes of WAITING, ACTIVE, DEFERRED, HELD, REPORTING."""
+"""Each verb, and the state that follows WAITING, ACTIVE, DEFERRED, HELD and REPORTING."""
 
 
 @pytest.mark.parametrize("state", list(State))
@@ -75,12 +75,12 @@ def test_each_verb_does_to_each_state_what_the_table_says(verb: str, state: Stat
 
     after = becomes[list(State).index(state)]
     assert message.state is after
-    # Whoever may go now goes, and nobody else.
+    # The message goes now exactly if its state allows it.
     goes_later = verb == "wait" and state is A
     assert line.take(9, 0) == ([message] if after is W and not goes_later else [])
 
 
-def test_a_message_that_is_gone_comes_back_by_nothing() -> None:
+def test_no_verb_brings_back_a_message_that_left() -> None:
     message = a_message("a")
     line = a_line(message)
     line.take(1, 0)
@@ -92,7 +92,7 @@ def test_a_message_that_is_gone_comes_back_by_nothing() -> None:
     assert (line.take(9, 10**9), len(line), line.next_look_ns()) == ([], 0, None)
 
 
-def test_what_comes_back_goes_before_or_behind_the_others_or_when_its_back_off_is_over() -> None:
+def test_give_back_goes_first_again_goes_last_and_postpone_waits_for_the_back_off() -> None:
     a, b, c, _ = messages = [a_message(name) for name in "abcd"]
     line = a_line(*messages)
     assert names(line.take(3, 0)) == "abc"
@@ -104,7 +104,7 @@ def test_what_comes_back_goes_before_or_behind_the_others_or_when_its_back_off_i
     assert line.take(9, 50) == [c]
 
 
-def test_where_the_account_has_no_room_the_first_waits_and_another_that_is_first_is_asked_for() -> None:
+def test_a_full_account_is_asked_again_only_for_a_new_first_message_or_after_an_edit() -> None:
     a, b = a_message("a"), a_message("b")
     line = a_line(a, b)
     assert names(line.take(2, 0)) == "ab"
@@ -123,13 +123,13 @@ def test_where_the_account_has_no_room_the_first_waits_and_another_that_is_first
     assert names(line.take(2, 61)) == "b"
 
 
-def test_the_messages_of_a_key_wait_in_order_and_keep_back_nobody_else() -> None:
+def test_messages_of_a_full_key_wait_in_order_and_delay_no_other() -> None:
     line = a_line(*[a_message(name, "k") for name in "abcd"], a_message("x"))
     taken = line.take(2, 0)
     line.wait([waits(each, 100, "k") for each in taken])
 
     assert names(line.take(9, 1)) == "x"
-    # Those behind joined them, and were not asked for.
+    # The messages behind them joined the wait without being asked for.
     assert (line.take(9, 99), line.next_look_ns()) == ([], 100)
     line.enter(a_message("e", "k"))
     assert line.take(9, 99) == []
@@ -143,12 +143,12 @@ def test_the_messages_of_a_key_wait_in_order_and_keep_back_nobody_else() -> None
     assert went == "abcde"
 
 
-def test_one_that_leaves_its_place_lets_the_next_one_come() -> None:
+def test_a_message_that_leaves_its_key_lets_the_next_one_go() -> None:
     a, b, c = [a_message(name, "k") for name in "abc"]
     line = a_line(a, b, c)
     line.wait([waits(each, 100, "k") for each in line.take(3, 0)])
     line.put(a, H)
-    # What is first by then may need less room.
+    # The new first message may need less room.
     assert names(line.take(9, 1)) == "b"
     line.give_back(b, NO_REASON)
     changes = []
@@ -161,7 +161,7 @@ def test_one_that_leaves_its_place_lets_the_next_one_come() -> None:
     assert names(line.take(9, 100)) == "c"
 
 
-def test_a_long_line_behind_one_key_costs_a_grant_no_more_than_a_short_one() -> None:
+def test_a_grant_costs_the_same_in_a_long_line_behind_a_key_as_in_a_short_one() -> None:
     asked = 0
 
     def keys(message: Queued) -> list[Hashable]:
@@ -186,7 +186,7 @@ def test_a_long_line_behind_one_key_costs_a_grant_no_more_than_a_short_one() -> 
     assert asked <= 200
 
 
-def test_mail_of_a_paused_sender_waits_and_what_was_refused_keeps_back_none_of_it() -> None:
+def test_mail_of_a_paused_sender_waits_and_a_refused_message_delays_none_of_it() -> None:
     bad = [a_message(f"b{number}", "bad") for number in range(3)]
     line = a_line(*bad, a_message("g", "good"))
     assert line.take(1, 0) == bad[:1]
@@ -244,7 +244,7 @@ def test_an_edit_of_lanes_keeps_the_order_of_arrival() -> None:
     assert line.take(30, 0) == messages
 
 
-def test_an_edit_of_limits_has_all_asked_anew() -> None:
+def test_an_edit_of_limits_asks_again_for_every_waiting_message() -> None:
     keyed, listed = a_message("k", "k"), a_message("l", lane="list")
     line = a_line(keyed, listed, by=LANES)
     line.take(2, 0)
@@ -254,7 +254,7 @@ def test_an_edit_of_limits_has_all_asked_anew() -> None:
     assert {*line.take(2, 1)} == {keyed, listed}
 
 
-def test_what_is_put_first_goes_before_all_lanes_until_it_is_granted() -> None:
+def test_a_message_put_first_goes_before_all_lanes_until_it_is_granted() -> None:
     wanted = a_message("w", lane="list")
     line = a_line(
         *[a_message(name, lane="fast") for name in "abc"], a_message("l", lane="list"), wanted, by=LANES
@@ -269,7 +269,7 @@ def test_what_is_put_first_goes_before_all_lanes_until_it_is_granted() -> None:
     assert line.take(1, 0) != [wanted]
 
 
-def test_what_is_put_first_is_first_of_its_key_too() -> None:
+def test_a_message_put_first_is_first_of_its_key_too() -> None:
     a, b, c = [a_message(name, "k") for name in "abc"]
     line = a_line(a, b, c, a_message("x"))
     line.wait([waits(line.take(1, 0)[0], 100, "k")])

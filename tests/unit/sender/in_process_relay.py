@@ -1,6 +1,6 @@
-"""A sender with a real spool, a real history and real sockets, towards a scripted smarthost.
+"""A relay in this process: a sender with a real spool, a real history and real sockets.
 
-In the virtual time of its loop, where that has one (`tests.fakes.virtual_time`).
+It runs in the virtual time of its loop, if the loop has one (`tests.fakes.virtual_time`).
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from tests.fakes.unsynced import Unsynced
 from tests.fakes.virtual_time import VirtualTimeLoop, WorkersInTurn
 
 PATIENCE_SECONDS = 120.0
-"""How long something may take before it counts as hung; nothing is decided by how long it took."""
+"""A wait of this length counts as hung.  No result depends on how long anything takes."""
 VIRTUAL_PATIENCE_SECONDS = 2 * 86_400.0
 
 CONTENT = b"From: a@here.example\r\nSubject: hello\r\n\r\nhello\r\n.dotted\r\n"
@@ -59,14 +59,14 @@ upstreams:
 
 
 def virtual_clock() -> FakeClock:
-    """Return the clock of the running loop, which a test may move on, as a suspend does."""
+    """Return the clock of the running loop.  A test may advance it, as a suspend does."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualTimeLoop)
     return loop.clock
 
 
 def hurry(seconds: int) -> None:
-    """Have virtual time pass in such steps at least: days go by in an instant."""
+    """Let virtual time pass in steps of at least `seconds`: days go by in an instant."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualTimeLoop)
     loop.hurry(seconds)
@@ -87,7 +87,7 @@ def _workers(*, is_threaded: bool) -> Workers:
 
 
 async def look_again() -> None:
-    """Let something happen."""
+    """Let the loop run until it is quiet; in real time, for 2 ms."""
     loop = asyncio.get_running_loop()
     if isinstance(loop, VirtualTimeLoop):
         await loop.quiet()
@@ -102,7 +102,7 @@ async def turns_of_the_loop(count: int = 50) -> None:
 
 
 class Relay:
-    """`async with Relay(policy) as relay`: recovered and relaying; stopped at the end."""
+    """`async with Relay(policy) as relay` recovers and relays; the relay stops at the end."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Relay:
         style: LogStyle = "text",
         is_threaded: bool = False,
     ) -> None:
-        """In virtual time calls of the disk are made in the thread of the loop, unless `is_threaded`."""
+        """Call the disk in the thread of the loop if time is virtual, unless `is_threaded`."""
         self.policy = policy
         self.disk = disk or Unsynced()
         self.clock = clock or _clock_of_the_loop()
@@ -146,7 +146,6 @@ class Relay:
 
     @property
     def line(self) -> UpstreamQueue:
-        """Return the line of the one upstream."""
         return self.sender.queue.line("isp")
 
     def accept(
@@ -176,7 +175,7 @@ class Relay:
         return [view async for some in self.operator.rows(filters, limit) for view in some]
 
     def logged(self) -> str:
-        """Return what the log says by now."""
+        """Flush the log and return it."""
         self.events.flush()
         return self.log.getvalue()
 
@@ -184,14 +183,14 @@ class Relay:
         return self.sender.queue.get(queue_id)
 
     async def until(self, condition: Callable[[], Any]) -> None:
-        """Wait for something that this loop brings about."""
+        """Wait until the condition holds; fail on a fault of the relay or after the patience."""
         async with self._patience():
             while not condition():
                 assert not self.faults, self.faults
                 await look_again()
 
     async def until_empty(self) -> None:
-        """Wait until nothing is queued, and nothing is in the spool."""
+        """Wait until the queue and the spool are empty."""
         root = Path(self.policy.spool)
         await self.until(
             lambda: (

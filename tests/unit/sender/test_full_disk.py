@@ -1,6 +1,6 @@
-"""A real disk that is nearly full (tmpfs): new mail is refused while there is room for reports and marks.
+"""On a nearly full disk (a real tmpfs) new mail is refused, so that room is left for reports and marks.
 
-What becomes of a relay on a disk that is full to its last blocks is in tests/system/test_relay_full_disk.py.
+tests/system/test_relay_full_disk.py tests a relay on a disk that is full to its last blocks.
 """
 
 from pathlib import Path
@@ -39,7 +39,7 @@ async def test_new_mail_leaves_room_for_reports(tmp_path: Path) -> None:
         await intake.look_for_room()
 
         assert (intake.refusal(0), intake.refusal(MEGABYTE // 2)) == (None, None)
-        # By declared size, before anything is sent; without one, when it is written.
+        # With a declared size before anything is sent; without one when the message is written.
         assert intake.refusal(2 * MEGABYTE) == NO_ROOM
         for lacks in ("octets", "inodes"):
             small.empty()

@@ -14,7 +14,7 @@ def _reasons(relay: Relay) -> set[str]:
     return {message.reason for message in relay.watch.listing().messages()}
 
 
-async def test_an_edit_lets_the_parked_go_at_once_where_the_new_limit_has_room(tmp_path: Path) -> None:
+async def test_an_edit_lets_waiting_mail_go_at_once_if_the_new_limit_has_room(tmp_path: Path) -> None:
     def limited(most: int) -> Policy:
         return policy_of(tmp_path, host.port, f", limits: [{{messages: {most}, per: 1h, for_each: sender}}]")
 
@@ -37,9 +37,7 @@ def _deferrals(relay: Relay, queue_id: str) -> int:
     return sum("status=deferred" in line and queue_id in line for line in relay.logged().splitlines())
 
 
-async def test_what_is_larger_than_a_limit_says_why_keeps_back_nothing_and_is_returned_at_last(
-    tmp_path: Path,
-) -> None:
+async def test_a_message_larger_than_a_limit_delays_no_other_and_is_returned_at_last(tmp_path: Path) -> None:
     brief = "retry: {min: 10m, max: 10m, lifetime: 25m, warn_after: null}"
     limit = f"has {len(LARGE)} octets, and the limit 4500 bytes"
     async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, LIMIT, brief, 1)) as relay:
@@ -49,7 +47,7 @@ async def test_what_is_larger_than_a_limit_says_why_keeps_back_nothing_and_is_re
         hurry(30)
         await relay.until(lambda: len(host.relayed) == 3 and _deferrals(relay, large) > 1)
         assert any(limit in reason for reason in _reasons(relay))
-        # It had no slot, no byte was sent of it, and neither the upstream nor its sender is held for it.
+        # It took no slot, no octet of it was sent, and neither the upstream nor its sender was paused.
         assert relay.account.throttle.view.usage()[0].used == 3 * len(CONTENT)
         assert not relay.account.pausing.state.why
         assert not [command for command in host.commands if "large@" in command]
@@ -61,7 +59,7 @@ async def test_what_is_larger_than_a_limit_says_why_keeps_back_nothing_and_is_re
         assert limit.encode() in b" ".join(report.content.split())
 
 
-async def test_what_is_larger_than_a_limit_goes_at_once_through_the_next_upstream(tmp_path: Path) -> None:
+async def test_a_message_larger_than_a_limit_goes_at_once_through_the_next_upstream(tmp_path: Path) -> None:
     async with Smarthost() as one, Smarthost() as two:
         text = f"""
 spool: ./spool
@@ -80,23 +78,21 @@ routes: [{{upstreams: [one, two]}}]
     assert [each.recipients for each in two.relayed] == [["large@x.example"]]
 
 
-async def test_what_a_suspended_host_sent_when_it_woke_counts_from_then(tmp_path: Path) -> None:
+async def test_a_dot_that_a_suspended_host_sends_at_its_wake_up_counts_from_then(tmp_path: Path) -> None:
     clock = virtual_clock()
     limit = ", limits: [{messages: 1, per: 1m}], guard: 1ms, max_transaction: 5s"
     script = Script(eod=turns(SILENCE))
     async with Smarthost(script) as host, Relay(policy_of(tmp_path, host.port, limit)) as relay:
         relay.accept()
         await host.until(lambda: host.transactions)
-        # Long after deadline and T: only now the dot may reach the upstream.
+        # Only now, long after the deadline and T, may the dot reach the upstream.
         clock.advance(10 * MINUTE_NS)
         woke_ns = clock.boottime_ns()
         await relay.until(lambda: host.relayed)
         assert clock.boottime_ns() >= woke_ns + MINUTE_NS
 
 
-async def test_a_lane_never_holds_more_of_a_limit_than_its_ceiling_and_all_else_goes_on(
-    tmp_path: Path,
-) -> None:
+async def test_a_lane_never_exceeds_its_ceiling_of_a_limit_and_delays_no_other_mail(tmp_path: Path) -> None:
     lanes = (
         "retry: {min: 1m, max: 1m, lifetime: 30d}\nlanes: {list: {sender: list@here.example, ceiling: 50}}"
     )
@@ -108,7 +104,7 @@ async def test_a_lane_never_holds_more_of_a_limit_than_its_ceiling_and_all_else_
             await relay.until(lambda: len(host.relayed) == 3 and relay.account.in_flight == 0)
             await relay.until(lambda: "lane list" in relay.watch.snapshot().upstreams[0].held_by)
             assert "ceiling of lane list" in _reasons(relay)
-        # It is the history that says so: nothing more goes after a restart either.
+        # The history keeps the ceiling: after a restart no more of the lane goes either.
         async with Relay(policy) as relay:
             for number in range(3):
                 relay.accept(f"else{number}@x.example", sender="else@here.example")
@@ -121,7 +117,7 @@ async def test_a_lane_never_holds_more_of_a_limit_than_its_ceiling_and_all_else_
     assert [each.reverse_path for each in host.relayed[3:]] == ["else@here.example"] * 3
 
 
-async def test_a_refusal_is_told_beside_what_our_windows_held(tmp_path: Path) -> None:
+async def test_a_refusal_is_logged_with_what_our_windows_held(tmp_path: Path) -> None:
     def rcpt(_: str) -> str:
         is_over = sum(command.startswith("RCPT") for command in host.commands) > 19
         return "450 4.7.1 you have exceeded the limit of 19 recipients per hour" if is_over else "250 ok"
@@ -138,9 +134,7 @@ async def test_a_refusal_is_told_beside_what_our_windows_held(tmp_path: Path) ->
         assert "2/1000 messages per 60s" in line
 
 
-async def test_a_history_that_begins_empty_is_announced_when_it_is_made_and_never_again(
-    tmp_path: Path,
-) -> None:
+async def test_a_history_that_begins_empty_is_announced_once(tmp_path: Path) -> None:
     async with Smarthost() as host:
         policy = policy_of(tmp_path, host.port, ", limits: [{messages: 5, per: 1h}]")
         begins = f"history of isp begins empty, at {policy.history_path('isp')}: "

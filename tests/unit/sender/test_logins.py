@@ -1,4 +1,4 @@
-"""What a connection logs in with and shows: a password and a certificate that are replaced while it runs."""
+"""The password and the client certificate of an account that are replaced while the relay runs."""
 
 import ssl
 from pathlib import Path
@@ -13,9 +13,7 @@ from tests.unit.sender.in_process_relay import Relay, policy_of
 from tests.unit.upstream.certificates import Certificates, make_certificates, server_context
 
 
-async def test_a_refused_account_logs_in_with_the_next_password_and_with_no_half_of_it(
-    tmp_path: Path,
-) -> None:
+async def test_a_refused_account_logs_in_with_a_new_password_only_once_it_is_whole(tmp_path: Path) -> None:
     path, pieces = tmp_path / "password", ["bat", "battery ", "battery staple"]
     path.touch(0o600)
     path.write_text("correct horse")
@@ -47,7 +45,7 @@ def wants_certificate(made: Certificates) -> Smarthost:
 
 
 def shows_certificate(folder: Path, made: Certificates, host: Smarthost, name: str = "own.pem") -> Policy:
-    """Return a policy that shows what is in these files by connections of one message each."""
+    """Return a policy with the certificate in these files; each connection carries one message."""
     shown = f", tls_certificate: {folder / name}, tls_key: {folder / 'own.key'}"
     return policy_of(folder, host.port, f", tls: starttls, ca_file: {made.ca}, idle: 1ms{shown}")
 
@@ -88,7 +86,7 @@ async def test_a_renewed_certificate_is_shown_once_it_is_whole(tmp_path: Path, m
         assert relay.logged().count("shows it the certificate") == 2
 
 
-async def test_a_certificate_that_cannot_be_read_pauses_and_bounces_nothing(
+async def test_an_unreadable_certificate_pauses_the_upstream_and_bounces_nothing(
     tmp_path: Path, made: Certificates
 ) -> None:
     put(tmp_path, made.wrong_name)

@@ -1,4 +1,4 @@
-"""What the relay does by a verdict or an operator's word: pause, stop, go on when somebody acted."""
+"""Pauses and stops by a verdict or by the operator, and what ends them."""
 
 import asyncio
 import io
@@ -30,7 +30,7 @@ LASTING = PauseAsked("anna")
 
 
 class World:
-    """The state of an account that is kept in a file, and what the log says of it."""
+    """The state of an account, kept in a file, and the log of it."""
 
     def __init__(self, path: Path) -> None:
         self.clock, self.log = FakeClock(), io.StringIO()
@@ -69,7 +69,7 @@ class World:
                 pausing.trust_history()
 
     def told(self) -> list[str]:
-        """Return the events since the last call."""
+        """Return the names of the events since the last call."""
         self.events.flush()
         text = self.log.getvalue()
         self.log.seek(0)
@@ -92,21 +92,21 @@ class World:
         ("proof edit later", [[], [], []]),
     ],
 )
-async def test_a_change_is_told_and_nothing_else(tmp_path: Path, words: str, told: list[list[str]]) -> None:
+async def test_only_changes_of_state_are_logged(tmp_path: Path, words: str, told: list[list[str]]) -> None:
     world, each = World(tmp_path / "pause"), []
     for word in words.split():
         world.do(word)
         each.append(world.told())
 
     assert each == told
-    # What a start would go on with is what there is.
+    # A start would continue with exactly this state.
     assert await world.kept.written() == ""
     record = world.kept.load()
     assert (record is not None) == any(told)
     assert record is None or record.state == world.pausing.state
 
 
-async def test_a_pause_that_is_not_on_disk_is_said_to_be_so(tmp_path: Path) -> None:
+async def test_the_operator_is_told_if_a_pause_is_not_on_disk(tmp_path: Path) -> None:
     policy = policy_of(tmp_path, 9)
     async with Relay(policy) as relay:
         path = pause_path(policy, "isp")
@@ -120,7 +120,7 @@ async def test_a_pause_that_is_not_on_disk_is_said_to_be_so(tmp_path: Path) -> N
         assert await relay.operator.pause("isp", LASTING) == OK
 
 
-async def test_a_step_of_the_clock_is_told_once(tmp_path: Path) -> None:
+async def test_a_step_of_the_wall_clock_is_logged_once(tmp_path: Path) -> None:
     async with Smarthost() as host, Relay(policy_of(tmp_path, host.port)) as relay:
         relay.accept()
         await relay.until_empty()
@@ -133,7 +133,7 @@ async def test_a_step_of_the_clock_is_told_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("after", ["the process", "the host"])
-async def test_a_restart_goes_on_with_the_pause_and_does_not_knock(tmp_path: Path, after: str) -> None:
+async def test_a_restart_continues_the_pause_and_opens_no_connection(tmp_path: Path, after: str) -> None:
     clock, refused = virtual_clock(), "421 4.7.0 too much from you, come back later"
     async with Smarthost(Script(mail=turns(refused))) as host:
         policy = policy_of(tmp_path, host.port)
@@ -154,7 +154,7 @@ async def test_a_restart_goes_on_with_the_pause_and_does_not_knock(tmp_path: Pat
         assert len(host.relayed) == 1
 
 
-async def test_while_an_upstream_proves_itself_one_message_goes_at_a_time(tmp_path: Path) -> None:
+async def test_one_message_goes_at_a_time_while_an_upstream_proves_itself(tmp_path: Path) -> None:
     def mails() -> int:
         return sum(command.startswith("MAIL") for command in host.commands)
 
@@ -176,7 +176,7 @@ async def test_while_an_upstream_proves_itself_one_message_goes_at_a_time(tmp_pa
         assert len(host.relayed) == 9
 
 
-async def test_an_edit_ends_a_stop_only_where_it_may_have_mended_it(tmp_path: Path) -> None:
+async def test_an_edit_ends_a_stop_only_if_it_may_have_removed_the_cause(tmp_path: Path) -> None:
     async with (
         Smarthost(Script(rcpt="554 5.7.1 Relay access denied")) as host,
         Relay(policy_of(tmp_path, host.port)) as relay,
@@ -204,12 +204,12 @@ def with_password(folder: Path) -> str:
     ("phase", "refusal", "minutes_later"),
     [
         ("auth", "535 5.7.8 wrong", 0),
-        # Not tried again with each message: as long as the upstream asks for, or for a while.
+        # No login for each new message: the relay waits as the upstream asks, or for a while.
         ("auth", "454 4.7.0 Too many login attempts, please try again in 10 minutes", 5),
         ("connect", "421 4.7.0 too many connections", 0),
     ],
 )
-async def test_a_second_connection_that_is_refused_stops_the_first_only_where_the_account_is_refused(
+async def test_a_refused_second_connection_stops_the_first_only_if_the_account_is_refused(
     tmp_path: Path, phase: str, refusal: str, minutes_later: int
 ) -> None:
     release = asyncio.Event()
@@ -242,7 +242,7 @@ async def test_a_second_connection_that_is_refused_stops_the_first_only_where_th
     [(["421 4.3.2 busy"], "421 4.3.2 busy"), ([GAP, CLOSE], "closed")],
     ids=["421", "closed a moment later"],
 )
-async def test_an_upstream_that_ends_each_session_before_mail_is_not_asked_without_end(
+async def test_an_upstream_that_ends_each_session_before_mail_is_paused(
     tmp_path: Path, ending: list[Step], why: str
 ) -> None:
     script = Script(auth=turns(*[["235 2.7.0 ok", *ending, CLOSE]] * 9))
@@ -263,7 +263,7 @@ async def test_an_upstream_that_ends_each_session_before_mail_is_not_asked_witho
         assert len(host.sessions) == 10
 
 
-async def test_a_sender_is_not_asked_for_again_before_the_time_that_is_said(tmp_path: Path) -> None:
+async def test_a_paused_sender_waits_as_long_as_the_reply_or_the_rule_says(tmp_path: Path) -> None:
     def mail(argument: str) -> Turn:
         if "told@" in argument:
             return "450 4.7.1 not from told@here.example, try again in 6 hours"

@@ -1,6 +1,6 @@
-"""What senders are told: of failures, of successes that they asked for, and that mail is late.
+"""Reports to senders: of failures, of successes that they asked for, and of late mail.
 
-What they are told at all, and how often, is judged in the simulation.
+The simulation judges which reports are sent at all, and how often.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ def reports(host: Smarthost) -> list[Recorded]:
 
 
 def fields(report: Recorded) -> list[dict[str, str]]:
-    """Read a report with the standard library's parser: the fields of each recipient."""
+    """Return the fields of each recipient, read with the standard library's parser."""
     found = email.message_from_bytes(report.content, policy=email.policy.default)
     (status,) = (part for part in found.walk() if part.get_content_type() == "message/delivery-status")
     _, *recipients = [dict(block.items()) for block in status.walk() if block is not status]
@@ -51,7 +51,7 @@ def fields(report: Recorded) -> list[dict[str, str]]:
 
 
 def told_of(host: Smarthost) -> list[list[str]]:
-    """Return of whom each report tells."""
+    """Return the recipients that each report names."""
     return [[each["Final-Recipient"].partition("; ")[2] for each in fields(one)] for one in reports(host)]
 
 
@@ -64,9 +64,7 @@ def is_deferred(relay: Relay, queue_id: QueueId) -> bool:
     return queued is not None and queued.state is State.DEFERRED
 
 
-async def test_reports_beyond_the_limit_are_shown_and_told_and_an_edit_of_it_counts_at_once(
-    tmp_path: Path,
-) -> None:
+async def test_reports_beyond_the_limit_are_shown_and_logged_and_edits_count_at_once(tmp_path: Path) -> None:
     async with Smarthost(Script(rcpt=answers)) as host, Relay(capped(tmp_path, host.port, "2")) as relay:
         for number in range(7):
             relay.accept(f"gone{number}@there.example")
@@ -78,7 +76,7 @@ async def test_reports_beyond_the_limit_are_shown_and_told_and_an_edit_of_it_cou
         assert relay.logged().count("reports are at reports.per_hour") == 1
         assert relay.metrics.registry.get_sample_value("relay_reports_capped_total") == 5
 
-        # An operator may only delete what waits for its report.
+        # The only verb on a message that waits for its report is delete.
         first = waiting(relay)[0]
         for verb in set(VERBS) - {"delete"}:
             assert await relay.operator.act(verb, [first]) == {first: ONLY_REPORT_LEFT}
@@ -94,7 +92,7 @@ async def test_reports_beyond_the_limit_are_shown_and_told_and_an_edit_of_it_cou
         assert relay.clock.boottime_ns() - began_ns < HOUR_NS // 2
 
 
-async def test_a_report_that_goes_during_a_transaction_is_not_repeated_after_it(tmp_path: Path) -> None:
+async def test_a_report_sent_during_a_transaction_is_not_repeated_after_it(tmp_path: Path) -> None:
     told_now = asyncio.Event()
     async with Smarthost(Script(rcpt=answers)) as host:
         policy = capped(tmp_path, host.port, "1", PATIENT)
@@ -141,9 +139,7 @@ async def test_each_recipients_own_last_reply_is_shown(tmp_path: Path) -> None:
             assert after["gone"].next_attempt_at_ns is None
 
 
-async def test_late_mail_is_told_of_by_its_last_replies_and_within_the_limit_of_reports(
-    tmp_path: Path,
-) -> None:
+async def test_a_warning_of_late_mail_has_its_last_replies_and_counts_as_a_report(tmp_path: Path) -> None:
     clock, retry = virtual_clock(), "min: 6h, max: 12h, warn_after: 4h"
     async with (
         Smarthost(Script(rcpt=answers)) as host,
@@ -169,9 +165,7 @@ async def test_late_mail_is_told_of_by_its_last_replies_and_within_the_limit_of_
         assert clock.boottime_ns() - began_ns >= HOUR_NS - 60 * SECOND_NS
 
 
-async def test_an_upstream_that_offers_dsn_in_vain_is_asked_for_it_once_and_we_tell_of_successes(
-    tmp_path: Path,
-) -> None:
+async def test_dsn_that_an_upstream_refuses_is_asked_once_and_successes_are_reported(tmp_path: Path) -> None:
     def refuses(argument: str) -> str:
         return "555 5.5.4 unsupported option" if "NOTIFY" in argument else "250 ok"
 

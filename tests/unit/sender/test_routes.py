@@ -1,4 +1,4 @@
-"""Mail goes by its routes: elsewhere while one is down, by another sender, past what an upstream lacks."""
+"""Routes: failover while an upstream is down, rewriting, and upstreams that lack an extension."""
 
 import errno
 from pathlib import Path
@@ -62,7 +62,7 @@ def recipients(host: Smarthost) -> list[str]:
 
 
 async def leap(relay: Relay, span_ns: int) -> None:
-    """Let time pass, as after a suspend: every account looks again."""
+    """Advance time as a suspend does, and let every account look again."""
     virtual_clock().advance(span_ns)
     relay.sender.upstreams.wake()
     relay.sender.reroute()
@@ -74,7 +74,7 @@ BOTH = "  - {upstreams: [one, two]}"
 SOON = "  - {upstreams: [one, two], failover_after: 1m}"
 
 
-async def test_an_unknown_outcome_stays_with_its_upstream_to_the_deadline(tmp_path: Path) -> None:
+async def test_mail_of_unknown_outcome_stays_with_its_upstream_until_the_deadline(tmp_path: Path) -> None:
     async with (
         Smarthost(Script(eod=turns(CLOSE))) as one,
         Smarthost() as two,
@@ -91,7 +91,7 @@ async def test_an_unknown_outcome_stays_with_its_upstream_to_the_deadline(tmp_pa
         await leap(relay, 11 * MINUTE_NS)
         await relay.until_empty()
 
-    # Perhaps twice: that is the window between the final dot and its reply.
+    # It may arrive twice, because the outcome between the final dot and its reply is unknown.
     assert recipients(two) == ["a@x.example", "b@x.example"]
     assert len(one.transactions) == 1
 
@@ -103,7 +103,7 @@ def with_another_account(policy: Policy) -> Policy:
 
 
 @pytest.mark.parametrize("edit", ["its route", "the upstream is removed", "the upstream has another account"])
-async def test_what_waited_for_a_refused_account_is_no_older_after_an_edit(tmp_path: Path, edit: str) -> None:
+async def test_waiting_for_a_refused_account_is_no_age_even_after_an_edit(tmp_path: Path, edit: str) -> None:
     later = "451 4.3.0 later"
     async with Smarthost(Script(rcpt=turns(later))) as one, Smarthost(Script(rcpt=turns(later))) as two:
         ports, retry = {"one": one.port, "two": two.port}, "retry: {min: 10m, max: 10m, lifetime: 30m}"
@@ -140,7 +140,7 @@ async def test_failover_ends_with_an_edit_that_gives_the_upstream_another_accoun
 
 
 class GivesNothing(Unsynced):
-    """A disk that for a while gives no message."""
+    """A disk that opens no message while `fails` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,9 +188,9 @@ def gauges(relay: Relay) -> dict[tuple[str, ...], float]:
     }
 
 
-async def test_where_mail_of_a_route_goes_is_told_once_and_counted_by_message(tmp_path: Path) -> None:
+async def test_each_change_of_a_route_is_logged_once_and_diverted_mail_is_counted(tmp_path: Path) -> None:
     failover, spill, all_down = ("two", "one", "failover"), ("two", "one", "spill"), ()
-    # Two routes that differ in what they take alone are told of together.
+    # Two routes that differ only in what they take are reported together.
     routes = "  - {sender: '@a.example', upstreams: [one, two]}\n" + BOTH
     async with (
         Smarthost() as one,
@@ -242,11 +242,11 @@ def deferred(relay: Relay) -> int:
 
 
 async def another_look(relay: Relay) -> None:
-    """Let time pass until another connection counts, and a message asks for one."""
+    """Advance time until another connection counts as a look, and wait for that look."""
     before = deferred(relay)
     virtual_clock().advance(APART_NS + SECOND_NS)
     relay.account.wake()
-    # The first may have met the connection from before.
+    # The first attempt may have met the previous connection.
     await relay.until(lambda: deferred(relay) >= before + 3 or len(relay.sender.queue) == 0)
 
 
@@ -259,7 +259,7 @@ async def test_one_odd_connection_bounces_nobody(tmp_path: Path, odd: Turn) -> N
         for number in range(20):
             relay.accept(f"r{number}@there.example", content=EIGHT_BIT)
         await relay.until(lambda: deferred(relay) or relay.account.pausing.state.why or host.relayed)
-        # Its connection is old by then.
+        # The odd connection has reached its maximum age by then.
         virtual_clock().advance(relay.policy.upstreams["isp"].max_age_ns)
         relay.account.pausing.end()
         relay.account.wake()
@@ -270,7 +270,7 @@ async def test_one_odd_connection_bounces_nobody(tmp_path: Path, odd: Turn) -> N
         assert len(host.sessions) <= 3
 
 
-async def test_what_an_upstream_truly_lacks_bounces_after_three_looks(tmp_path: Path) -> None:
+async def test_mail_that_an_upstream_cannot_carry_bounces_after_three_looks(tmp_path: Path) -> None:
     async with (
         Smarthost(extensions=["ENHANCEDSTATUSCODES"]) as host,
         Relay(policy_of(tmp_path, host.port, connections=1)) as relay,
@@ -285,7 +285,7 @@ async def test_what_an_upstream_truly_lacks_bounces_after_three_looks(tmp_path: 
         (report,) = host.relayed
         assert b"Status: 5.6.3" in report.content
         assert report.recipients == ["a@here.example"]
-        # What comes next bounces at once; and what we refuse ourselves, however much, stops no other mail.
+        # The next ones bounce at once.  Refusals of our own, however many, stop no other mail.
         for number in range(30):
             relay.accept(f"r{number}@there.example", sender="", content=EIGHT_BIT)
         relay.accept()
@@ -295,7 +295,7 @@ async def test_what_an_upstream_truly_lacks_bounces_after_three_looks(tmp_path: 
         assert host.relayed[-1].recipients == ["b@there.example"]
 
 
-async def test_what_one_upstream_can_never_carry_goes_at_once_through_the_next(tmp_path: Path) -> None:
+async def test_mail_that_one_upstream_can_never_carry_goes_through_the_next(tmp_path: Path) -> None:
     async with Smarthost(extensions=["ENHANCEDSTATUSCODES"]) as one, Smarthost() as two:
         policy = routed(tmp_path, {"isp": one.port, "two": two.port}, "  - {upstreams: [isp, two]}")
         async with Relay(policy) as relay:
@@ -332,7 +332,7 @@ async def test_long_content_is_streamed_behind_its_rewritten_front(tmp_path: Pat
     ["{messages: 2, per: 1h, for_each: sender}", f"{{bytes: {3 * len(REWRITTEN) - 1}, per: 1h}}"],
     ids=["sender", "octets"],
 )
-async def test_what_is_sent_in_another_form_counts_as_it_is_sent(tmp_path: Path, limit: str) -> None:
+async def test_a_rewritten_message_counts_as_it_is_sent(tmp_path: Path, limit: str) -> None:
     keys = f", limits: [{limit}]"
     async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, keys, REWRITES)) as relay:
         for number in range(4):

@@ -1,4 +1,4 @@
-"""The flow from spool to upstream, with every part real but the smarthost, which plays its script."""
+"""The flow from spool to upstream.  Every part is real except the scripted smarthost."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ from tests.unit.sender.in_process_relay import (
 )
 
 
-async def test_what_became_of_a_recipient_is_told_with_its_message_id(tmp_path: Path) -> None:
+async def test_the_delivery_event_of_each_recipient_has_the_message_id(tmp_path: Path) -> None:
     script = Script(rcpt=turns("250 ok", "550 5.1.1 no"))
     async with Smarthost(script) as host, Relay(policy_of(tmp_path, host.port), style="json") as relay:
         relay.accept("b@x.example", "c@x.example", content=b"Message-Id:\r\n <1@here.example>\r\n" + CONTENT)
@@ -37,9 +37,7 @@ async def test_what_became_of_a_recipient_is_told_with_its_message_id(tmp_path: 
     assert ends["c@x.example"]["text"] == "550 5.1.1 no"
 
 
-async def test_an_account_that_left_the_policy_and_came_back_keeps_its_operators_pause(
-    tmp_path: Path,
-) -> None:
+async def test_a_former_account_never_overwrites_the_operators_pause_of_its_successor(tmp_path: Path) -> None:
     held = asyncio.Event()
     async with Smarthost(Script(mail=[Until(held), "535 5.7.8 account suspended"])) as host:
         policy = policy_of(tmp_path, host.port)
@@ -96,7 +94,7 @@ async def test_no_final_dot_is_sent_after_a_suspend_past_the_deadline(tmp_path: 
 
 
 class SuspendedAsItGrants(Unsynced):
-    """A disk of a host that is suspended while a history becomes durable, so many times."""
+    """A disk of a host that is suspended during the next `times` syncs of a history, 2 h each."""
 
     def __init__(self, clock: SuspendedClock) -> None:
         super().__init__()
@@ -108,19 +106,19 @@ class SuspendedAsItGrants(Unsynced):
             self.times -= 1
 
 
-async def test_no_mail_is_sent_after_a_suspend_past_the_deadline(tmp_path: Path) -> None:
+async def test_no_mail_command_is_sent_after_a_suspend_past_the_deadline(tmp_path: Path) -> None:
     clock = SuspendedClock()
     disk, limit = SuspendedAsItGrants(clock), ", limits: [{messages: 100, per: 1h}]"
     async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, limit), disk, clock) as relay:
         relay.accept()
         await relay.until_empty()
-        # With the end of the slot before, and with the one that is granted.
+        # At the sync that ends the previous slot, and at those that grant the next one.
         disk.times = 3
         relay.accept()
         await relay.until_empty()
 
         assert disk.times == 0
-        # Nor was it an attempt.
+        # It does not count as an attempt.
         assert "status=deferred" not in relay.logged()
         assert sum(command.startswith("MAIL") for command in host.commands) == len(host.relayed) == 2
 
@@ -129,7 +127,7 @@ QUEUED, BATCH = 6, 2
 
 
 class SlowDisk(Unsynced):
-    """A disk on which no queued file behind the first batch can be opened before `let_go`."""
+    """A disk that opens no queued file behind the first batch before `let_go` is called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +144,7 @@ class SlowDisk(Unsynced):
         self._gate.set()
 
 
-async def test_while_the_queue_is_read_its_first_mail_goes_and_the_rest_is_not_said_to_be_absent(
+async def test_mail_goes_while_the_queue_is_read_and_unread_messages_are_not_called_absent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arrivals, "CLAIMED_AT_ONCE", BATCH)
@@ -179,11 +177,11 @@ async def test_while_the_queue_is_read_its_first_mail_goes_and_the_rest_is_not_s
 
 
 EACH = 3
-"""So many messages the upstream takes in a session."""
+"""The upstream takes this many messages in a session."""
 
 
 def _refusing(host: Smarthost, refusal: Turn, each: int) -> Script:
-    """Return a script that refuses MAIL behind so many messages of a session."""
+    """Return a script that refuses MAIL after `each` messages of a session."""
 
     def mail(_: str) -> Turn:
         sent = sum(command.startswith("MAIL") for command in host.sessions[-1].commands)
@@ -206,13 +204,13 @@ async def test_a_full_session_ends_and_the_next_goes_on_at_once(tmp_path: Path, 
             for recipient in everybody:
                 relay.accept(recipient)
             await relay.until_empty()
-            # One slot shows how many a session takes; the sessions behind it end before they are refused.
+            # One slot is spent to learn how many a session takes; later sessions end before a refusal.
             assert relay.account.throttle.view.usage()[0].used == 11
             assert len(host.sessions) == 4
 
         assert "paused" not in relay.logged()
         assert "deferred" not in relay.logged()
-        # Who came first goes first, also behind the refusal.
+        # The order of arrival holds behind the refusal too.
         assert [relayed.recipients[0] for relayed in host.relayed] == everybody
 
 
@@ -225,7 +223,7 @@ async def test_a_full_session_ends_and_the_next_goes_on_at_once(tmp_path: Path, 
     ],
     ids=["first of its session", "asks for time", "names a window"],
 )
-async def test_a_refusal_of_us_is_no_full_session(tmp_path: Path, refusal: str, each: int) -> None:
+async def test_a_refusal_of_the_account_is_no_full_session(tmp_path: Path, refusal: str, each: int) -> None:
     async with Smarthost() as host:
         host.script = _refusing(host, refusal, each)
         async with Relay(policy_of(tmp_path, host.port, connections=1)) as relay:

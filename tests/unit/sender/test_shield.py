@@ -1,6 +1,6 @@
-"""An account cut off in words that nobody knows bounces nobody; one sender's fault stops nobody else.
+"""An account cut off in words that no rule knows bounces nobody; one sender's fault stops no other.
 
-And the night of the article: 500 subscribers through an ISP of 100 an hour that says 550 to whoever exceeds.
+Also the night of the article: 500 subscribers, and an ISP that takes 100 an hour and refuses more with 550.
 """
 
 from pathlib import Path
@@ -34,7 +34,7 @@ def _asked(host: Smarthost) -> int:
     return sum(command.startswith("RCPT") for command in host.commands)
 
 
-async def test_what_the_operator_believes_is_reported_and_the_rest_goes_on(tmp_path: Path) -> None:
+async def test_refusals_that_the_operator_believes_are_reported_and_the_rest_goes_on(tmp_path: Path) -> None:
     def rcpt(argument: str) -> str:
         return CUT_OFF if argument.startswith("TO:<s") else "250 ok"
 
@@ -48,7 +48,7 @@ async def test_what_the_operator_believes_is_reported_and_the_rest_goes_on(tmp_p
         assert report.content.count(b"Final-Recipient:") == 30
         assert b"Administrative prohibition" in report.content
 
-        # What was believed once is believed of others.
+        # The same words are believed of other recipients too.
         relay.accept("sanother@there.example")
         await relay.until_empty()
         assert relay.sender.totals.bounced == 31
@@ -69,7 +69,7 @@ async def test_restarts_do_not_end_a_stop_and_bounce_nobody(tmp_path: Path) -> N
                 await _stopped(relay)
                 assert "in a row were refused alike" in relay.account.pausing.state.why
                 assert relay.sender.totals.bounced == 0
-            # Once its hour is over, one message asks whether all is well.
+            # Once the hour is over, one message probes the upstream.
             assert _asked(host) - asked == asks
 
         says[0] = "250 ok"
@@ -103,7 +103,7 @@ async def other_mail(relay: Relay, hours: int) -> None:
     [("mail", AN_OFFENCE, 4), ("rcpt", DENIED, 7)],
     ids=["a pause each time", "a stop each time"],
 )
-async def test_a_message_refused_alone_keeps_no_other_for_long_and_is_returned_after_its_lifetime(
+async def test_a_message_that_alone_is_refused_delays_others_briefly_and_is_returned_in_the_end(
     tmp_path: Path, phase: str, said: str, most_hours: int
 ) -> None:
     def answer(argument: str) -> Turn:
@@ -118,7 +118,7 @@ async def test_a_message_refused_alone_keeps_no_other_for_long_and_is_returned_a
         rested_ns = within_ns(relay.account.pausing.state.spans, 0, virtual_clock().boottime_ns())
         await other_mail(relay, hours=6)
 
-        # Its first refusals paused the upstream, as anybody's do; the later ones did not.
+        # Its first refusals pause the upstream, like any refusals; the later ones do not.
         assert within_ns(relay.account.pausing.state.spans, 0, virtual_clock().boottime_ns()) == rested_ns
         assert rested_ns <= most_hours * HOUR_NS
         assert relay.queued(poison) is None
@@ -128,7 +128,7 @@ async def test_a_message_refused_alone_keeps_no_other_for_long_and_is_returned_a
         assert said.encode()[10:30] in report.content
 
 
-async def test_a_refusal_of_every_sender_returns_nothing_however_long_it_lasts(tmp_path: Path) -> None:
+async def test_a_refusal_of_every_sender_bounces_nothing_however_long_it_lasts(tmp_path: Path) -> None:
     async with Smarthost(Script(mail=NOT_HIS)) as host, Relay(of_one(tmp_path, host, 1800)) as relay:
         for number in range(10):
             relay.accept(sender=f"s{number}@here.example")
@@ -143,7 +143,7 @@ async def test_a_refusal_of_every_sender_returns_nothing_however_long_it_lasts(t
 LIST = [f"r{number}@list{number % 7}.example" for number in range(500)]
 
 
-async def test_500_subscribers_get_it_in_five_hours_and_the_isp_sees_nothing_odd(tmp_path: Path) -> None:
+async def test_500_subscribers_get_the_mail_within_4_3_hours_and_the_isps_limit_holds(tmp_path: Path) -> None:
     clock, taken = virtual_clock(), list[Practised]()
     allows = LimitSettings.model_validate({"recipients": 100, "per": "1h"})
     account, address = PracticeAccount(allows, HOUR_NS), HostPort("127.0.0.1", 0)
@@ -164,6 +164,6 @@ async def test_500_subscribers_get_it_in_five_hours_and_the_isp_sees_nothing_odd
     assert clock.boottime_ns() - began_ns < 4.3 * HOUR_NS
     assert (account.most, account.cut_offs) == (100, 0)
     relayed = [each for each in taken if each.reply.startswith("250")]
-    # A report to the list would have come through here too.
+    # A report to the list would be among these.
     assert {each.reverse_path for each in relayed} == {"list-bounces@here.example"}
     assert sorted(recipient for each in relayed for recipient in each.recipients) == sorted(LIST)

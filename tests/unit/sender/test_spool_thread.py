@@ -1,4 +1,4 @@
-"""What the spool thread keeps at hand, and many values in one call of a thread."""
+"""What the spool thread keeps in memory, and batches: many values in one call of a thread."""
 
 import asyncio
 import errno
@@ -20,7 +20,7 @@ from tests.fakes.disk import Fault
 from tests.fakes.virtual_time import WorkersInTurn
 
 
-async def test_what_is_at_hand_is_bounded_and_ends_with_the_first_settlement() -> None:
+async def test_messages_at_hand_are_bounded_and_dropped_at_their_first_settlement() -> None:
     disk, clock, long = prepared(), FakeClock(), b"x" * 250_000
     spool = MaildirSpool(MAILDIR.root, disk, clock, lambda *_told: None)
     thread = SpoolThread(spool, lambda _trouble: None, WorkersInTurn())
@@ -30,7 +30,7 @@ async def test_what_is_at_hand_is_bounded_and_ends_with_the_first_settlement() -
         for message, _ in page:
             thread.keep(message)
 
-    # What the disk does not give is what is at hand.
+    # The disk opens nothing: each message that can be read is at hand.
     disk.fail(Fault(1, errno.EIO, forever=True, kinds=frozenset({"open"}), path="/cur/"))
     at_hand = [each for each in await thread.read(queue_ids) if isinstance(each, Message)]
     assert 0 < sum(len(each.head) for each in at_hand) <= MOST_BYTES_AT_HAND + len(long)
@@ -43,7 +43,7 @@ async def test_what_is_at_hand_is_bounded_and_ends_with_the_first_settlement() -
     assert again.left == (1, 2)
 
 
-async def test_what_comes_in_one_turn_of_the_loop_is_one_call_and_each_has_its_own_end() -> None:
+async def test_values_of_one_turn_of_the_loop_are_one_call_with_a_result_for_each() -> None:
     thread, made = CallThread("calls"), list[list[int]]()
 
     def commit(values: Sequence[int]) -> list[int | BaseException]:
@@ -58,7 +58,7 @@ async def test_what_comes_in_one_turn_of_the_loop_is_one_call_and_each_has_its_o
     thread.close()
 
 
-async def test_what_was_submitted_is_done_though_its_caller_is_gone_and_others_hear_of_theirs() -> None:
+async def test_a_cancelled_caller_cancels_neither_its_own_value_nor_the_others() -> None:
     thread, gate, made = CallThread("calls"), threading.Event(), list[int]()
 
     def commit(values: Sequence[int]) -> list[int | BaseException]:

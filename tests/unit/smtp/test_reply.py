@@ -1,4 +1,4 @@
-"""Replies: what is one, what is none, and what may be shown.  Where they are cut: `tests.fuzz.replies`."""
+"""Which octets are a reply, and what of it is shown.  `tests.fuzz.replies` cuts replies anywhere."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def only_reply(octets: bytes) -> Reply:
         (b"550 5.1.1 n\ro\0\r\r\n", Reply(550, "5.1.1", "5.1.1 n o?", ("5.1.1 n o?",))),
     ],
 )
-def test_reply_is_taken_apart(octets: bytes, expected: Reply) -> None:
+def test_a_reply_is_parsed_into_code_enhanced_code_and_lines(octets: bytes, expected: Reply) -> None:
     assert only_reply(octets) == expected
 
 
@@ -45,7 +45,7 @@ def test_reply_is_taken_apart(octets: bytes, expected: Reply) -> None:
         (b"550-5.7.26 first line\r\n550 5.1.1 second\r\n", "5.7.26"),
     ],
 )
-def test_enhanced_code_counts_only_where_it_fits(octets: bytes, enhanced: str | None) -> None:
+def test_an_enhanced_code_counts_only_if_it_fits_the_reply(octets: bytes, enhanced: str | None) -> None:
     assert only_reply(octets).enhanced == enhanced
 
 
@@ -61,7 +61,7 @@ def test_enhanced_code_counts_only_where_it_fits(octets: bytes, enhanced: str | 
         b"2x", b"250x", b"250-a\r\n25x",
     ],
 )  # fmt: skip
-def test_what_is_not_exactly_a_reply_is_malformed(octets: bytes) -> None:
+def test_anything_but_an_exact_reply_is_malformed(octets: bytes) -> None:
     parser = ReplyParser()
     parser.feed(octets)
 
@@ -72,7 +72,7 @@ def test_what_is_not_exactly_a_reply_is_malformed(octets: bytes) -> None:
     assert str(caught.value).isascii()
 
 
-def test_of_a_long_line_a_part_is_kept() -> None:
+def test_only_the_first_part_of_a_long_line_is_kept() -> None:
     reply = only_reply(b"250-5 o'clock " + b"x" * 200_000 + b"\r\n250 ok\r\n")
 
     assert reply.text.startswith("5 o'clock")

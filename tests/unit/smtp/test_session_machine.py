@@ -1,4 +1,4 @@
-"""The server's side of a session: every command in every state, and who may what."""
+"""The server's side of a session: every command in every state, and who may relay."""
 
 import itertools
 from base64 import b64encode
@@ -55,7 +55,7 @@ EXPECTED: dict[bytes, tuple[tuple[SessionState, ...], str | tuple[str, ...]]] = 
     b"EXPN": (TAKING, replies.NOT_IMPLEMENTED),
     b"QUIT": ((OVER,) * 4, replies.BYE),
 }
-"""In GREETED, READY, SENDER and RECIPIENTS: the states after a command, and its replies."""
+"""For each command in GREETED, READY, SENDER and RECIPIENTS: the next state, and the reply."""
 
 
 class Owner:
@@ -76,7 +76,6 @@ def machine(
     is_private: bool = True,
     is_tls: bool = False,
 ) -> SessionMachine:
-    """Return a machine in a state."""
     terms = ServerTerms("relay.example", 1000, 3, mechanisms, has_starttls=has_starttls)
     made = SessionMachine(terms, Owner(), is_trusted=is_trusted, is_private=is_private, is_tls=is_tls)
     for line in PREFIXES[state]:
@@ -92,7 +91,7 @@ def snapshot(of: SessionMachine) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize(("line", "state"), list(itertools.product(EXPECTED, TAKING)))
-def test_a_command_has_its_reply_and_its_state(line: bytes, state: SessionState) -> None:
+def test_each_command_has_its_reply_and_its_next_state(line: bytes, state: SessionState) -> None:
     session = machine(state)
     before = snapshot(session)
     states, told = EXPECTED[line]
@@ -127,7 +126,7 @@ MAIL_REFUSED = {
 
 
 @pytest.mark.parametrize(("line", "reply"), MAIL_REFUSED.items())
-def test_a_mail_that_is_none_is_told_why(line: bytes, reply: str) -> None:
+def test_a_malformed_mail_command_gets_the_reply_that_says_why(line: bytes, reply: str) -> None:
     assert machine(READY).take(line).startswith(reply)
 
 
@@ -152,7 +151,7 @@ def test_a_refused_line_changes_nothing(line: bytes) -> None:
     list(itertools.product([False, True], repeat=5)),
 )
 @pytest.mark.parametrize("line", [b"MAIL FROM:<a@b>", b"RCPT TO:<a@b>"])
-def test_nobody_relays_who_may_not(
+def test_only_a_trusted_client_may_relay_without_a_login(
     line: bytes, *, is_trusted: bool, has_users: bool, has_starttls: bool, is_private: bool, is_tls: bool
 ) -> None:
     session = machine(
@@ -175,7 +174,7 @@ def test_nobody_relays_who_may_not(
         assert told == replies.NOT_A_CLIENT
 
 
-def test_who_logged_in_may_relay_until_tls_begins() -> None:
+def test_a_client_that_logged_in_may_relay_until_tls_begins() -> None:
     session = machine(VERIFYING, is_trusted=False)
     assert session.proof == Credentials("mjd", "open sesame")
     assert session.judged(PasswordCheck.RIGHT) == replies.AUTHENTICATED
@@ -192,7 +191,7 @@ def test_who_logged_in_may_relay_until_tls_begins() -> None:
     assert session.take(b"AUTH LOGIN") == replies.NEEDS_EHLO
 
 
-def test_a_recipient_is_taken_once_with_what_was_asked_last_and_too_many_are_refused() -> None:
+def test_a_repeated_recipient_counts_once_with_its_last_parameters_and_too_many_get_452() -> None:
     session = machine(READY)
     lines = [
         b"MAIL FROM:<a@b> RET=HDRS ENVID=x+2By",

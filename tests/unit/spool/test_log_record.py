@@ -1,4 +1,4 @@
-"""What a segment's reader makes of any bytes: sound records, and nothing else."""
+"""The reader of a segment finds the sound records in any bytes, and nothing else."""
 
 from itertools import chain
 
@@ -23,7 +23,7 @@ BEFORE = Position(6, 1234)
 
 
 def segment(*sizes: int) -> tuple[bytes, list[list[Record]]]:
-    """Return a segment of groups with so many records each, and these; the first one is its header."""
+    """Return a segment with groups of these sizes, and its records.  The first record is the header."""
     raw, groups = b"", list[list[Record]]()
     for size in sizes:
         some = [header_of(BEFORE)] if not groups else []
@@ -43,8 +43,8 @@ def records(groups: list[ReadGroup]) -> list[Record]:
 
 
 @given(st.integers(0, 10**9))
-def test_no_content_has_the_mark_of_a_segment(number: int) -> None:
-    """Whoever knows the names of the sender's segments cannot send a record."""
+def test_content_can_never_hold_the_mark_of_a_segment(number: int) -> None:
+    """A client that knows the names of the sender's segments still cannot send a record."""
     assert not has_only_crlf(mark_of(SegmentName(SENDER, number)))
 
 
@@ -66,11 +66,11 @@ def test_damage_costs_the_records_it_meets_and_no_other(data: st.DataObject, jun
     assert any(group.damages for group in found) is (damaged != raw)
 
 
-def test_a_record_in_a_content_is_no_record_of_the_segment() -> None:
+def test_a_record_inside_content_is_no_record_of_the_segment() -> None:
     forged, _ = encode_group(MARK, [Record(ENDED, IDS[3])], 0, 1)
     raw, _ = encode_group(MARK, [Record(MESSAGE, IDS[0], b"x" * 300 + forged + b"y" * 300)], 0, 0)
     assert [each.queue_id for each in records(read(raw))] == [IDS[0]]
 
-    # One who knows the mark of this segment knows none of another.
+    # The mark of this segment is not the mark of another.
     other, _ = encode_group(mark_of(NAME._replace(number=8)), [Record(ENDED, IDS[3])], 0, 1)
     assert records(read(raw[:200] + other)) == []

@@ -1,6 +1,6 @@
-"""The bytes of a message file: what was touched is known for it, and the format stays as it is.
+"""The bytes of a message file: every change is noticed, and the format stays as it is.
 
-That what goes in comes out is what tests/engines asks of each engine, and tests/fuzz of any marks.
+tests/engines tests round trips of each engine, and tests/fuzz those of any marks.
 """
 
 from relay.spool.interface import Corrupt, Status
@@ -9,7 +9,7 @@ from tests.fuzz.message_file import ENVELOPE, read, sealed
 
 WHOLE = sealed(b"Subject: T\r\n\r\nTo do, Done, Failed.\r\n", ENVELOPE)
 STATUSES = b"".join(status.value for status in Status) + b"fes"
-"""What a status byte may be; the small ones say that the sender was told."""
+"""All status bytes.  A small letter says that the sender was told."""
 
 
 def is_sound(raw: bytes) -> bool:
@@ -21,12 +21,12 @@ def is_sound(raw: bytes) -> bool:
 
 
 def other_octets(place: int) -> list[int]:
-    """Return what one octet may become: with a bit changed, or what stands in such places."""
+    """Return other octets for a place: with one bit changed, and those that such places may hold."""
     return sorted({WHOLE[place] ^ 1, WHOLE[place] ^ 0x80, *STATUSES, *b"W-\n"} - {WHOLE[place]})
 
 
-def test_any_other_octet_anywhere_is_noticed() -> None:
-    """But a status byte that becomes another status, and that of the warning."""
+def test_a_changed_octet_anywhere_is_noticed() -> None:
+    """Exceptions are a status byte that becomes another status, and the byte of the warning."""
     lines = message_file.lines_of(ENVELOPE, len(WHOLE))
     allowed = {(offset, octet) for offset, _ in lines for octet in STATUSES}
     allowed |= {(message_file.WARNED_OFFSET, octet) for octet in b"W-"}
@@ -36,7 +36,7 @@ def test_any_other_octet_anywhere_is_noticed() -> None:
             assert is_sound(changed) == ((place, octet) in allowed)
 
 
-def test_every_truncation_and_every_octet_behind_is_noticed() -> None:
+def test_every_truncation_and_all_appended_octets_are_noticed() -> None:
     for length in range(len(WHOLE)):
         assert not is_sound(WHOLE[:length])
         assert not is_sound(WHOLE[:length] + bytes(len(WHOLE) - length))
@@ -44,7 +44,7 @@ def test_every_truncation_and_every_octet_behind_is_noticed() -> None:
 
 
 def test_the_format_of_version_1_stays_readable() -> None:
-    """A file as this version writes it, byte for byte: who changes it breaks every spool in use."""
+    """A file as this version writes it, byte for byte.  A change of it breaks every spool in use."""
     assert WHOLE == (
         b"relay-message 1 000000000000036 0000000188 0000002 -- 35ba77d5 52174f2e 13cd3fe5 -\n"
         b"Subject: T\r\n\r\nTo do, Done, Failed.\r\n"

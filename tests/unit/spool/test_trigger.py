@@ -1,4 +1,4 @@
-"""The trigger: wakes whoever listens, and is never in anybody's way."""
+"""The trigger wakes the sender that listens, and never blocks a listener."""
 
 import fcntl
 import os
@@ -27,7 +27,7 @@ def is_pulled(fd: int) -> bool:
     return bool(select.select([fd], [], [], 0)[0])
 
 
-def test_a_pull_wakes_who_listens_until_it_is_cleared(pair: Pair) -> None:
+def test_a_pull_wakes_the_sender_until_the_trigger_is_cleared(pair: Pair) -> None:
     sender, listener = pair
     fd = sender.listen()
     assert fd == sender.listen()
@@ -40,7 +40,7 @@ def test_a_pull_wakes_who_listens_until_it_is_cleared(pair: Pair) -> None:
         assert not is_pulled(fd)
 
 
-def test_a_pull_with_nobody_there_is_forgotten(pair: Pair) -> None:
+def test_a_pull_without_a_sender_is_lost(pair: Pair) -> None:
     sender, listener = pair
     sender.clear()
     listener.pull()
@@ -55,7 +55,7 @@ def test_a_pull_with_nobody_there_is_forgotten(pair: Pair) -> None:
         listener.pull()
 
 
-def test_many_pulls_that_nobody_answers_neither_block_nor_fail(pair: Pair) -> None:
+def test_pulls_into_a_full_fifo_neither_block_nor_fail(pair: Pair) -> None:
     sender, listener = pair
     fd = sender.listen()
     assert fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, 65_536) == 65_536
@@ -69,12 +69,12 @@ def test_many_pulls_that_nobody_answers_neither_block_nor_fail(pair: Pair) -> No
     assert is_pulled(fd)
 
 
-def test_listeners_that_come_and_go_do_not_look_like_pulls(pair: Pair) -> None:
+def test_a_listener_that_leaves_does_not_look_like_a_pull(pair: Pair) -> None:
     sender, listener = pair
     fd = sender.listen()
     for _ in range(3):
         listener.pull()
         listener.close()
         sender.clear()
-        # Neither readable nor at its end, though no writer is left.
+        # The FIFO is neither readable nor at its end, although no writer is left.
         assert not is_pulled(fd)

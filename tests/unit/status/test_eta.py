@@ -1,4 +1,4 @@
-"""The arithmetic of a line agrees with the throttle itself, and keeps to pauses and connections."""
+"""The forecast of a line agrees with the throttle itself, and respects pauses and connections."""
 
 from collections import deque
 
@@ -31,7 +31,7 @@ LIMITS = st.lists(limits_of("messages"), min_size=1, max_size=2) | st.lists(
 
 
 class Line:
-    """Sends one message of one recipient and one byte after another, each as soon as it may go."""
+    """Sends messages of one recipient and one octet in turn, each as soon as the throttle allows it."""
 
     def __init__(self, limits: list[PlainLimit], connections: int, transaction_ns: int) -> None:
         self.clock = FakeClock()
@@ -54,7 +54,7 @@ class Line:
         return ends_ns
 
     def rest(self, for_ns: int) -> None:
-        """Await what is under way, and so much longer."""
+        """Wait until every transaction has ended, and then for `for_ns` more."""
         while self._under_way:
             self._end_first()
         self.clock.advance(for_ns)
@@ -73,10 +73,10 @@ class Line:
     st.lists(st.integers(0, 40), max_size=12),
     st.integers(1, 40),
 )
-def test_each_message_of_a_line_goes_when_it_is_expected(
+def test_each_message_of_a_line_goes_at_the_instant_of_its_forecast(
     limits: list[PlainLimit], connections: int, took: int, pauses: list[int], waiting: int
 ) -> None:
-    # Without limits of messages, connections are no more than a bound.
+    # Without a limit of messages, connections are only a bound; use enough of them.
     connections = connections if limits[0].unit == "messages" else waiting
     transaction_ns = took * SECOND_NS
     line = Line(limits, connections, transaction_ns)
@@ -95,13 +95,13 @@ def test_each_message_of_a_line_goes_when_it_is_expected(
     assert [line.relayed_at() for _ in expected] == expected
 
 
-def test_of_a_long_line_the_end_follows_the_rates_of_the_limits() -> None:
+def test_the_end_of_a_long_line_follows_the_rates_of_the_limits() -> None:
     pace = Pace(0, Line([limit("messages", 1, 1), limit("messages", 1000, 3600)], 1, 0).throttle.limited(0))
 
     ends = [pace.at(Load(number)).eta_ns or 0 for number in range(1, 3001)]
 
     assert ends == sorted(ends)
-    # With their guards: one each second up to the last of a thousand, and the next thousand an hour later.
+    # With guards: one message a second up to the thousandth, and the next thousand an hour later.
     thousand_ns = 999 * 1010 * SECOND_NS // 1000
     assert MOST_BEGINS < 3000
     assert ends[999] == thousand_ns
@@ -112,7 +112,7 @@ def test_of_a_long_line_the_end_follows_the_rates_of_the_limits() -> None:
     ("number", "held_by"),
     [(2, ""), (3, "connections"), (5, "limit 4 messages per 10s"), (9, "limit 8 messages per 60s")],
 )
-def test_what_opens_last_holds_a_message_and_a_rest_holds_all(number: int, held_by: str) -> None:
+def test_a_message_is_held_by_what_opens_last_and_a_pause_holds_all(number: int, held_by: str) -> None:
     limited = Line([limit("messages", 4, 10), limit("messages", 8, 60)], 2, SECOND_NS).throttle.limited(0)
     pace = Pace(0, limited, connections=2, transaction_ns=SECOND_NS)
 

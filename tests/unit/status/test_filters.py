@@ -1,4 +1,4 @@
-"""What filters make of a message, from memory alone or with its recipients read."""
+"""Filters judge a message from memory alone, or with its recipients read from the spool."""
 
 from dataclasses import replace
 from typing import Any
@@ -24,7 +24,7 @@ DOMAINS = st.sampled_from(["here.example", "*.here.example", "xn--bro-hoa.exampl
 
 
 def listed(recipients: list[str], age_ns: int = 0, **others: object) -> Listed:
-    """Return a message as memory has it: the first recipients."""
+    """Return a message as memory has it: with its first recipients only."""
     view = replace(
         a_message(), recipients=tuple(recipients[:RECIPIENTS_SHOWN]), recipients_left=len(recipients)
     )
@@ -37,7 +37,7 @@ def listed(recipients: list[str], age_ns: int = 0, **others: object) -> Listed:
     st.lists(DOMAINS, max_size=2),
     st.sampled_from(["", "ann@", "LIST-1@there.example", "bü", a_message().queue_id[3:9]]),
 )
-def test_memory_alone_never_says_what_recipients_deny(
+def test_a_judgement_from_memory_alone_never_contradicts_the_recipients(
     recipients: list[str], patterns: list[str], domains: list[str], text: str
 ) -> None:
     filters = Filters(recipients=tuple(patterns), domains=tuple(domains), text=text)
@@ -63,7 +63,7 @@ def test_memory_alone_never_says_what_recipients_deny(
         (Filters(reason="pause"), {"held_by": "pause: 421 no"}),
     ],
 )
-def test_each_filter_takes_its_own_and_leaves_others(filters: Filters, others: dict[str, Any]) -> None:
+def test_each_filter_matches_its_messages_and_no_others(filters: Filters, others: dict[str, Any]) -> None:
     other: dict[str, Any] = {
         "reverse_path": "a@elsewhere.example", "user": None, "client": "local", "lane": "", "upstream": "ses",
         "state": QueueState.DEFERRED, "size_bytes": 1999, "age_ns": 2 * SECOND_NS - 1, "reason": "",
@@ -74,7 +74,7 @@ def test_each_filter_takes_its_own_and_leaves_others(filters: Filters, others: d
     assert filters.judge(listed(["b@there.example"], **other)) is False
 
 
-def test_orders_begin_with_what_an_operator_looks_for() -> None:
+def test_each_sort_order_begins_with_what_an_operator_looks_for() -> None:
     views = [
         replace(a_message(), arrival_at_ns=at, size_bytes=at, recipients_left=left, eta_at_ns=eta)
         for at, left, eta in ((2, 1, None), (1, 9, 2), (3, 1, 1))

@@ -1,4 +1,4 @@
-"""The pages over a real socket: read-only, escaped, for who names this server; what is drawn and told."""
+"""The status pages over a real socket: read-only, escaped, only for this server's names; their content."""
 
 import asyncio
 import base64
@@ -49,12 +49,12 @@ class World:
     def __init__(self) -> None:
         self.shown: Snapshot | Exception = a_snapshot()
         self.then: Snapshot | Exception | None = None
-        """What is shown after the next page."""
+        """The snapshot after the next page."""
         self.comes: list[MessageView] = []
         self.refuses = ""
         self.takes_seconds = 0.0
         self.spans: list[tuple[float, float]] = []
-        """Of the loop's time, in which a page looked at what comes."""
+        """When each page computed what comes: begin and end, in the loop's time."""
         self.log = io.StringIO()
         self.base = ""
         self.session: aiohttp.ClientSession
@@ -100,7 +100,7 @@ async def world() -> AsyncIterator[World]:
         await server.stop()
 
 
-async def test_every_path_answers_readers_alone_and_nothing_is_kept_or_run(world: World) -> None:
+async def test_every_path_answers_only_get_and_head_and_forbids_caches_and_scripts(world: World) -> None:
     for path in PATHS:
         status, _, headers = await world.get(path)
         assert status == 200, path
@@ -116,8 +116,8 @@ async def test_every_path_answers_readers_alone_and_nothing_is_kept_or_run(world
     assert headers["Content-Security-Policy"] == page.POLICY
 
 
-async def test_who_names_this_server_is_answered_and_nobody_else(world: World) -> None:
-    """Else a page that somebody reads on this host could read this one (DNS rebinding)."""
+async def test_only_requests_that_name_this_server_are_answered(world: World) -> None:
+    """Otherwise any web page that is read on this host could read this one (DNS rebinding)."""
     ours = "localhost:9725 app.localhost 127.0.0.1:9725 192.0.2.7 [::1]:9725 [::1] RELAY.example.org.:80"
     foreign = "evil.example:9725 localhost.evil.example notlocalhost 127.0.0.1.evil.example [::1 [evil]"
     for host in ours.split():
@@ -138,7 +138,7 @@ async def test_metrics_come_in_the_format_that_was_asked_for(world: World) -> No
     assert text.endswith("# EOF\n")
 
 
-async def test_ready_is_accepting_mail_and_health_is_the_loop(world: World) -> None:
+async def test_readyz_tells_whether_mail_is_accepted_and_healthz_that_the_loop_runs(world: World) -> None:
     assert (await world.get("/readyz"))[:2] == (200, "ready\n")
 
     world.refuses = "no room on the disk for <bob@example.com>"
@@ -148,7 +148,7 @@ async def test_ready_is_accepting_mail_and_health_is_the_loop(world: World) -> N
     assert (await world.get("/healthz"))[:2] == (200, "ok\n")
 
 
-async def test_answers_take_at_most_a_fifth_of_the_time(world: World) -> None:
+async def test_pages_take_at_most_a_fifth_of_the_loops_time(world: World) -> None:
     world.takes_seconds = 0.01
     await asyncio.gather(*(world.get("/") for _ in range(4)))
 
@@ -182,7 +182,7 @@ async def test_no_page_shows_an_address_of_a_correspondent(world: World) -> None
     assert "450 &lt;address&gt; is busy" in (await world.get("/"))[1]
 
 
-def test_the_page_shows_windows_their_past_and_who_goes_next() -> None:
+def test_the_page_shows_windows_their_past_and_the_next_messages() -> None:
     limits = (a_limit(), a_limit(used=7, count=10_000, opens_in_s=None))
     snapshot = a_snapshot(upstream=an_upstream(limits=limits))
     samples = Samples()
@@ -231,7 +231,7 @@ def test_everything_on_the_page_is_escaped() -> None:
         (RuntimeError("the next page fails"), '<p id="lost" role="status">'),
     ],
 )
-async def test_a_browser_shows_what_changes(
+async def test_a_browser_shows_changes_and_a_lost_connection(
     world: World, tmp_path: Path, then: Snapshot | Exception, words: str
 ) -> None:
     demand(missing_program(BROWSER))
@@ -249,7 +249,7 @@ async def test_a_browser_shows_what_changes(
     assert world.spans
 
 
-async def test_one_connection_too_many_costs_the_oldest(world: World) -> None:
+async def test_a_connection_above_the_limit_closes_the_oldest(world: World) -> None:
     address = urlsplit(world.base)
     clients = [await asyncio.open_connection(address.hostname, address.port) for _ in range(MOST + 1)]
     told = dict.fromkeys(range(MOST + 1), b"")
@@ -267,7 +267,7 @@ KEY = ("isp", "8 messages per 60s")
 
 
 @given(st.lists(st.tuples(st.integers(0, 3 * MINUTES), st.integers(0, 9)), min_size=1, max_size=30))
-def test_each_minute_of_the_day_has_its_highest_number(looks: list[tuple[int, int]]) -> None:
+def test_the_chart_of_the_day_has_the_highest_number_of_each_minute(looks: list[tuple[int, int]]) -> None:
     samples, highest = Samples(), dict[int, int]()
 
     for minute, used in sorted(looks, key=lambda look: look[0]):
@@ -279,7 +279,7 @@ def test_each_minute_of_the_day_has_its_highest_number(looks: list[tuple[int, in
     assert samples.day(KEY) == expected
 
 
-def test_json_has_rfc_3339_and_seconds_and_every_state() -> None:
+def test_status_json_has_rfc_3339_instants_seconds_and_every_state() -> None:
     shown = json.loads(json.dumps(to_json(a_snapshot())))
 
     assert shown["at"] == "2025-10-09T08:53:20.000Z"

@@ -1,4 +1,4 @@
-"""What is told of a queue, however long, and of what stands beside it; and that the loop turns meanwhile."""
+"""Listings of a queue of any length, and of messages beside it; the loop keeps turning meanwhile."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -38,7 +38,7 @@ def fill(relay: Relay, first: int, last: int) -> None:
 async def a_long_queue(folder: Path) -> AsyncIterator[Relay]:
     policy = policy_of(folder, 9, f", limits: [{{messages: {LIMIT}, per: 1h}}]")
     async with Relay(policy, clock=FakeClock()) as relay:
-        # A connection that is refused meanwhile would pause the upstream.
+        # A refused connection would pause the upstream meanwhile.
         relay.sender.upstreams.halt()
         fill(relay, 0, MANY)
         yield relay
@@ -46,7 +46,7 @@ async def a_long_queue(folder: Path) -> AsyncIterator[Relay]:
             relay.sender.queue.remove(queued.queue_id)
 
 
-async def test_a_long_queue_drains_when_its_last_message_goes(tmp_path: Path) -> None:
+async def test_the_drain_time_of_a_long_queue_is_the_eta_of_its_last_message(tmp_path: Path) -> None:
     async with a_long_queue(tmp_path) as relay:
         window_ns = relay.policy.upstreams["isp"].limits[0].per_ns + SECOND_NS
         drained_at_ns = relay.watch.snapshot().upstreams[0].drained_at_ns
@@ -59,9 +59,7 @@ async def test_a_long_queue_drains_when_its_last_message_goes(tmp_path: Path) ->
         assert [each.eta_at_ns for each in relay.watch.coming()] == etas[:10]
 
 
-async def test_a_listing_gives_way_to_the_loop_and_what_comes_and_goes_meanwhile_spoils_none(
-    tmp_path: Path,
-) -> None:
+async def test_a_listing_gives_way_to_the_loop_and_survives_changes_of_the_queue(tmp_path: Path) -> None:
     turns = 0
 
     async def take_turns() -> None:
@@ -103,7 +101,7 @@ async def test_a_listing_is_oldest_first_in_whatever_order_mail_came(tmp_path: P
     assert [each.queue_id for each in some] == [name_of(number) for number in (3, 10, 17)]
 
 
-async def test_what_is_set_aside_is_listed_behind_the_queue(tmp_path: Path) -> None:
+async def test_a_corrupt_message_is_listed_behind_the_queue(tmp_path: Path) -> None:
     async with Smarthost() as host:
         policy = policy_of(tmp_path, host.port)
         relay = Relay(policy)
@@ -127,11 +125,11 @@ async def test_what_is_set_aside_is_listed_behind_the_queue(tmp_path: Path) -> N
     assert queue_id != corrupt.queue_id
 
 
-async def test_what_is_accepted_and_not_taken_is_incoming(tmp_path: Path) -> None:
+async def test_accepted_mail_that_is_not_claimed_is_incoming(tmp_path: Path) -> None:
     async with Smarthost() as host, Relay(policy_of(tmp_path, host.port)) as relay:
         relay.accept()
         await relay.until_empty()
-        # As while a relay stops: nothing more is taken, and listeners are not closed yet.
+        # As while a relay stops: the sender claims nothing more, and listeners still accept mail.
         await relay.sender.finish()
         for _ in range(3):
             relay.accept()

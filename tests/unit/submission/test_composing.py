@@ -1,4 +1,4 @@
-"""What a program wrote, with the options of sendmail(1) or in a maildir, becomes a message or is refused."""
+"""Text that a program gives to sendmail(1) or puts into a maildir becomes a message or is refused."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -41,7 +41,7 @@ WHOLE = b"From: a@b.test\r\nDate: x\r\nMessage-ID: <y>\r\n"
             "a@b@c", "a\ufffd@b.test")),
     ],
 )  # fmt: skip
-def test_addresses_are_found_as_they_are_written_or_refused(text: str, found: list[str] | None) -> None:
+def test_addresses_are_found_in_every_usual_form_or_refused(text: str, found: list[str] | None) -> None:
     if found is None:
         with pytest.raises(NotAnAddress):
             addresses_in(text, HOST)
@@ -83,7 +83,7 @@ def test_options_are_those_of_sendmail(words: str, call: SendmailCall) -> None:
         ["-V", "x" * 101],
     ],
 )
-def test_what_is_not_known_is_wrong_usage(words: list[str]) -> None:
+def test_an_unknown_or_malformed_option_is_wrong_usage(words: list[str]) -> None:
     with pytest.raises(WrongUsage):
         parse_call([*words, "a@b.test"] if len(words) > 1 else words)
 
@@ -102,11 +102,11 @@ def compose(text: bytes, *argv: str, author: Author = AUTHOR, takes_header: bool
             b"From me Mon Nov 23", b">From me Mon Nov 23")),
     ],
 )  # fmt: skip
-def test_what_a_header_lacks_is_added_and_all_else_stays(text: bytes, content: bytes) -> None:
+def test_missing_header_fields_are_added_and_all_else_stays(text: bytes, content: bytes) -> None:
     assert compose(text, "a@b.test").content == content
 
 
-def test_bcc_goes_and_counts_only_where_the_header_is_asked() -> None:
+def test_bcc_is_removed_and_its_addresses_count_only_with_t() -> None:
     text = WHOLE + b"To: a@b.test\nBcc: c@d.test,\n e@f.test\n\n"
     without, with_header = compose(text, "x@y.test"), compose(text, "x@y.test", takes_header=True)
 
@@ -127,24 +127,24 @@ def test_the_sender_is_the_user_unless_named(sender: str | None, path: str) -> N
 @pytest.mark.parametrize(
     ("text", "sender"), [(b"To: a@b.test, c d@e.test\n\n", None), (b"\n", "a@b.c, c@d.e")]
 )
-def test_one_address_that_is_none_refuses_the_message(text: bytes, sender: str | None) -> None:
+def test_one_malformed_address_refuses_the_message(text: bytes, sender: str | None) -> None:
     with pytest.raises(NotAnAddress):
         compose(text, author=replace(AUTHOR, sender=sender), takes_header=True)
 
 
-def test_the_callers_own_name_is_read_only_where_it_is_used() -> None:
+def test_the_callers_user_name_must_be_valid_only_where_it_is_used() -> None:
     author = replace(AUTHOR, user="OFFICE\\me", sender="a@b.test")
 
     assert compose(b"To: c@d.test\n\n", author=author, takes_header=True).reverse_path == "a@b.test"
     for sender in (None, "<>"):
-        # No fault of the message: exit code 78, and a drain stops.
+        # The message is not at fault: the exit code is 78, and a drain stops.
         with pytest.raises(ValueError, match="name a sender") as caught:
             compose(b"\n", "c@d.test", author=replace(author, sender=sender))
         assert not isinstance(caught.value, NotAnAddress)
 
 
 @given(st.binary(max_size=60))
-def test_the_text_behind_an_empty_line_only_gets_its_crlf(text: bytes) -> None:
+def test_text_behind_the_header_changes_only_in_its_line_ends(text: bytes) -> None:
     lines = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
     content, expected = compose(WHOLE + b"\r\n" + text, "a@b.test").content, b"\r\n".join(lines)
 
@@ -156,7 +156,7 @@ HEAD = b"Delivered-To: e@f.test\r\nSubject: x\r\nReturn-Path: <g@h.test>\r\n\r\n
 
 
 @pytest.mark.parametrize("head", [b"", b"no field\r\n\r\n", b"Subject: x\r\nno field\r\n", b"\r\n", HEAD])
-def test_what_came_from_a_mail_server_stays_as_it_is(head: bytes) -> None:
+def test_a_message_from_a_mail_server_stays_as_it_is(head: bytes) -> None:
     found = delivered(ON_TOP + head, AUTHOR, EnvelopeSource())
     assert (found.reverse_path, found.recipients, found.content) == ("a@b.test", ("c@d.test",), head)
 
@@ -167,6 +167,6 @@ def test_a_null_sender_stays_null() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["d", "c@d.test", "C"])
-def test_a_prefix_that_leaves_no_address_is_told(prefix: str) -> None:
+def test_a_prefix_that_leaves_no_address_is_refused(prefix: str) -> None:
     with pytest.raises(NotAnAddress):
         delivered(ON_TOP, AUTHOR, EnvelopeSource(prefix))

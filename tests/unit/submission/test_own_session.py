@@ -19,11 +19,9 @@ upstreams: {isp: {host: 127.0.0.1, port: 9, tls: none, limits: []}}
 """
 
 
-def test_a_session_that_cannot_run_answers_at_once_and_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_that_cannot_run_ends_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_descriptor(session: Coroutine[Any, Any, None]) -> None:
-        """As asyncio.run fails where no descriptor is left for its loop."""
+        """Fail like asyncio.run if no descriptor is left for its loop."""
         session.close()
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/events-and-metrics.md that are made from the code: `make docs`."""
+"""Generates the tables of docs/events-and-metrics.md from the code; `make docs` runs it."""
 
 import re
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ def fields_of(kind: Kind) -> set[str]:
 
 
 def _line(kind: Kind) -> str:
-    """Return a template with what may be left out in brackets."""
+    """Return the template of an event; optional text stands in brackets."""
     shown = ""
     for literal, name, around, _ in Formatter().parse(kind.template):
         field = f"{{{(name or '').lstrip('_')}}}" if name else ""
@@ -46,7 +46,7 @@ def _metrics() -> str:
 
 
 def made(page: str) -> str:
-    """Return the page with its tables of events and of metrics made anew."""
+    """Return the page with its tables of events and of metrics made again."""
     for first, table in (("event", _events()), ("metric", _metrics())):
         page = re.sub(rf"(?m)^\| {first} \|.*\n(?:\|.*\n)+", lambda _, table=table: table, page)  # type: ignore[misc]  # a default binds it
     return page

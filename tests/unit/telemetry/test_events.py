@@ -1,4 +1,4 @@
-"""The log: every event in both styles, nothing foreign in its shape, never an exception, and no wait."""
+"""The log: every event in both styles.  Foreign text shapes no line, and a call never raises or waits."""
 
 import ast
 import contextlib
@@ -53,7 +53,7 @@ def relayed(events: Events, message_id: str | None = None) -> None:
 
 
 def tell(events: Events, foreign: str, names: Iterable[str] = KINDS) -> None:
-    """Tell these events, with a text in each of their fields."""
+    """Log these events with the text `foreign` in each field."""
     for name in names:
         kind = KINDS[name]
         if name == "delivery":
@@ -76,7 +76,7 @@ def _calls() -> Iterator[tuple[str, list[ast.keyword]]]:
                 case ast.Call(ast.Attribute(attr="tell"), [ast.Constant(str(name)), *_], fields):
                     yield name, fields
                 case ast.Call(ast.Attribute(attr="tell"), [ast.JoinedStr([_, end]), *_], fields):
-                    # Such as f"{kind}_published": all events of that end.
+                    # Such as f"{kind}_published": all events with that ending.
                     yield from ((name, fields) for name in KINDS if name.endswith(ast.literal_eval(end)))
 
 
@@ -86,8 +86,8 @@ def _written(field: str) -> str:
     return field.removesuffix("ns") + "seconds" if field.endswith("_ns") else field
 
 
-def test_each_event_is_told_with_the_fields_of_its_row() -> None:
-    """No call may raise, so that nothing else would notice."""
+def test_each_event_is_logged_with_the_fields_of_its_row() -> None:
+    """A log call never raises, so nothing else would notice a missing field."""
     told = set()
     for name, keywords in _calls():
         fields = {_written(each.arg) for each in keywords if each.arg and each.arg[0] != "_"}
@@ -119,9 +119,7 @@ def test_a_delivery_line_has_the_fields_of_postfix_and_in_json_the_documented_ke
 @pytest.mark.parametrize("style", ["text", "json"])
 @example("\x7f\x9b\u202e\ud800\r\n\x1b[2J", [*KINDS])
 @given(st.text(max_size=50), st.lists(st.sampled_from([*KINDS]), min_size=1, max_size=5))
-def test_no_foreign_text_adds_a_line_or_steers_a_terminal(
-    style: LogStyle, foreign: str, told: list[str]
-) -> None:
+def test_foreign_text_adds_no_line_or_terminal_escape(style: LogStyle, foreign: str, told: list[str]) -> None:
     stream = io.StringIO()
     events = events_on(stream, style)
     tell(events, foreign, told)
@@ -136,7 +134,7 @@ def test_no_foreign_text_adds_a_line_or_steers_a_terminal(
 
 
 @pytest.mark.parametrize("style", ["text", "json"])
-def test_a_stream_that_is_gone_costs_lines_and_nothing_else(style: LogStyle) -> None:
+def test_a_closed_stream_loses_and_counts_lines_and_raises_nothing(style: LogStyle) -> None:
     closed = io.StringIO()
     closed.close()
     events = events_on(closed, style)
@@ -144,7 +142,7 @@ def test_a_stream_that_is_gone_costs_lines_and_nothing_else(style: LogStyle) -> 
     assert (events.take_lines_lost(), events.take_lines_lost()) == (len(KINDS), 0)
 
 
-def test_a_flood_of_refusals_is_a_hundred_lines_and_a_number() -> None:
+def test_a_flood_of_refusals_is_a_hundred_lines_a_second_and_a_count() -> None:
     stream, clock = io.StringIO(), FakeClock()
     events = Events(stream, "json", clock, hostname="mx")
 
@@ -191,7 +189,7 @@ def pipe() -> Iterator[tuple[int, int]]:
             os.close(fd)
 
 
-def test_what_nobody_reads_is_dropped_and_counted(pipe: tuple[int, int]) -> None:
+def test_lines_that_nobody_reads_are_dropped_and_counted(pipe: tuple[int, int]) -> None:
     stream = LogStream(pipe[1], most_held_bytes=100_000)
     events = Events(cast("TextIO", stream), "text", FakeClock())
     for number in range(3000):
@@ -207,7 +205,7 @@ def test_what_nobody_reads_is_dropped_and_counted(pipe: tuple[int, int]) -> None
     assert events.take_lines_lost() == lost
 
 
-def test_a_reader_that_is_gone_costs_lines_and_nothing_else(pipe: tuple[int, int]) -> None:
+def test_a_closed_reader_loses_and_counts_lines_and_raises_nothing(pipe: tuple[int, int]) -> None:
     os.close(pipe[0])
     stream = LogStream(pipe[1])
     stream.write("one\ntwo\n")

@@ -1,4 +1,4 @@
-"""What Prometheus sees: every row of the table, sound by promtool, and counted right, here and elsewhere."""
+"""What Prometheus scrapes: every row of the table, valid for promtool, counted right in each process."""
 
 import io
 import json
@@ -30,7 +30,7 @@ ENVELOPE = Envelope("ann@example.org", ("a@x", "b@y"), 0, CLIENT, "mail", "ESMTP
 
 
 class World:
-    """Metrics on a snapshot that a test can change, of listeners in two processes."""
+    """Metrics with a snapshot that a test can change, and the tally of a listener process."""
 
     def __init__(self) -> None:
         self.shown: Snapshot | Exception = replace(a_snapshot(), routes=routes())
@@ -74,14 +74,14 @@ def test_every_metric_is_there_from_the_start_with_its_type(world: World) -> Non
     for name, row in METRICS.items():
         assert families[name].type == row.type, name
         assert families[name].documentation == row.meaning, name
-        # Which replies there will be, nobody knows.
+        # The codes of replies are not known in advance.
         assert families[name].samples or "code" in row.labels, name
         for sample in families[name].samples:
             assert set(sample.labels) - {"le"} == set(row.labels), name
     assert {name for name in families if name.startswith("relay_")} == set(METRICS)
 
 
-def test_promtool_finds_nothing_to_complain_of(world: World) -> None:
+def test_promtool_accepts_the_scrape(world: World) -> None:
     demand(missing_program("promtool"))
 
     checked = subprocess.run(
@@ -114,7 +114,7 @@ def test_each_recipient_counts_once_and_a_shared_reply_once(world: World) -> Non
     )
 
 
-def test_each_call_counts_where_it_says(world: World) -> None:
+def test_each_call_changes_its_own_metric(world: World) -> None:
     metrics, isp = world.metrics, {"upstream": "isp"}
     metrics.observe("relay_throttle_wait_seconds", "isp", span_ns=30 * SECOND_NS)
     metrics.observe("relay_event_loop_lag_seconds", span_ns=-1)
@@ -139,7 +139,7 @@ def test_each_call_counts_where_it_says(world: World) -> None:
     assert metrics.totals == Totals(relayed=2, expired=1)
 
 
-def test_the_snapshot_is_what_a_scrape_shows(world: World) -> None:
+def test_a_scrape_shows_the_snapshot(world: World) -> None:
     isp, limit = {"upstream": "isp"}, {"upstream": "isp", "limit": "8 messages per 60s"}
     world.values(
         ("queue_messages", {"state": "waiting"}, 400),
@@ -157,7 +157,7 @@ def test_the_snapshot_is_what_a_scrape_shows(world: World) -> None:
     )
 
 
-def test_a_scrape_outlives_a_snapshot_that_fails(world: World) -> None:
+def test_a_failed_snapshot_does_not_fail_the_scrape(world: World) -> None:
     world.shown = RuntimeError("no snapshot")
 
     first, second = world.scrape(), world.scrape()
@@ -179,7 +179,7 @@ def a_session(world: World, metrics: Metrics | Tally) -> None:
     observer.fault(LISTENER, CLIENT, ValueError("odd"))
 
 
-def test_a_listener_process_counts_as_if_it_were_here(world: World) -> None:
+def test_the_counts_of_a_listener_process_are_added_to_the_relays(world: World) -> None:
     a_session(world, world.metrics)
     for _ in range(3):
         a_session(world, world.tally)

@@ -1,4 +1,4 @@
-"""What is kept of what became of messages: bounded, for a while, and none of it is anybody's trouble."""
+"""The store of recent outcomes is bounded in size and in time, and its troubles stop no mail."""
 
 import asyncio
 import io
@@ -44,7 +44,7 @@ def a_subject(number: int = 1) -> Subject:
 
 
 class Hearing:
-    """A store beside a spool, and the log that it hears."""
+    """An outcome store beside a spool, and the events that it hears."""
 
     def __init__(self, folder: Path, clock: FakeClock | None = None) -> None:
         self.spool = str(folder / "spool")
@@ -68,7 +68,7 @@ class Hearing:
         )
 
     async def write(self) -> None:
-        """Write what was heard, and stop."""
+        """Write the outcomes that the store heard, and stop."""
         self.store.start()
         await self.store.close()
 
@@ -91,7 +91,7 @@ class Hearing:
                 await asyncio.sleep(0)
 
 
-async def test_what_ended_is_kept_with_its_reply_and_what_did_not_is_not(tmp_path: Path) -> None:
+async def test_final_outcomes_are_kept_with_their_reply_and_deferrals_are_not(tmp_path: Path) -> None:
     hearing = Hearing(tmp_path)
     hearing.end("before@the.start.example")
     hearing.store.start()
@@ -117,12 +117,12 @@ async def test_what_ended_is_kept_with_its_reply_and_what_did_not_is_not(tmp_pat
     assert hearing.events.take_lines_lost() == 0
 
 
-async def test_switched_off_it_keeps_nothing_and_removes_what_was_kept(tmp_path: Path) -> None:
+async def test_a_store_that_is_switched_off_keeps_nothing_and_removes_what_it_kept(tmp_path: Path) -> None:
     hearing = Hearing(tmp_path)
     hearing.store.start()
     hearing.end("b@x.example")
     await hearing.until(hearing.found)
-    # A write-ahead log has an index that is mapped into memory: on a full disk a bus error.
+    # No write-ahead log: its index is mapped into memory, and a full disk would mean SIGBUS.
     assert {path.name for path in hearing.folder.iterdir()} == {"outcomes", "outcomes-journal"}
 
     hearing.store.use(None)
@@ -135,7 +135,7 @@ async def test_switched_off_it_keeps_nothing_and_removes_what_was_kept(tmp_path:
     assert hearing.recipients() == ["d@x.example"]
 
 
-async def test_it_has_so_many_octets_at_most_and_the_oldest_goes_first(tmp_path: Path) -> None:
+async def test_the_store_has_a_maximum_size_and_drops_the_oldest_first(tmp_path: Path) -> None:
     hearing = Hearing(tmp_path)
     for number in range(6000):
         hearing.end(f"{number}@x.example")
@@ -147,7 +147,7 @@ async def test_it_has_so_many_octets_at_most_and_the_oldest_goes_first(tmp_path:
     assert sum(path.stat().st_size for path in hearing.folder.iterdir()) <= 1024 * 1024
 
 
-async def test_what_is_too_old_goes_and_so_does_what_a_clock_that_was_ahead_wrote(tmp_path: Path) -> None:
+async def test_outcomes_that_are_too_old_or_from_the_future_are_removed(tmp_path: Path) -> None:
     clock = FakeClock()
     ahead = FakeClock()
     ahead.step_wall(365 * DAY_NS)
@@ -163,7 +163,7 @@ async def test_what_is_too_old_goes_and_so_does_what_a_clock_that_was_ahead_wrot
 
 
 @pytest.mark.parametrize("damage", [b"x" * 20_000, b"SQLite format 3\0" + b"\1" * 9000])
-async def test_a_damaged_database_is_told_of_once_and_begun_anew(tmp_path: Path, damage: bytes) -> None:
+async def test_a_damaged_database_is_logged_once_and_replaced(tmp_path: Path, damage: bytes) -> None:
     hearing = Hearing(tmp_path)
     hearing.folder.mkdir()
     (hearing.folder / "outcomes").write_bytes(damage)

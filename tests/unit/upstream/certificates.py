@@ -1,6 +1,6 @@
-"""Certificates for tests, made by the `openssl` program: a CA, what it signed, and what it did not.
+"""Makes certificates for tests with the `openssl` program: a CA, those that it signed, and others.
 
-They have no key identifiers, as those of many private authorities.
+They have no key identifiers, like those of many private authorities.
 """
 
 import ssl
@@ -24,11 +24,10 @@ class Certificates:
     wrong_name: Path
     expired: Path
     self_signed: Path
-    """For localhost and 127.0.0.1, signed by nobody that anybody trusts."""
+    """For localhost and 127.0.0.1, not signed by the CA."""
 
 
 def make_certificates(folder: Path) -> Certificates:
-    """Make them all in a folder."""
     ca = _self_signed(folder, "ca", "-subj", "/CN=Test CA", *_BARE)
     return Certificates(
         ca.with_suffix(".crt"),
@@ -40,7 +39,6 @@ def make_certificates(folder: Path) -> Certificates:
 
 
 def server_context(pem: Path) -> ssl.SSLContext:
-    """Return the context of a server that shows this certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pem)
     return context
@@ -58,7 +56,7 @@ def outdated_context(pem: Path) -> ssl.SSLContext:
 
 
 def _signed(folder: Path, name: str, names: str, *, days: str = "30") -> Path:
-    """Return what the `ca` of the folder signed."""
+    """Make a certificate that the CA of the folder signs; return its path."""
     pem, ca = folder / f"{name}.pem", folder / "ca.crt"
     request, extensions = pem.with_suffix(".csr"), pem.with_suffix(".ext")
     _openssl(*_NEW, "-keyout", pem.with_suffix(".key"), "-out", request, "-subj", f"/CN={name}")

@@ -15,7 +15,6 @@ ON_BOTH_LOOPS = {"test_opening", "test_misbehaviour", "test_transaction"}
 def pytest_asyncio_loop_factories(
     item: pytest.Item,
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Return the loops that a test runs on."""
     loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.SelectorEventLoop}
     if item.path.stem in ON_BOTH_LOOPS:
         loops["uvloop"] = uvloop.new_event_loop
@@ -23,7 +22,7 @@ def pytest_asyncio_loop_factories(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave uvloop to make test-all: what differs between the loops differs seldom."""
+    """Leave uvloop to `make test-all`: the two loops seldom differ."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent) and "uvloop" in item.name:
             item.add_marker(pytest.mark.full)
@@ -31,5 +30,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """Return a certificate authority of our own, and what it signed."""
+    """Return a certificate authority of our own, and the certificates that it signed."""
     return make_certificates(tmp_path_factory.mktemp("certificates"))

@@ -1,4 +1,4 @@
-"""What the tests of SMTP out have in common: an account at a fake smarthost, a message, a transaction."""
+"""Shared by the tests of SMTP out: an account at a fake smarthost, a message, a transaction."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -18,7 +18,7 @@ CONTENT = b"Subject: hello\r\n\r\nline\r\n.dot\r\n"
 SENDER = "sender@example.com"
 RECIPIENTS = ("a@example.net", "b@example.net", "c@example.net")
 SOON_S = 0.05
-"""A timeout for what is going to time out; everything else has the real ones."""
+"""A timeout for the step that is to time out; every other step has its real timeout."""
 
 
 def account(
@@ -36,7 +36,6 @@ def account(
 
 @asynccontextmanager
 async def connected(account: UpstreamServer, timeouts: Timeouts | None = None) -> AsyncIterator[Connection]:
-    """Open a connection, and abort it at the end."""
     connection = await open_connection(account, SystemClock(), timeouts)
     try:
         yield connection

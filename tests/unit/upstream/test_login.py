@@ -1,4 +1,4 @@
-"""Authentication: which mechanism, only once, and no secret in anything that is shown."""
+"""Authentication: the choice of the mechanism, a single login, and no secret in any output."""
 
 from collections.abc import Sequence
 
@@ -37,7 +37,7 @@ EVERYTHING = frozenset({"plain", "login", "cram-md5", "xoauth2", "gssapi"})
         (frozenset({"plain", "login"}), TokenMechanism.AUTO, True, None),
     ],
 )
-def test_choice(
+def test_the_mechanism_follows_from_what_is_offered_wanted_and_encrypted(
     offered: frozenset[str], wanted: AnyMechanism, is_encrypted: bool, expected: AnyMechanism | None
 ) -> None:
     assert choose(offered, wanted, is_encrypted=is_encrypted) is expected
@@ -90,7 +90,7 @@ async def test_every_mechanism_logs_in(mechanism: AnyMechanism, secret: str) -> 
 
 
 @pytest.mark.parametrize("mechanism", [*PASSWORDS, *TokenMechanism])
-async def test_a_refused_login_is_the_only_one(mechanism: AnyMechanism) -> None:
+async def test_a_refused_login_is_not_repeated(mechanism: AnyMechanism) -> None:
     async with smarthost(secret="another") as host:
         answer = await refusal(server(host, mechanism, TOKEN))
 
@@ -99,7 +99,7 @@ async def test_a_refused_login_is_the_only_one(mechanism: AnyMechanism) -> None:
         assert len(host.sessions) == 1
 
 
-async def test_without_the_mechanism_no_login_is_tried() -> None:
+async def test_no_login_is_tried_without_a_usable_mechanism() -> None:
     async with smarthost(offers=("LOGIN", "CRAM-MD5")) as host:
         await refusal(server(host, Mechanism.PLAIN), "no usable mechanism")
 
@@ -109,12 +109,12 @@ async def test_without_the_mechanism_no_login_is_tried() -> None:
 @pytest.mark.parametrize(
     "end", ["535 5.7.8 no: {}\r\n", "535-{}\r\n535 no\r\n", "{}\r\n", "421 {}\r\n", "235x{}\r\n"]
 )
-async def test_what_the_upstream_repeats_of_a_password_is_not_shown(end: str) -> None:
+async def test_a_password_that_the_upstream_repeats_is_not_shown(end: str) -> None:
     async with smarthost(Script(auth=end.format("hunter2").encode()), secret="hunter2") as host:
         await refusal(server(host, Mechanism.PLAIN, "hunter2"))
 
 
-async def test_a_challenge_that_is_none_ends_the_login() -> None:
+async def test_a_malformed_challenge_ends_the_login() -> None:
     async with smarthost(Script(challenge="334 x")) as host:
         answer = await refusal(server(host, Mechanism.CRAM_MD5), "challenge")
 
@@ -139,7 +139,7 @@ async def test_a_password_with_nul_is_not_sent(mechanism: Mechanism) -> None:
         ("334 Username:", b"235 2.7.0 b\r\n"),
     ],
 )
-async def test_a_login_is_asked_for_in_any_words(prompt: str, welcome: bytes) -> None:
+async def test_auth_login_accepts_any_prompt(prompt: str, welcome: bytes) -> None:
     script = Script(challenge=prompt, auth=welcome)
     async with smarthost(script) as host, connected(server(host, Mechanism.LOGIN)):
         assert host.sessions[0].user == USER

@@ -1,7 +1,7 @@
-"""One table of what upstreams do in a transaction, and what becomes of the message.
+"""A table of what upstreams do in a transaction, and what becomes of the message.
 
-A recipient counts as relayed exactly if a perfect 250 answered the final dot; it bounces only by a perfect
-5yz that answered its own command; where the dot is out and no proper reply came, nobody knows.
+A recipient is relayed exactly if a well-formed 250 answers the final dot.  It bounces only by a well-formed
+5yz to its own command.  If the dot is sent and no well-formed reply comes, the outcome is unknown.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ REFUSALS: dict[str, tuple[str, Turn]] = {
     "421": ("PPP", "421 4.3.2 closing"),
     "421, then gone": ("PPP", ["421 4.3.2 closing", CLOSE]),
 }
-NO_REPLY: dict[str, Turn] = {  # all octets that are none: tests/unit/smtp/test_reply
+NO_REPLY: dict[str, Turn] = {  # tests/unit/smtp/test_reply has all malformed replies
     "nothing, closed": CLOSE,
     "nothing, reset": RESET,
     "nothing, half closed": HALF_CLOSE,
@@ -74,7 +74,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
        for name, turn in NO_REPLY.items() for phase in IN_TRANSACTION},
     "each is settled by its own reply": ("DRB", {"rcpt": (BUSY, OK, NOBODY)}),
     "251 is accepted": ("RRR", {"rcpt": "251 forwarded"}),
-    # Recipients beyond the upstream's number come later; where it says so to the first, they would for ever.
+    # Recipients above a limit go later.  If even the first is, all are deferred: it would go later for ever.
     "too many": ("RLL", {"rcpt": (OK, "452 4.5.3 too many", "452 4.5.3 too many")}),
     "too many for good": ("RLL", {"rcpt": (OK, "552 5.5.3 too many", "552 5.5.3 too many")}),
     "too many already": ("DDD", {"rcpt": "452 too many"}),
@@ -84,18 +84,18 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "250 to DATA": ("DDD", {"data": "250 ok"}),
     "251 to the dot": ("DDD?", {"eod": "251 ok"}),
     "354 to the dot": ("DDD?", {"eod": "354 go"}),
-    # A perfect 250 relays, whatever follows.
+    # A well-formed 250 relays, whatever follows.
     "250, then 421": ("RRR", {"eod": b"250 2.0.0 ok\r\n421 4.7.0 enough of you\r\n"}),
     "250, then close": ("RRR", {"eod": [b"250 2.0.0 ok\r\n", CLOSE]}),
     "250, then rubbish": ("RRR", {"eod": b"250 2.0.0 ok\r\nrubbish\r\n"}),
     "250 drip": ("RRR", {"eod": Drip(b"250-2.0.0 ok\r\n250\r\n")}),
     "421 to the dot, then 250": ("DDD?", {"eod": b"421 4.3.2 closing\r\n250 2.0.0 taken\r\n"}),
     "421 to the dot, then half": ("DDD?", {"eod": b"421 4.3.2 closing\r\n2"}),
-    # 421 behind a reply holds for what comes next.
+    # A 421 behind a reply answers the next command.
     "MAIL, then 421": ("PPP", {"mail": [DEFAULT, b"421 4.3.2 going down\r\n"]}),
     "RCPT, then 421": ("PPP", {"rcpt": [DEFAULT, b"421 4.3.2 going down\r\n"]}),
     "DATA, then 421": ("PPP", {"data": [DEFAULT, b"421 4.3.2 going down\r\n"]}),
-    # Whether the last word answered its own command, nothing behind it tells: U.
+    # No later reply proves that the last refusal answered its own command: U (unproven).
     "MAIL refused, then close": ("UUU", {"mail": ["554 5.6.0 no", CLOSE]}),
     "RCPT refused, then close": ("UDD", {"rcpt": ["554 5.6.0 no", CLOSE]}),
     "DATA refused, then close": ("UUU", {"data": ["554 5.6.0 no", CLOSE]}),
@@ -103,7 +103,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "MAIL refused, then 421": ("UUU", {"mail": b"554 5.6.0 no\r\n421 4.7.0 go away\r\n"}),
     "RCPT refused, then 421": ("UPP", {"rcpt": b"554 5.6.0 no\r\n421 4.7.0 go away\r\n"}),
     "dot refused, then 421": ("UUU", {"eod": b"554 5.6.0 no\r\n421 4.7.0 go away\r\n"}),
-    # A refused recipient stays refused behind 354, which proves it; content goes only for an accepted one.
+    # 354 proves the refusal of a recipient before it; content goes only if a recipient is accepted.
     **{f"{end} at RCPT": ("UPP" if end == "421" else "UDD", {"rcpt": (NOBODY, OK, turn)})
        for end, turn in ENDS.items()},
     **{f"{end} at DATA": ("UPP" if end == "421" else "UDD", {"rcpt": (NOBODY, OK), "data": turn})
@@ -120,7 +120,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "RCPT refused, DATA accepted": ("DDD", {"rcpt": NOBODY, "data": OK}),
     "RCPT out of order": ("DDD", {"rcpt": "503 5.5.1 MAIL first"}),
     # After two replies to MAIL every command gets the reply to the one before it: the refusal of the second
-    # recipient answers the third, or DATA.  What EHLO is answered by then goes to QUIT.
+    # recipient answers the third, or DATA.  The reply to EHLO then answers QUIT.
     "shifted to the third": ("DDD", {"rcpt": (OK, OK, NOBODY), "data": OK, "quit": OK}),
     "shifted to DATA": ("DDD", {"data": NOBODY, "ehlo": (DEFAULT, "354 go ahead"), "quit": OK}),
     "shifted to EHLO, by a reply of one line": ("DDD", {"data": NOBODY, "ehlo": (DEFAULT, OK), "quit": OK}),
@@ -128,8 +128,8 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "shifted to EHLO": ("DDD", {"rcpt": (OK, NOBODY, NOBODY), "data": NOBODY,
                                 "ehlo": (DEFAULT, "503 5.5.1 DATA?"), "quit": OK}),
 }  # fmt: skip
-"""What becomes of each recipient, as a letter of `BY_LETTER` and with `?` where nobody knows, by what the
-upstream says; a tuple is one turn after the other."""
+"""For each row: the letter in `BY_LETTER` of each recipient, `?` for an unknown outcome; and what the
+upstream says, where a tuple is one turn after the other."""
 
 
 def table(of: dict[str, Turn]) -> pytest.MarkDecorator:
@@ -137,7 +137,7 @@ def table(of: dict[str, Turn]) -> pytest.MarkDecorator:
 
 
 async def attempt(connection: Connection, host: Smarthost) -> Outcome:
-    """Do a transaction, and check what holds whatever happens."""
+    """Run a transaction, and check the laws that hold for every outcome."""
     before = len(host.relayed)
     outcome = await connection.transact(transaction())
     assert len(outcome.answers) == 3
@@ -157,7 +157,7 @@ async def attempt(connection: Connection, host: Smarthost) -> Outcome:
 
 
 @pytest.mark.parametrize(("becomes", "says"), list(ROWS.values()), ids=list(ROWS))
-async def test_what_becomes_of_the_message(becomes: str, says: dict[str, Any]) -> None:
+async def test_each_row_of_the_table_has_its_outcome(becomes: str, says: dict[str, Any]) -> None:
     script = Script()
     for phase, turn in says.items():
         setattr(script, phase, turns(*turn) if isinstance(turn, tuple) else turn)
@@ -171,7 +171,7 @@ async def test_what_becomes_of_the_message(becomes: str, says: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("phase", IN_TRANSACTION)
-async def test_behind_a_refusal_the_connection_goes_on(phase: str) -> None:
+async def test_the_connection_is_usable_after_a_refusal(phase: str) -> None:
     for refusal in (BUSY, NOBODY):
         async with Smarthost(at(phase, refusal)) as host, connected(account(host)) as connection:
             outcome = await attempt(connection, host)
@@ -200,7 +200,7 @@ async def test_a_kept_connection_that_ends_at_mail_is_no_attempt(expected: Verdi
 
 
 @table({"500": "500 what?", "close": CLOSE, "silence": SILENCE})
-async def test_trouble_with_rset_ends_the_connection_only(turn: Turn) -> None:
+async def test_a_failed_rset_ends_only_the_connection(turn: Turn) -> None:
     script = Script(rcpt=BUSY, rset=turn)
     async with Smarthost(script) as host, connected(account(host), Timeouts(reset_s=SOON_S)) as connection:
         outcome = await attempt(connection, host)
@@ -223,7 +223,7 @@ async def test_a_refusal_whose_proof_never_comes_is_no_refusal() -> None:
     [b"421 4.4.2 idle for too long\r\n", b"250 2.0.0 surprise\r\n", b"5", None],
     ids=["421", "250", "half", "closed"],
 )
-async def test_what_comes_unasked_before_mail_is_no_attempt(octets: bytes | None) -> None:
+async def test_an_unsolicited_reply_before_mail_is_no_attempt(octets: bytes | None) -> None:
     async with Smarthost() as host, connected(account(host)) as kept, connected(account(host)) as fresh:
         await kept.transact(transaction())
         assert kept.is_usable
@@ -256,7 +256,7 @@ async def test_what_comes_unasked_before_mail_is_no_attempt(octets: bytes | None
         "421": "421 4.3.2 closing",
     }
 )
-async def test_nothing_before_mail_touches_a_message(phase: str, turn: Turn) -> None:
+async def test_a_failure_before_mail_blames_no_message(phase: str, turn: Turn) -> None:
     mechanisms = ["LOGIN"] if phase == "challenge" else ["PLAIN"]
     async with Smarthost(at(phase, turn), accounts={"u": "p"}, mechanisms=mechanisms) as host:
         with pytest.raises(UpstreamUnavailable) as caught:
@@ -271,7 +271,7 @@ async def test_nothing_before_mail_touches_a_message(phase: str, turn: Turn) -> 
 
 
 @pytest.mark.parametrize(("phase", "step"), [("connect", "greeting"), ("ehlo", "hello"), ("auth", "auth")])
-async def test_an_upstream_that_hangs_before_mail_is_left_in_time(phase: str, step: str) -> None:
+async def test_an_upstream_that_hangs_before_mail_times_out(phase: str, step: str) -> None:
     timeouts = replace(Timeouts(), **{f"{step}_s": SOON_S})
     async with Smarthost(at(phase, SILENCE), accounts={"u": "p"}, mechanisms=["PLAIN"]) as host:
         with pytest.raises(UpstreamUnavailable, match="within") as caught:

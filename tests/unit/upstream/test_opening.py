@@ -1,4 +1,4 @@
-"""Opening a connection: what can go wrong before MAIL blames no message, and TLS is never opportunistic."""
+"""Opens connections: a failure before MAIL blames no message, and TLS is never opportunistic."""
 
 import asyncio
 import hashlib
@@ -26,7 +26,7 @@ IN = {Tls.NONE: Phase.CONNECT, Tls.IMPLICIT: Phase.CONNECT, Tls.STARTTLS: Phase.
 
 
 async def refused(host: Smarthost | None, opened: UpstreamServer, timeouts: Timeouts | None = None) -> str:
-    """Return why no connection came about; nothing was entrusted to the host, and no message is blamed."""
+    """Return why no connection was opened; check that the host got no login and no message is blamed."""
     with pytest.raises(UpstreamUnavailable) as caught:
         await open_connection(opened, SystemClock(), timeouts)
     answer = caught.value.answer
@@ -40,7 +40,7 @@ async def refused(host: Smarthost | None, opened: UpstreamServer, timeouts: Time
 
 @pytest.fixture
 def _two_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have every name mean 127.0.0.9, and then 127.0.0.1."""
+    """Resolve every name to 127.0.0.9 and then 127.0.0.1."""
 
     def found(_host: Any, port: Any, *_others: Any) -> list[Any]:
         return [(socket.AF_INET, 1, 6, "", (address, port)) for address in ("127.0.0.9", "127.0.0.1")]
@@ -58,7 +58,7 @@ async def test_a_second_address_is_tried_when_the_first_refuses() -> None:
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # as above
 @pytest.mark.usefixtures("_two_addresses")
 @BOTH
-async def test_one_opening_is_one_connection_by_the_upstreams_count(tls: Tls) -> None:
+async def test_one_opening_makes_one_connection_that_the_upstream_counts(tls: Tls) -> None:
     seen = []
 
     async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -75,13 +75,13 @@ async def test_one_opening_is_one_connection_by_the_upstreams_count(tls: Tls) ->
 
 
 async def test_no_password_leaves_this_host_in_the_clear() -> None:
-    # 192.0.2.1 is TEST-NET-1: whoever tried to connect there would fail otherwise.
+    # 192.0.2.1 is TEST-NET-1: an attempt to connect would fail with another error.
     opened = UpstreamServer("192.0.2.1", 25, Tls.NONE, "me.example", user="u", password="p")
     assert "never sent without TLS" in await refused(None, opened)
 
 
 @pytest.mark.parametrize("turn", [DEFAULT, SILENCE, CLOSE, b"rubbish\r\n"], ids=str)
-async def test_close_says_quit_and_ends_whatever_the_host_says(turn: Turn) -> None:
+async def test_close_sends_quit_and_ends_whatever_the_host_replies(turn: Turn) -> None:
     async with Smarthost(Script(quit=turn)) as host:
         connection = await open_connection(account(host), SystemClock(), Timeouts(quit_s=SOON_S))
         await connection.close()
@@ -119,10 +119,10 @@ async def test_mail_goes_over_tls_after_a_login(tls: Tls, name: str, certificate
         *(("foreign", "certificate"), ("outdated", "")),
     ],
 )
-async def test_what_is_not_whom_the_owner_trusts_or_too_old_is_refused(
+async def test_an_untrusted_certificate_or_an_old_tls_version_is_refused(
     tls: Tls, which: str, why: str, certificates: Certificates
 ) -> None:
-    """A foreign one is of an authority that the system does not know."""
+    """The authority of `foreign` is unknown to the system."""
     pem = certificates.right if which in {"foreign", "outdated"} else getattr(certificates, which)
     context = outdated_context(pem) if which == "outdated" else server_context(pem)
     async with Smarthost(tls=context, is_implicit=tls is Tls.IMPLICIT, accounts={"u": "p"}) as host:
@@ -133,7 +133,7 @@ async def test_what_is_not_whom_the_owner_trusts_or_too_old_is_refused(
         assert all(session.tls is None for session in host.sessions) or which != "outdated"
 
 
-async def test_a_ca_file_that_was_replaced_is_read_anew(certificates: Certificates, tmp_path: Path) -> None:
+async def test_a_replaced_ca_file_is_read_again(certificates: Certificates, tmp_path: Path) -> None:
     ca_file = tmp_path / "ca.pem"
     ca_file.write_bytes(certificates.self_signed.read_bytes().partition(b"-----BEGIN PRIVATE")[0])
     async with Smarthost(tls=server_context(certificates.right)) as host:
@@ -146,7 +146,7 @@ async def test_a_ca_file_that_was_replaced_is_read_anew(certificates: Certificat
             assert connection.is_usable
 
 
-async def test_starttls_that_is_not_offered_ends_it() -> None:
+async def test_a_host_without_starttls_ends_the_opening() -> None:
     async with Smarthost(accounts={"u": "p"}) as host:
         opened = account(host, tls=Tls.STARTTLS, user="u", password="p")
         assert "does not offer STARTTLS" in await refused(host, opened)
@@ -162,12 +162,12 @@ async def test_starttls_that_is_not_offered_ends_it() -> None:
         ([DEFAULT, b"421 4.3.2 bye\r\n"], "421 4.3.2 bye"),
         ([DEFAULT, RESET], ""),
         (CLOSE, "closed"),
-        # What is read after the 220 is not understood as a handshake: the host only listens.
+        # The host does not answer the handshake after its 220.
         ([DEFAULT, SILENCE], ""),
         (SILENCE, "within"),
     ],
 )
-async def test_starttls_that_goes_wrong_ends_it(turn: Turn, why: str, certificates: Certificates) -> None:
+async def test_a_failed_starttls_ends_the_opening(turn: Turn, why: str, certificates: Certificates) -> None:
     script, context = Script(starttls=turn), server_context(certificates.right)
     timeouts = Timeouts(tls_s=SOON_S) if turn in (SILENCE, [DEFAULT, SILENCE]) else None
     async with Smarthost(script, tls=context, accounts={"u": "p"}) as host:
@@ -176,7 +176,7 @@ async def test_starttls_that_goes_wrong_ends_it(turn: Turn, why: str, certificat
 
 
 @pytest.mark.parametrize(("turn", "why"), [([DEFAULT, SILENCE], "TLS failed"), (SILENCE, "no answer within")])
-async def test_no_tls_on_the_port_of_implicit_tls_ends_it(
+async def test_a_port_of_implicit_tls_without_tls_ends_the_opening(
     turn: Turn, why: str, certificates: Certificates
 ) -> None:
     timeouts = Timeouts(connect_s=SOON_S) if turn is SILENCE else None
@@ -186,8 +186,8 @@ async def test_no_tls_on_the_port_of_implicit_tls_ends_it(
 
 
 @pytest.mark.parametrize("under_tls", [b"250-STARTTLS\r\n250 AUTH PLAIN\r\n", b"250 AUTH=PLAIN\r\n"])
-async def test_what_is_offered_under_tls_alone_counts(certificates: Certificates, under_tls: bytes) -> None:
-    # The one in the middle adds SMTPUTF8; the host itself offers nothing of the kind.
+async def test_only_extensions_offered_under_tls_count(certificates: Certificates, under_tls: bytes) -> None:
+    # A man in the middle adds SMTPUTF8; the host itself does not offer it.
     before = b"250-SMTPUTF8\r\n250-AUTH GSSAPI\r\n250 STARTTLS\r\n"
 
     def offers(_argument: str) -> Turn:
@@ -201,7 +201,7 @@ async def test_what_is_offered_under_tls_alone_counts(certificates: Certificates
             assert connection.unfit(transaction(smtputf8=True).shape) is not None
 
 
-async def test_an_authority_without_key_identifiers_is_trusted_by_each_python(
+async def test_a_ca_without_key_identifiers_is_trusted_by_each_python_version(
     certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     default = ssl.create_default_context
@@ -212,7 +212,7 @@ async def test_an_authority_without_key_identifiers_is_trusted_by_each_python(
         return context
 
     monkeypatch.setattr(ssl, "create_default_context", as_python_3_13)
-    ca_file = tmp_path / "ca.pem"  # another one: a context is kept by its file
+    ca_file = tmp_path / "ca.pem"  # a new file, because a context is cached by its file
     ca_file.write_bytes(certificates.ca.read_bytes())
     async with (
         Smarthost(tls=server_context(certificates.right)) as host,
@@ -221,9 +221,7 @@ async def test_an_authority_without_key_identifiers_is_trusted_by_each_python(
         assert connection.is_usable
 
 
-async def test_an_upstream_is_shown_the_accounts_certificate_which_logs_in_where_that_is_asked_for(
-    certificates: Certificates,
-) -> None:
+async def test_the_client_certificate_is_shown_and_logs_in_with_external(certificates: Certificates) -> None:
     certificates.wrong_name.chmod(0o600)
     pair = read_key_pair(certificates.wrong_name, None)
     assert "PRIVATE" not in repr(pair)
@@ -235,7 +233,7 @@ async def test_an_upstream_is_shown_the_accounts_certificate_which_logs_in_where
         opened = replace(account(host, tls=Tls.STARTTLS, ca_file=certificates.ca), pair=pair)
         async with connected(replace(opened, user="u", password="", mechanism=Mechanism.EXTERNAL)):
             assert host.commands[-1] == "AUTH EXTERNAL dQ=="
-        # Not of itself: an upstream that offers it may know the relay by its certificate without it.
+        # Without EXTERNAL in the policy there is no login: the certificate alone may identify the relay.
         async with connected(opened):
             pass
         assert [session.user for session in host.sessions] == ["u", None]

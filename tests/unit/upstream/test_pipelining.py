@@ -1,4 +1,4 @@
-"""MAIL, RCPT and DATA sent at once (RFC 2920) mean what they mean sent in turn."""
+"""MAIL, RCPT and DATA sent at once (RFC 2920) have the same outcome as in turn."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,9 +21,7 @@ OF_ALL = ("452 4.5.3 too many", "550 5.4.5 daily limit exceeded", "451 4.7.1 slo
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-async def test_every_command_goes_out_before_the_first_reply_unless_the_owner_does_not_want_it(
-    *, wanted: bool
-) -> None:
+async def test_all_commands_go_out_before_the_first_reply_unless_pipelining_is_off(*, wanted: bool) -> None:
     may_answer = asyncio.Event()
     async with (
         Smarthost(Script(mail=[Until(may_answer), DEFAULT])) as host,
@@ -38,7 +36,7 @@ async def test_every_command_goes_out_before_the_first_reply_unless_the_owner_do
 
 
 @pytest.mark.parametrize("extensions", [["PIPELINING"], []], ids=["at once", "in turn"])
-async def test_a_quota_relays_whom_it_took_where_errors_are_limited(extensions: list[str]) -> None:
+async def test_recipients_accepted_before_too_many_refusals_are_relayed(extensions: list[str]) -> None:
     # As Postfix: smtpd_hard_error_limit = 20.
     said = iter(["250 ok"] * 10 + ["450 4.7.1 policy: rate limit exceeded"] * 19)
 
@@ -58,7 +56,7 @@ async def test_a_quota_relays_whom_it_took_where_errors_are_limited(extensions: 
 
 
 @pytest.mark.parametrize("count", [1, AHEAD, AHEAD + 1, 2 * AHEAD, 2 * AHEAD + 1])
-async def test_any_number_of_recipients_is_named_in_order_and_once(count: int) -> None:
+async def test_recipients_are_sent_in_order_and_once_whatever_their_number(count: int) -> None:
     recipients = [f"r{number}@x.example" for number in range(count)]
     async with Smarthost() as host, connected(account(host)) as connection:
         for _ in range(2):
@@ -76,7 +74,7 @@ async def test_any_number_of_recipients_is_named_in_order_and_once(count: int) -
     ],
     ids=["first", "last", "mail"],
 )
-async def test_a_reply_that_never_comes_bounces_nobody_else(mail: Turn, rcpt: list[Turn]) -> None:
+async def test_a_reply_that_never_comes_bounces_no_recipient(mail: Turn, rcpt: list[Turn]) -> None:
     timeouts = Timeouts(mail_s=SOON_S, rcpt_s=SOON_S, data_s=SOON_S)
     script = Script(mail=mail, rcpt=turns(*rcpt), data="554 5.5.1 no valid recipients")
     async with Smarthost(script) as host, connected(account(host), timeouts) as connection:
@@ -93,11 +91,11 @@ async def test_a_reply_that_never_comes_bounces_nobody_else(mail: Turn, rcpt: li
     st.sampled_from([DEFAULT, *REFUSALS, *OF_ALL]),
     st.sampled_from(["250 taken", *REFUSALS, *OF_ALL]),
 )
-def test_pipelined_or_in_turn_recipients_have_the_same_verdict(
+def test_recipients_have_the_same_verdict_pipelined_or_in_turn(
     mail: str, rcpts: list[str], of_all: tuple[int, str] | None, data: Turn, eod: str
 ) -> None:
     if of_all is not None:
-        # One that is about us or the message is said to everybody from there on.
+        # A refusal of the account or the message also answers every later recipient.
         place, refusal = of_all
         rcpts = [*rcpts[:place], *[refusal] * (3 - place)]
     if not mail.startswith("250"):

@@ -1,4 +1,4 @@
-"""The pool: never too many, nobody forgotten, nothing unfit handed out; with connections to nowhere."""
+"""The pool, with fake connections: it keeps its cap, forgets no connection, and hands out no unfit one."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,12 +11,10 @@ from tests.fakes.clock import FakeClock
 
 HOUR_NS = 3600 * 10**9
 WIDE = Caps(connections=3, max_messages=100, max_age_ns=HOUR_NS, idle_ns=HOUR_NS)
-"""Caps that are out of the way."""
+"""Caps of which only `connections` can matter in a test."""
 
 
 class Line:
-    """A connection to nowhere."""
-
     def __init__(self, opened_at_ns: int, of: "Opener") -> None:
         self.opened_at_ns = self.idle_since_ns = opened_at_ns
         self.of, self.transactions = of, 0
@@ -37,7 +35,7 @@ class Line:
 
     async def close(self) -> None:
         self.is_closing = True
-        for _ in range(3):  # the other side answers QUIT in its own time
+        for _ in range(3):  # the upstream takes a while to answer QUIT
             await asyncio.sleep(0)
         self.closed.set()
 
@@ -47,7 +45,7 @@ class Line:
 
 
 class Opener:
-    """Opens lines when the test says so."""
+    """Opens fake connections when the test says so."""
 
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
@@ -78,15 +76,13 @@ async def settle() -> None:
 
 
 class World:
-    """A pool, what opens its connections, and its clock."""
-
     def __init__(self, caps: Caps = WIDE, on_failed: Callable[[Exception], int] = lambda _: 0) -> None:
         self.clock = FakeClock()
         self.opener = Opener(self.clock)
         self.pool = Pool(self.opener.open, caps, self.clock, on_change=lambda: None, on_failed=on_failed)
 
     async def opened(self) -> Line:
-        """Return a connection that is opened for it."""
+        """Open a connection, and take it from the pool."""
         assert await self.none()
         self.opener.grant()
         await settle()
@@ -94,13 +90,13 @@ class World:
         return line
 
     async def none(self, most: int = 1) -> bool:
-        """Ask for connections in vain."""
+        """Take connections; return whether there were none."""
         taken = self.pool.take(most)
         await settle()
         return not taken
 
 
-async def test_the_first_logs_in_before_others_try() -> None:
+async def test_the_first_connection_logs_in_before_others_are_opened() -> None:
     world = World()
     for _ in range(2):
         assert await world.none(3)
@@ -113,7 +109,7 @@ async def test_the_first_logs_in_before_others_try() -> None:
     assert len(world.opener.waiting) == 2
 
 
-async def test_after_a_failure_it_rests_and_goes_on() -> None:
+async def test_the_pool_rests_after_a_failure_and_then_opens_again() -> None:
     world = World(on_failed=lambda _: HOUR_NS)
     await world.none()
     world.opener.refuse()
@@ -140,7 +136,7 @@ class Play(World):
         self.openers = [self.opener]
         self.cap = self.highest_cap = 2
         self.expected_until_ns = 0
-        """Until then it is known that a session takes two messages."""
+        """Until this instant the pool knows that a session takes two messages."""
         self.held: list[Line] = []
         self.discarded: list[Line] = []
 
@@ -158,7 +154,7 @@ class Play(World):
         if operation in ("take", "turn"):
             await asyncio.sleep(0)
         assert len(set(map(id, self.held))) == len(self.held), "one connection has two holders"
-        # Those that are being opened, or say QUIT, it counts too.
+        # The upstream also counts connections that are being opened or closed.
         seen = len(self.open) + sum(len(opener.waiting) for opener in self.openers)
         assert seen <= self.highest_cap, "the upstream sees too many"
 
@@ -218,7 +214,7 @@ class Play(World):
         self.pool.configure(TIGHT._replace(connections=self.cap), opener=opener)
 
     async def end(self) -> None:
-        """Give all back: no more than the cap are kept, and there is one to be had."""
+        """Give all back: the pool keeps no more than its cap, and hands out a connection."""
         for line in self.held:
             self.pool.release(line)
         for _ in range(20):
@@ -252,7 +248,7 @@ AGE, TAKE = ("age", 0), ("take", 1)
 @example([*TAKEN, AGE, AGE, AGE, ("release", 0), TAKE])
 @example([*TAKEN, *TAKEN, ("use up", 0), ("release", 0), TAKE])
 @example([*TAKEN, *TAKEN, ("fewer", 0)])
-def test_any_use_keeps_the_cap_and_forgets_nobody(operations: list[tuple[str, int]]) -> None:
+def test_the_pool_keeps_its_cap_and_forgets_nothing_under_any_use(operations: list[tuple[str, int]]) -> None:
     async def play() -> None:
         played = Play()
         for operation, pick in operations:

@@ -74,7 +74,7 @@ async def test_mail_has_the_parameters_that_are_offered_and_needed(
         (Shape(1001, eight_bit=False, smtputf8=False), "4.3.4"),
     ],
 )
-async def test_what_a_connection_cannot_carry_is_known_before(shape: Shape, status: str) -> None:
+async def test_a_message_that_a_connection_cannot_carry_gets_no_mail(shape: Shape, status: str) -> None:
     async with Smarthost(extensions=("SIZE 1000",)) as host, connected(account(host)) as connection:
         refusal = connection.unfit(shape)
 
@@ -102,8 +102,8 @@ async def test_a_cancelled_transaction_closes_the_connection(phase: str) -> None
 @pytest.mark.parametrize(
     ("phase", "longest_ns"), [("mail", SECOND_NS // 10), ("data", SECOND_NS // 10), ("", 0)]
 )
-async def test_a_transaction_ends_before_the_longest_it_may_take(phase: str, longest_ns: int) -> None:
-    # The steps could take minutes each, and a third of the whole is for the reply to the dot.
+async def test_a_transaction_ends_within_its_longest_time(phase: str, longest_ns: int) -> None:
+    # Each step could take minutes, and a third of the whole is kept for the reply to the dot.
     script, timeouts = at(phase, SILENCE) if phase else Script(), Timeouts(eod_s=100.0)
     async with Smarthost(script) as host, connected(account(host), timeouts) as connection:
         outcome = await connection.transact(transaction()._replace(longest_ns=longest_ns))
@@ -140,23 +140,23 @@ async def test_content_waits_for_an_upstream_that_does_not_read() -> None:
         go_on.set()
 
         assert verdicts(await sending) == [RELAYED] * 3
-        assert stalled_at < 400  # 26 MB would have been in memory
+        assert stalled_at < 400  # otherwise 26 MB would be in memory
         assert len(host.relayed[0].content) == shape.size_bytes
 
 
-# Only the time that is over: while the other one reads, this machine may stall for longer.
+# Only the timeout under test is short: this host may stall for longer while the upstream reads.
 @pytest.mark.parametrize(
     ("turn", "timeouts"),
     [(SILENCE, Timeouts(eod_s=SOON_S)), (DEAF, Timeouts(block_s=SOON_S))],
     ids=["reads", "does not read"],
 )
-async def test_an_upstream_that_does_not_take_the_content_is_given_up(turn: Turn, timeouts: Timeouts) -> None:
+async def test_an_upstream_that_does_not_take_the_content_times_out(turn: Turn, timeouts: Timeouts) -> None:
     script = Script(content=During(1000, turn))
     async with Smarthost(script) as host, connected(account(host), timeouts) as connection:
         outcome = await connection.transact(transaction(chunks=[LINE * 900] * 300))
 
         assert verdicts(outcome) == [DEFER] * 3
-        # One that reads to the end may have taken it.
+        # An upstream that reads to the end may have taken the message.
         assert outcome.is_ambiguous == (turn is SILENCE)
         assert not connection.is_usable
 
@@ -164,13 +164,13 @@ async def test_an_upstream_that_does_not_take_the_content_is_given_up(turn: Turn
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        ("552 5.3.4 too big", DEFER),  # it came before the dot: to be said again
+        ("552 5.3.4 too big", DEFER),  # before the dot a refusal is not final
         ("421 4.3.2 going down", PAUSE),
         ("250 2.0.0 taken already", DEFER),
         (b"rubbish\r\n", DEFER),
     ],
 )
-async def test_a_reply_in_the_middle_of_the_content_ends_it(said: str | bytes, expected: Verdict) -> None:
+async def test_a_reply_amid_the_content_ends_the_transaction(said: str | bytes, expected: Verdict) -> None:
     script = Script(content=During(1000, [said, DEAF]))
     async with Smarthost(script) as host, connected(account(host)) as connection:
         outcome = await connection.transact(transaction(chunks=[LINE * 900] * 300))
@@ -184,7 +184,7 @@ async def test_a_reply_in_the_middle_of_the_content_ends_it(said: str | bytes, e
 @pytest.mark.parametrize(
     "end", [OSError("the disk is gone"), b"no end", b"bare\nnewline\r\n", b"bare\rreturn\r\n"]
 )
-async def test_unreadable_content_is_not_relayed_and_the_error_passed_on(end: OSError | bytes) -> None:
+async def test_unreadable_content_is_not_relayed_and_raises_its_error(end: OSError | bytes) -> None:
     is_closed = False
 
     async def broken() -> AsyncIterator[bytes]:
@@ -208,7 +208,7 @@ async def test_unreadable_content_is_not_relayed_and_the_error_passed_on(end: OS
         assert not connection.is_usable
 
 
-async def test_a_line_that_would_be_two_is_not_sent() -> None:
+async def test_a_command_with_a_line_break_is_not_sent() -> None:
     async with Smarthost() as host, connected(account(host)) as connection:
         with pytest.raises(ValueError, match="control character") as caught:
             await connection.transact(transaction(reverse_path="a>\r\nRCPT TO:<b"))
@@ -225,17 +225,17 @@ RET_AND_NOTIFY = DsnRequest(Ret.HDRS, recipients=NOTIFY.recipients)
 @pytest.mark.parametrize(
     ("refuses", "reply", "dsn", "expected"),
     [
-        # Of parameters: nobody is refused, and they are not sent again.
+        # A refusal of parameters refuses no recipient; they are not sent again.
         *(("MAIL", reply, RET_AND_NOTIFY, "LLL!") for reply in (
             "555 5.5.4 what?", "501 syntax", "504 5.5.4 no", "500 too long")),
         ("<a@", "555 5.5.4 no", RET_AND_NOTIFY, "LRR!"),
-        # Of an address, or of a command that had none.
+        # A refusal of an address, or of a command without parameters.
         *(("<a@", reply, RET_AND_NOTIFY, "BRR") for reply in ("501 5.1.3 bad address", "553 5.5.4 no")),
         ("MAIL", "501 5.5.2 what?", NOTIFY, "BBB"),
         *(("<b@", "501 5.5.2 what?", dsn, "RBR") for dsn in (RET, NOTIFY, NOTHING_ASKED)),
     ],
 )  # fmt: skip
-async def test_a_refusal_of_dsns_parameters_refuses_nobody(
+async def test_a_refusal_of_dsn_parameters_refuses_no_recipient(
     refuses: str, reply: str, dsn: DsnRequest, expected: str
 ) -> None:
     script = Script(rcpt=lambda argument: reply if refuses in argument else "250 ok")

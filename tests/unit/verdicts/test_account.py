@@ -1,4 +1,4 @@
-"""The state of an account: each cell of its table, what a change tells, and what of it is kept."""
+"""The state of an account: each cell of its table, the length of pauses, and the record that is kept."""
 
 from dataclasses import replace
 from itertools import product
@@ -55,7 +55,7 @@ def event(happening: Happening, at_ns: int = 0, ruling: Ruling = NO_RULING) -> E
     return Event(happening, at_ns, happening.name, ruling, recipients=1, until_ns=at_ns + 60, pause=pause)
 
 
-# What each happening makes of used, proving, paused, refused, stopped.
+# The states that follow used, proving, paused, refused and stopped, for each happening.
 CELLS = {
     Happening.PAUSE: "paused paused paused refused stopped",
     Happening.REFUSE: "refused refused refused refused stopped",
@@ -73,7 +73,7 @@ CELLS = {
 
 
 @pytest.mark.parametrize(("health", "happening"), [*product(Health, Happening)])
-def test_each_cell(health: Health, happening: Happening) -> None:
+def test_each_cell_of_the_table_gives_its_state(health: Health, happening: Happening) -> None:
     before = AccountState(health, "before", HOUR_NS, in_a_row=1, spans=((0, FOREVER_NS),))
     after = step(before, event(happening, 100))
 
@@ -91,7 +91,7 @@ def test_each_cell(health: Health, happening: Happening) -> None:
 
 
 @given(st.lists(st.sampled_from(Happening), max_size=30))
-def test_whatever_happens_each_rest_is_timed(happenings: list[Happening]) -> None:
+def test_each_rest_has_a_span_whatever_happens(happenings: list[Happening]) -> None:
     state = AccountState()
     for number, happening in enumerate(happenings):
         state = step(state, event(happening, 10 * number))
@@ -109,7 +109,7 @@ def test_whatever_happens_each_rest_is_timed(happenings: list[Happening]) -> Non
         (Verdict.STOP, False, False, Happening.STOP),
     ],
 )
-def test_a_refusal_is_told_by_its_verdict(
+def test_a_refusal_becomes_the_happening_of_its_verdict(
     verdict: Verdict, *, may_probe: bool, is_doubted: bool, expected: Happening
 ) -> None:
     ruling = ruling_of("no", may_probe=may_probe)
@@ -118,7 +118,7 @@ def test_a_refusal_is_told_by_its_verdict(
     assert refused(answer, 5, lambda _span_ns: None).happening is expected
 
 
-def test_where_no_probe_is_allowed_only_somebody_ends_it() -> None:
+def test_a_stop_that_allows_no_probe_ends_only_if_somebody_acts() -> None:
     doubted = step(AccountState(), event(Happening.STOP))
     barred = step(doubted, event(Happening.STOP, 1, ruling_of("no", may_probe=False)))
     assert (doubted.until_ns, barred.until_ns) == (PROBE_NS, FOREVER_NS)
@@ -126,7 +126,7 @@ def test_where_no_probe_is_allowed_only_somebody_ends_it() -> None:
     assert step(barred, event(Happening.EDIT)).health is Health.PROVING
 
 
-def test_a_pause_grows_only_by_what_a_later_refusal_asks_for() -> None:
+def test_a_later_refusal_extends_a_pause_only_as_far_as_it_asks() -> None:
     paused = step(AccountState(), event(Happening.PAUSE))
     assert paused.until_ns == FIRST_NS
     assert step(paused, event(Happening.PAUSE, 9 * SECOND_NS)) == paused
@@ -134,7 +134,7 @@ def test_a_pause_grows_only_by_what_a_later_refusal_asks_for() -> None:
     assert (longer.until_ns, longer.in_a_row) == (301 * SECOND_NS, 1)
 
 
-def test_refused_again_it_is_one_pause_and_a_success_or_an_edit_begins_anew() -> None:
+def test_repeated_refusals_double_one_pause_until_a_success_or_an_edit() -> None:
     state, now_ns, lengths = AccountState(), 0, []
     for _ in range(8):
         state = step(state, event(Happening.PAUSE, now_ns))
@@ -150,7 +150,7 @@ def test_refused_again_it_is_one_pause_and_a_success_or_an_edit_begins_anew() ->
         assert (again.until_ns - now_ns - 1, len(again.spans)) == (FIRST_NS, 2)
 
 
-def test_after_too_much_it_begins_with_one_recipient_and_doubles() -> None:
+def test_transactions_have_one_recipient_after_a_refusal_for_too_much_and_then_double() -> None:
     state, sizes = step(AccountState(), event(Happening.PAUSE, 0, TOO_MUCH)), []
     for _ in range(9):
         sizes.append(largest(100, state.taken))
@@ -158,7 +158,7 @@ def test_after_too_much_it_begins_with_one_recipient_and_doubles() -> None:
     assert sizes == [1, 2, 4, 8, 16, 32, 64, 100, 100]
 
 
-def test_a_second_refusal_of_mail_makes_it_small_and_one_of_a_connection_does_not() -> None:
+def test_a_second_refusal_of_mail_allows_one_recipient_and_one_of_a_connection_all() -> None:
     once = step(step(AccountState(), event(Happening.PAUSE)), event(Happening.OVER))
     again = event(Happening.PAUSE, 1)
     assert largest(7, once.taken) == 7
@@ -167,9 +167,7 @@ def test_a_second_refusal_of_mail_makes_it_small_and_one_of_a_connection_does_no
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.booleans()), max_size=40), st.integers(0, 2000))
-def test_the_time_paused_is_that_of_the_instants_that_were_paused(
-    script: list[tuple[int, bool]], since: int
-) -> None:
+def test_the_time_paused_is_the_number_of_paused_instants(script: list[tuple[int, bool]], since: int) -> None:
     state, paused, now = AccountState(), [False] * 2100, 0
     for after, begins in script:
         if state.is_resting:
@@ -178,7 +176,7 @@ def test_the_time_paused_is_that_of_the_instants_that_were_paused(
         state = step(state, event(Happening.KEEP if begins else Happening.RESUME, now))
         assert state.is_resting == begins
     assert within_ns(state.spans, since, now) == sum(paused[since:now])
-    # What goes on is one with the last.
+    # A pause that goes on belongs to the last span.
     again = step(replace(state, operator=None, in_a_row=1), event(Happening.KEEP, now))
     assert len(again.spans) == max(1, len(state.spans))
 
@@ -186,24 +184,24 @@ def test_the_time_paused_is_that_of_the_instants_that_were_paused(
 @pytest.mark.parametrize(
     ("ruling", "step_", "oldest_leaves_in", "expected"),
     [
-        # Without a word of how long, the back-off doubles.
+        # If the reply asks for no time, the back-off doubles.
         (None, 0, None, FIRST_NS),
         (ruling_of("no"), 3, None, FIRST_NS * 8),
         (ruling_of("no"), 99, None, LONGEST_NS),
-        # The time asked for is kept to, and grows if it did not help.
+        # The time that the reply asks for is kept, and grows if it did not help.
         (ruling_of("try again in 5 seconds"), 0, None, 5 * SECOND_NS),
         (ruling_of("try again in 5 seconds"), 3, None, FIRST_NS * 8),
         (ruling_of("try again in 2 hours"), 3, None, 2 * HOUR_NS),
-        # Where a window is named, our history says when it has room.
+        # If the reply names a window, our history says when it has room.
         (ruling_of("100 messages per hour exceeded"), 0, HOUR_NS // 3, HOUR_NS // 3),
         (ruling_of("100 messages per hour exceeded"), 0, None, FIRST_NS),
-        # Where a look makes it worse, the whole window is waited for.
+        # If a probe makes it worse, the relay waits for the whole window.
         (ruling_of("daily limit", may_probe=False), 0, 1, 24 * HOUR_NS),
         (ruling_of("no", may_probe=False), 0, None, PROBE_NS),
         (ruling_of("no", may_probe=False, wait_ns=7 * PROBE_NS), 0, None, 7 * PROBE_NS),
     ],
 )
-def test_how_long_a_refusal_has_the_upstream_rest(
+def test_a_pause_is_as_long_as_the_reply_the_rule_and_the_history_say(
     ruling: Ruling | None, step_: int, oldest_leaves_in: int | None, expected: int
 ) -> None:
     assert rest_ns(ruling, step_, lambda _span_ns: oldest_leaves_in) == expected
@@ -213,7 +211,7 @@ STATE = AccountState(Health.PAUSED, "421 4.7.0 no", 800, in_a_row=2, spans=((100
 RECORD = PauseRecord("here", 500, 9_000, STATE)
 
 
-def test_a_record_reads_back_as_it_was() -> None:
+def test_a_record_reads_back_unchanged() -> None:
     state = replace(STATE, taken=7, operator=OperatorPause(900, "Zo\u00eb", 7), fault="damaged")
     read = parse(render(replace(RECORD, state=state)))
     assert (read.state, read.state.taken) == (state, 7)
@@ -222,7 +220,7 @@ def test_a_record_reads_back_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("old", "new"), [(b"{", b""), (b"paused", b"pause"), (b"100", b"300"), (b"800", b"8e99")]
 )
-def test_a_damaged_record_is_a_value_error(old: bytes, new: bytes) -> None:
+def test_a_damaged_record_raises_value_error(old: bytes, new: bytes) -> None:
     content = render(RECORD)
     assert old in content
     with pytest.raises(ValueError, match="not a record"):
@@ -252,14 +250,14 @@ def test_after_a_reboot_the_wall_clock_says_how_much_pause_is_left(now_ns: int, 
         (AccountState(fault="damaged", fault_until_ns=900), Health.USED, False),
     ],
 )
-def test_a_start_goes_on_with_what_is_not_over(
+def test_a_start_continues_the_pauses_that_are_not_over(
     state: AccountState, health: Health, *, is_resting: bool
 ) -> None:
     started = replace(RECORD, state=state).at_a_start(700)
     assert (started.health, started.is_resting) == (health, is_resting)
 
 
-def test_all_of_a_fault_of_our_history_is_a_pause_whoever_acts_before_its_end() -> None:
+def test_repeated_faults_of_the_history_are_one_pause_until_somebody_acts() -> None:
     state = AccountState()
     for happening, at_ns in ((Happening.FAULT, 100), (Happening.FAULT, 360), (Happening.RESUME, 400)):
         state = step(state, event(happening, at_ns))
@@ -267,9 +265,7 @@ def test_all_of_a_fault_of_our_history_is_a_pause_whoever_acts_before_its_end() 
 
 
 @pytest.mark.parametrize(("rests_until", "paused_until"), [(115, 3700), (3700, 115)])
-def test_what_is_over_at_one_look_was_a_pause_until_the_last_of_it(
-    rests_until: int, paused_until: int
-) -> None:
+def test_pauses_over_at_one_look_count_until_the_last_of_them(rests_until: int, paused_until: int) -> None:
     asked = OperatorPause(paused_until, "anna", 0)
     state = replace(step(AccountState(), event(Happening.PAUSE, 100)), until_ns=rests_until)
     state = step(state, Event(Happening.KEEP, 100, pause=asked))

@@ -1,4 +1,4 @@
-"""What an outcome means: the promises, for any replies in any mixture, and each rule on a case of its own."""
+"""What an outcome means: the promises for any mixture of replies, and each rule on a case of its own."""
 
 from typing import NamedTuple
 
@@ -55,7 +55,7 @@ def an_outcome(*given_verdicts: Verdict, scope: Scope = Scope.UPSTREAM) -> Outco
 
 
 def believed(outcome: Outcome, standing: Standing) -> Decision:
-    """Return the decision where every refusal is believed."""
+    """Return the decision if every refusal is believed."""
     return decide(outcome, standing, TERMS, Shield(is_off=True))
 
 
@@ -79,10 +79,10 @@ scopes = st.sampled_from([Scope.UPSTREAM, Scope.SENDER])
 
 
 @given(sixes, standings, scopes, st.booleans())
-def test_only_a_refusal_of_the_recipient_itself_can_fail_it_whatever_is_known(
+def test_only_a_refusal_of_the_recipient_itself_can_bounce_it(
     given_verdicts: list[Verdict], standing: Standing, scope: Scope, is_off: bool
 ) -> None:
-    """One about us may expire it, where it is evidently the message's or its sender's, and it is old."""
+    """A refusal of us may expire an old message, if the message or its sender is evidently the cause."""
     outcome = an_outcome(*given_verdicts, scope=scope)
     decision = decide(outcome, standing, TERMS, Shield(is_off=is_off))
 
@@ -97,10 +97,8 @@ def test_only_a_refusal_of_the_recipient_itself_can_fail_it_whatever_is_known(
 
 
 @given(verdicts, spans_ns)
-def test_a_message_goes_again_at_once_only_where_it_made_progress(
-    given_verdicts: list[Verdict], age_ns: int
-) -> None:
-    """Otherwise one refusing upstream would be asked in a circle, each time for a slot."""
+def test_a_message_goes_again_at_once_only_after_progress(given_verdicts: list[Verdict], age_ns: int) -> None:
+    """Otherwise the relay would ask a refusing upstream in a loop, and spend a slot each time."""
     tried: frozenset[int] = frozenset()
     left = list(range(len(given_verdicts)))
     for _ in range(len(given_verdicts) + 1):
@@ -133,7 +131,7 @@ IN_PLACE = NEW._replace(refusals=REFUSALS_IN_PLACE - 1)
 IN_A_ROW = NEW._replace(in_a_row=REFUSALS_IN_PLACE - 1)
 WELL = NEW._replace(is_well=True)
 SINGLED_OUT = WELL._replace(refusals=REFUSALS_IN_PLACE + EVIDENT - 1)
-# After the final dot it may even have been relayed: nobody refused it.
+# Without a reply to the final dot it may even be relayed: nobody refused it.
 LOST = Outcome((Answer(Verdict.DEFER, Phase.EOD, None, "no reply to the final dot"),), is_ambiguous=True)
 # A kept connection that died before MAIL.
 UNASKED = Outcome((Answer(Verdict.LATER, Phase.MAIL, None, "the upstream closed the connection"),))
@@ -163,7 +161,7 @@ BACKS_OFF = Meaning(Fate.WAITING, Next.POSTPONE)
         (an_outcome(Verdict.BOUNCE), NEW, Meaning(Fate.BOUNCED, Next.FINISH)),
         (an_outcome(Verdict.DEFER), NEW, DEFERRED),
         (an_outcome(Verdict.DEFER), OLD, EXPIRED),
-        # Neither pauses nor rests are age.
+        # Pauses and rests do not count as age.
         (an_outcome(Verdict.DEFER), OLD._replace(resting_ns=2 * HOUR_NS), DEFERRED),
         (an_outcome(Verdict.LATER), NEW, DEFERRED),
         (LOST, OLD, DEFERRED),
@@ -171,11 +169,11 @@ BACKS_OFF = Meaning(Fate.WAITING, Next.POSTPONE)
         (an_outcome(Verdict.PAUSE), NEW, KEEPS_ITS_PLACE),
         (an_outcome(Verdict.PAUSE), OLD, KEEPS_ITS_PLACE),
         (an_outcome(Verdict.STOP), NEW, KEEPS_ITS_PLACE),
-        # Refused so often, it or the upstream's mail at all, it lets others prove the upstream.
+        # After so many refusals, of it or in a row of any mail, it lets others prove the upstream.
         (an_outcome(Verdict.PAUSE), IN_PLACE, BACKS_OFF._replace(refusals=3)),
         (an_outcome(Verdict.STOP), IN_A_ROW, BACKS_OFF._replace(refusals=1)),
         (an_outcome(Verdict.STOP), IN_A_ROW._replace(is_probe=True), KEEPS_ITS_PLACE),
-        # Refused often where others are relayed, it is its own.
+        # Refused often while others are relayed, the message itself is at fault.
         (
             an_outcome(Verdict.PAUSE),
             WELL._replace(refusals=REFUSALS_IN_PLACE),
@@ -183,13 +181,13 @@ BACKS_OFF = Meaning(Fate.WAITING, Next.POSTPONE)
         ),
         (an_outcome(Verdict.PAUSE), SINGLED_OUT, DEFERRED._replace(refusals=6)),
         (OF_SENDER, NEW, SENDER_RESTS),
-        # Its rests are no age, but where its sender alone is refused.
+        # Its rests do not count as age, unless its sender alone is refused.
         (OF_SENDER, ALONE._replace(is_sender_alone=False), SENDER_RESTS),
         (OF_SENDER, ALONE, EXPIRED._replace(refusals=1)),
         (OF_SENDER, ALONE._replace(paused_ns=2 * HOUR_NS), SENDER_RESTS),
     ],
 )
-def test_one_recipient_one_answer(outcome: Outcome, standing: Standing, meaning: Meaning) -> None:
+def test_each_answer_has_its_decision(outcome: Outcome, standing: Standing, meaning: Meaning) -> None:
     decision = believed(outcome, standing)
 
     assert meaning == (

@@ -1,4 +1,4 @@
-"""The shield: a list is not bounced by one refusal said many times, and a dead address still is."""
+"""The shield: one refusal that is said many times does not bounce a list; a dead address still bounces."""
 
 import itertools
 
@@ -42,7 +42,7 @@ SAYS = {
     "1": _unproven("5.1.1 no such <a@b.example> user 17"),
     "2": _unproven("5.1.1 no such <c@d.example> user 18"),
 }
-"""What an upstream says: unknown refusals, a known one, one of ours, a success, and unproven ones."""
+"""What an upstream says: unknown refusals, a known one, our own, a success, and unproven ones."""
 BECOMES = {
     Verdict.DEFER: "D",
     Verdict.BOUNCE: "B",
@@ -55,9 +55,9 @@ BECOMES = {
 def _judge(
     shield: Shield, *answers: Answer, first: int = 0, sender: str | None = None, in_flight: bool = False
 ) -> Outcome:
-    """By default each recipient has another sender, and a transaction begins when the last one had ended.
+    """Judge answers.  By default each recipient has another sender, and no two transactions overlap.
 
-    One `in_flight` began before all others.
+    A transaction that is `in_flight` began before all others.
     """
     now_ns = next(_INSTANTS)
     asked = [(first + place, f"r{first + place}@there.example") for place in range(len(answers))]
@@ -66,7 +66,7 @@ def _judge(
 
 
 def _tell(shield: Shield, story: str) -> str:
-    """Tell a story and return it with what became of each: `u0` is said of recipient 0, `u0!` in flight."""
+    """Play a story and return it with each verdict: `u0` is `u` for recipient 0, `u0!` the same in flight."""
     told = []
     for step in story.split():
         said, number, is_in_flight = step[0], step[1:].rstrip("!BDRS"), "!" in step
@@ -78,25 +78,25 @@ def _tell(shield: Shield, story: str) -> str:
 @pytest.mark.parametrize(
     "story",
     [
-        # Doubted until others went through, that were begun since.
+        # A refusal is doubted until a transaction that began later relays something.
         "u0D u0D r7R u0B",
         "u0D r7!R u0D r8R u0B",
-        # What a rule knows, and what we refuse ourselves, stops nothing.
+        # A refusal that a rule knows stops nothing, nor does one of our own.
         *("k0B k1B k2B k3B", "o0B o1B o2B o3B"),
-        # Three in a row; what was in flight does not end the row.  Tripped, until one is relayed.
+        # Three in a row trip the shield until one is relayed; a success in flight does not end the row.
         "u0D u1D r7!R u2S",
         "u0D u1D u2S x4S k4B r5R x6D",
-        # Also where it is off: the same words met the recipient twice; another's confirm nothing.
+        # Even if it is off: an unproven refusal counts once the recipient got the same words twice in a row.
         *("n0D m0D n0D n0B", "n0D p0D n0D n0B", "n0D n1D", "10D 20B"),
     ],
 )
-def test_what_becomes_of_refusals(story: str) -> None:
+def test_each_story_of_refusals_has_its_verdicts(story: str) -> None:
     shield = Shield(in_a_row=3, is_off=story[0] in "n1")
     assert _tell(shield, story) == story
     assert story[-3:] != "u0B" or shield.suspects == ()
 
 
-def test_one_sender_refused_alike_has_only_that_sender_wait() -> None:
+def test_refusals_alike_of_one_sender_pause_only_that_sender() -> None:
     shield = Shield(in_a_row=10)
     refusals = [_answer(f"{UNKNOWN} <r{n}@there.example> id-{n}") for n in range(50)]
     outcome = _judge(shield, *refusals, sender="list@here.example")
@@ -105,7 +105,7 @@ def test_one_sender_refused_alike_has_only_that_sender_wait() -> None:
     assert outcome.pause.scope is Scope.SENDER
     assert "50 recipients in a row were refused alike" in outcome.pause.text
     assert len(shield.suspects) == 50
-    # As soon as another sender is refused alike, it is the account.
+    # As soon as another sender is refused alike, the account is stopped.
     outcome = _judge(shield, _answer(f"{UNKNOWN} <r50@there.example> id-50"), first=50)
     assert outcome.pause is not None
     assert (outcome.pause.verdict, outcome.pause.scope) == (Verdict.STOP, Scope.UPSTREAM)
@@ -113,7 +113,7 @@ def test_one_sender_refused_alike_has_only_that_sender_wait() -> None:
 
 
 @pytest.mark.parametrize("every", [2, 5])
-def test_unknown_words_while_some_go_through_bounce_nobody(every: int) -> None:
+def test_unknown_words_bounce_nobody_while_other_mail_goes_through(every: int) -> None:
     shield, waiting, asked = Shield(), list(range(60)), 0
     while waiting:
         for number in list(waiting):
@@ -136,7 +136,7 @@ answers = st.sampled_from(
 
 
 @given(st.lists(st.tuples(st.lists(answers, min_size=1, max_size=12), st.integers(0, 40)), max_size=40))
-def test_the_shield_only_ever_takes_refusals_back(turns: list[tuple[list[Answer], int]]) -> None:
+def test_the_shield_only_takes_bounces_back(turns: list[tuple[list[Answer], int]]) -> None:
     shield = Shield(in_a_row=5)
     for said, first in turns:
         outcome = _judge(shield, *said, first=first)
@@ -150,7 +150,7 @@ def test_the_shield_only_ever_takes_refusals_back(turns: list[tuple[list[Answer]
         assert is_tripped <= (outcome.pause is not None)
 
 
-def test_of_a_long_refusal_little_is_remembered() -> None:
+def test_only_a_little_of_a_long_refusal_is_kept() -> None:
     lines = tuple(f"{number} and {UNKNOWN}" for number in range(2000))
     reply = Reply(550, None, " ".join(lines)[:2000], lines)
     shield = Shield()

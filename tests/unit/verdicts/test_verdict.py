@@ -1,6 +1,6 @@
 """Verdicts: the laws that no rule may break, and the status of an answer.
 
-What real replies mean: tests/unit/policy/test_corpus.
+tests/unit/policy/test_corpus tests what real replies mean.
 """
 
 import pytest
@@ -30,13 +30,13 @@ ANY_JUDGE = st.sampled_from([None, *providers()]).map(
 @st.composite
 def replies(draw: st.DrawFn) -> Reply:
     code = draw(st.integers(200, 599))
-    # Of another class than the code the reader of replies takes none (RFC 2034, 4).
+    # The parser drops an enhanced code of another class than the reply code (RFC 2034, 4).
     enhanced = st.builds(f"{code // 100}.{{}}.{{}}".format, st.integers(0, 9), st.integers(0, 99))
     return Reply(code, draw(st.none() | enhanced), draw(TEXTS))
 
 
 @given(ANY_JUDGE, st.sampled_from(Phase), replies())
-def test_every_reply_has_a_verdict_only_5yz_bounces_and_nothing_before_mail(
+def test_every_reply_has_a_verdict_and_only_a_5yz_from_mail_on_bounces(
     judge: Judge, phase: Phase, reply: Reply
 ) -> None:
     ruling = judge.ruling(phase, reply)
@@ -54,12 +54,12 @@ def test_every_reply_has_a_verdict_only_5yz_bounces_and_nothing_before_mail(
     assert reply.code < 400 or (ruling.rule is not None and ruling.rule.source)
 
 
-def test_an_enhanced_code_at_the_end_counts_where_none_is_in_front() -> None:
+def test_an_enhanced_code_at_the_end_counts_if_none_is_in_front() -> None:
     assert standard_judge().ruling(Phase.RCPT, parsed("550 bad address (#5.1.1)")).layer is Layer.CODE
     assert standard_judge().ruling(Phase.RCPT, parsed("550 bad address (#4.1.1)")).layer is Layer.DEFAULT
 
 
-def test_a_refusal_at_mail_that_quotes_the_sender_pauses_it_alone() -> None:
+def test_a_refusal_at_mail_that_quotes_the_sender_pauses_only_the_sender() -> None:
     judge, reply = standard_judge(), parsed("550 5.7.1 <Bob@here.example>: no")
 
     assert judge.ruling(Phase.MAIL, reply, ClientWords("bob@here.example")).words == "pause sender"
@@ -81,7 +81,7 @@ def answer(verdict: Verdict, phase: Phase, reply: str | None, own_status: str | 
         (answer(Verdict.RELAYED, Phase.EOD, "250 2.6.0 ok"), "2.6.0"),
         (answer(Verdict.DEFER, Phase.EOD, None), "4.4.2"),
         (answer(Verdict.PAUSE, Phase.MAIL, "421 bye"), "4.0.0"),
-        # Its class is the verdict's, but where it is about us: of that no report is made.
+        # Its class follows the verdict, except for a refusal of us, of which no report is made.
         (answer(Verdict.DEFER, Phase.RCPT, "550 5.2.1 at a rate"), "4.2.1"),
         (answer(Verdict.BOUNCE, Phase.RCPT, "450 4.1.1 by your own rule"), "5.1.1"),
         (answer(Verdict.STOP, Phase.AUTH, "535 5.7.8 wrong"), "5.7.8"),

@@ -1,4 +1,4 @@
-"""What the words of a refusal say: how long to wait, of which window they speak, and what they do not say."""
+"""The wait that the words of a refusal ask for, the window that they name, and words that mean neither."""
 
 import pytest
 from hypothesis import example, given
@@ -15,37 +15,37 @@ MINUTE, HOUR, DAY = 60, 3600, 86400
     [
         ("Too many messages. Try again in 92 seconds.", 92),
         ("Retry in 1 week", 2 * DAY),
-        # A sum is all of it.
+        # All parts of a sum count.
         ("try again in 1 hour, 30 minutes and 5 seconds.", 90 * MINUTE + 5),
         ("blocked for 1d 2h 3m 4s", DAY + 2 * HOUR + 3 * MINUTE + 4),
         ("try again in 10-15 minutes", 15 * MINUTE),
-        # The word that makes it a wait stands before it, or a little off.
+        # The word that asks for a wait stands before the time, or a little apart.
         ("wait at least 5 minutes before trying again", 5 * MINUTE),
         ("try again later (wait: 5 minutes)", 5 * MINUTE),
-        # The longest, whatever stands first.
+        # The longest wait counts, in any order.
         ("at most 100 messages in 24 hours, try again in 2 hours", 2 * HOUR),
         ("wait 5 seconds between messages, you are blocked for 1 hour", HOUR),
-        # A window.
+        # A window is no wait.
         ("limited to 100 an hour, try again later", None),
         ("sender rate overlimit - 102.4 / 1h, retry later", None),
         ("exceeded its 24-hour sending limit, try again later", None),
         ("retry every 5 minutes", None),
-        # A time of day, or what is over.
+        # Neither is a time of day, or a time in the past.
         ("blocked until 18h30m", None),
         ("you were blocked 2 hours ago", None),
-        # No whole number, no span, or none that is meant.
+        # Not a whole number, no unit, or no wait.
         ("try again in 1,5 hours", None),
         ("try again in half an hour", None),
         ("try again later, closing connection. 5b1f17b1804b1-42b5d", None),
         ("connection timed out after 300 seconds", None),
         ("try again in 120", None),
         ("try again in 500 ms", None),
-        # Nobody would believe it.
+        # Not a credible wait.
         ("try again in 0 seconds", None),
         ("try again in 9999 hours", None),
     ],
 )
-def test_the_wait_that_a_refusal_asks_for_is_read_whole(text: str, seconds: float | None) -> None:
+def test_the_whole_wait_that_a_refusal_asks_for_is_read(text: str, seconds: float | None) -> None:
     assert retry_after_ns(text.lower()) == (None if seconds is None else seconds * SECOND_NS)
 
 
@@ -60,7 +60,7 @@ TOKENS = [
 @example(["try again in", *["1", "h"] * 2000], " ")
 @example(["wait ", *["in the next "] * 2000, "5 s"], "")
 @example(["messages ", *["a "] * 20000, "in 5 s"], "")
-def test_no_text_asks_for_less_than_nothing_or_for_more_than_two_days(parts: list[str], space: str) -> None:
+def test_no_text_asks_for_less_than_nothing_or_more_than_two_days(parts: list[str], space: str) -> None:
     asked = retry_after_ns(space.join(parts))
 
     assert asked is None or 0 < asked <= LONGEST_RETRY_NS
@@ -76,5 +76,5 @@ def test_no_text_asks_for_less_than_nothing_or_for_more_than_two_days(parts: lis
         *(("monthly limit", 31 * 86_400), ("sending limit exceeded", None)),
     ],
 )
-def test_the_window_that_a_refusal_speaks_of_is_the_longest_named(text: str, seconds: int | None) -> None:
+def test_the_window_of_a_refusal_is_the_longest_one_it_names(text: str, seconds: int | None) -> None:
     assert window_in(text) == (None if seconds is None else seconds * SECOND_NS)

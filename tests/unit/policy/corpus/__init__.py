@@ -20,25 +20,23 @@ WINDOW_NS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One refusal."""
-
     place: str
     phase: Phase
     reply: Reply
     source: str
     verdicts: frozenset[str]
-    """Any of these is right, in the words of a rule."""
+    """Any of these verdicts is right.  They are written as in a rule."""
     host: str = ""
-    """Empty where nobody says; then only the general rules count."""
+    """The upstream's host.  If it is empty (unknown), only the general rules count."""
     sender: str = ""
     is_generic: bool = True
-    """It must be judged so without the provider's rules as well."""
+    """Whether the general rules alone must give one of these verdicts too."""
     wait_ns: int | None = None
     retry_after_ns: int | None = None
     window_ns: int | None = None
     probe: bool = True
     known: bool | None = None
-    """Whether a rule has to know it, or must not: else the shield doubts it."""
+    """Whether a rule must match, or must not, so that the shield doubts it; None if either is right."""
 
 
 READ: dict[str, tuple[str, Callable[[Any], object]]] = {
@@ -49,11 +47,10 @@ READ: dict[str, tuple[str, Callable[[Any], object]]] = {
     "retry_after": ("retry_after_ns", duration_ns),
     "span": ("window_ns", WINDOW_NS.__getitem__),
 }
-"""By key of an entry: the field, and what it has; other keys are as they are written."""
+"""For a key of an entry: the field of Case and its parser.  Other keys are taken as written."""
 
 
 def parsed(line: str) -> Reply:
-    """Return a reply as it comes off the wire."""
     parser = ReplyParser()
     parser.feed(line.encode() + b"\r\n")
     reply = parser.next_reply()
@@ -64,7 +61,7 @@ def parsed(line: str) -> Reply:
 @functools.cache
 def cases(name: str) -> list[Case]:
     """Return the refusals of one file: `own` or `theirs`."""
-    # In C: the files are long, and read by each process that runs tests.
+    # The C loader, because the files are long and each test process reads them.
     entries = yaml.load((FOLDER / f"{name}.yaml").read_text("utf-8"), Loader=yaml.CSafeLoader)["replies"]
     found = []
     for index, entry in enumerate(entries):

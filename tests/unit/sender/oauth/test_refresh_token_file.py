@@ -1,4 +1,4 @@
-"""A refresh token on a disk whose power may be cut: the old one or the new one, and never a third."""
+"""After a power cut the file holds the old refresh token or the new one, and nothing else."""
 
 import errno
 import random
@@ -27,20 +27,20 @@ def _disk() -> ModelDisk:
     [lambda file: file.rotate(OLD, NEW), lambda file: file.write(NEW)],
     ids=["rotate", "write"],
 )
-def test_a_power_cut_leaves_the_old_or_the_new(change: Callable[[RefreshTokenFile], object]) -> None:
+def test_a_power_cut_leaves_the_old_or_the_new_token(change: Callable[[RefreshTokenFile], object]) -> None:
     disk, found, rng = _disk(), list[str | None](), random.Random(1)
     disk.after = lambda: found.extend(RefreshTokenFile(PATH, image).read() for image in disk.cuts(rng, 16))
     change(RefreshTokenFile(PATH, disk))
     disk.after = None
 
     assert set(found) == {OLD, NEW}
-    # It has returned: from here on the new one may be sent, and no cut brings the old one back.
+    # After the return the new token may be sent, and no power cut brings the old one back.
     after = [RefreshTokenFile(PATH, image).read() for image in disk.cuts(rng, 64)]
     assert set(after) == {NEW}
 
 
 @pytest.mark.parametrize("kind", ["sync", "rename", "sync_directory"])
-def test_a_disk_that_fails_is_told_and_tried_again(kind: str) -> None:
+def test_a_failed_write_leaves_a_whole_token_and_can_be_repeated(kind: str) -> None:
     disk = _disk()
     disk.fail(Fault(1, errno.ENOSPC, kinds=frozenset({kind})))
     file = RefreshTokenFile(PATH, disk)
@@ -55,7 +55,7 @@ def test_a_disk_that_fails_is_told_and_tried_again(kind: str) -> None:
     assert set(images) == {NEW}
 
 
-def test_a_token_put_there_meanwhile_stays() -> None:
+def test_a_token_that_another_process_wrote_meanwhile_stays() -> None:
     disk = _disk()
     RefreshTokenFile(PATH, disk.another()).write(OTHERS)
 
@@ -63,7 +63,7 @@ def test_a_token_put_there_meanwhile_stays() -> None:
     assert RefreshTokenFile(PATH, disk).read() == OTHERS
 
 
-def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_the_file(tmp_path: Path) -> None:
     path = tmp_path / "m365"
     file = RefreshTokenFile(path, RealDisk())
     file.write(OLD)

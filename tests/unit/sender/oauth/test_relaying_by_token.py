@@ -1,4 +1,4 @@
-"""Mail through an account of OAuth2: real tokens, a strict smarthost, a consent and its end, and edits."""
+"""Mail through an account with OAuth2: real tokens, a strict smarthost, a consent and its end, edits."""
 
 import asyncio
 import io
@@ -35,7 +35,7 @@ def server() -> Iterator[TokenServer]:
 async def relaying(
     server: TokenServer, folder: Path, is_token: Callable[[ShownToken], bool] | None = None
 ) -> AsyncIterator[Relay]:
-    """Run a relay with a consent of before, towards a smarthost that takes the server's tokens."""
+    """Run a relay with a consent and a smarthost that takes the server's tokens; check for leaked secrets."""
     refresh, secret = folder / "refresh", folder / "secret"
     for path, text in ((refresh, server.refresh_token()), (secret, server.client.secret or "")):
         path.touch(0o600)
@@ -61,7 +61,7 @@ def _secrets(server: TokenServer, folder: Path) -> Iterator[str]:
         yield from (text for key, text in granted.fields.items() if key in {"access_token", "refresh_token"})
 
 
-async def test_connections_share_a_token_and_one_that_is_refused_before_its_end_is_replaced_once(
+async def test_connections_share_a_token_and_replace_it_once_if_it_is_refused_early(
     server: TokenServer, tmp_path: Path
 ) -> None:
     async with relaying(server, tmp_path) as relay:
@@ -70,7 +70,7 @@ async def test_connections_share_a_token_and_one_that_is_refused_before_its_end_
         await relay.until_empty()
 
         assert len(server.requests) == 1
-        # The rotated refresh token is on disk, and the old one is worth nothing.
+        # The rotated refresh token is on disk; the old one is no longer valid.
         assert (tmp_path / "refresh").read_text().strip() == server.granted[-1].fields["refresh_token"]
 
         server.revoke_access()
@@ -80,7 +80,7 @@ async def test_connections_share_a_token_and_one_that_is_refused_before_its_end_
         assert "stopped" not in relay.logged()
 
 
-async def test_a_refused_token_that_comes_again_is_worth_no_second_login(
+async def test_a_refused_token_that_is_granted_again_is_not_tried(
     server: TokenServer, tmp_path: Path
 ) -> None:
     logins: list[str] = []
@@ -101,10 +101,8 @@ async def test_a_refused_token_that_comes_again_is_worth_no_second_login(
         assert logins == [logins[0]] * 2
 
 
-async def test_a_token_that_never_worked_is_worth_no_second_login(
-    server: TokenServer, tmp_path: Path
-) -> None:
-    """As one of another user, which the upstream refuses each time."""
+async def test_a_token_that_never_worked_is_not_tried_again(server: TokenServer, tmp_path: Path) -> None:
+    """An example is a token of another user, which the upstream always refuses."""
     async with relaying(server, tmp_path, lambda _shown: False) as relay:
         queue_id = relay.accept()
         await relay.until(lambda: relay.account.pausing.state.health is Health.REFUSED)
@@ -114,7 +112,7 @@ async def test_a_token_that_never_worked_is_worth_no_second_login(
 
 
 @pytest.mark.parametrize("lacks", ["its consent", "its file"])
-async def test_without_a_consent_the_operator_is_told_how_and_a_new_one_ends_the_stop(
+async def test_a_missing_consent_stops_with_instructions_and_a_new_one_ends_the_stop(
     server: TokenServer, tmp_path: Path, lacks: str
 ) -> None:
     refresh = tmp_path / "refresh"
@@ -132,7 +130,7 @@ async def test_without_a_consent_the_operator_is_told_how_and_a_new_one_ends_the
 
 
 @pytest.mark.parametrize("answer", [(503, b"", {}), (429, b"", {"Retry-After": "7"})])
-async def test_a_token_server_in_trouble_pauses(
+async def test_an_error_of_the_token_server_pauses_the_upstream(
     server: TokenServer, tmp_path: Path, answer: tuple[int, bytes, dict[str, str]]
 ) -> None:
     server.failures.append(answer)
@@ -144,7 +142,7 @@ async def test_a_token_server_in_trouble_pauses(
         assert relay.queued(queue_id) is not None
 
 
-async def test_a_token_server_that_echoes_shows_nothing(server: TokenServer, tmp_path: Path) -> None:
+async def test_secrets_that_a_token_server_echoes_are_not_shown(server: TokenServer, tmp_path: Path) -> None:
     async with relaying(server, tmp_path) as relay:
         sent = [(tmp_path / name).read_text().strip() for name in ("secret", "refresh")]
         assertion = "eyJhbGciOiJSUzI1NiJ9." + secrets.token_urlsafe(90)
@@ -158,7 +156,7 @@ async def test_a_token_server_that_echoes_shows_nothing(server: TokenServer, tmp
         assert not [text for text in (*sent, assertion) if text in shown]
 
 
-async def test_a_disk_that_keeps_no_new_refresh_token_is_told(server: TokenServer, tmp_path: Path) -> None:
+async def test_an_unwritable_refresh_token_blocks_new_requests(server: TokenServer, tmp_path: Path) -> None:
     async with relaying(server, tmp_path) as relay:
         (tmp_path / "refresh.lock").mkdir()
         relay.accept()
@@ -174,7 +172,7 @@ async def test_a_disk_that_keeps_no_new_refresh_token_is_told(server: TokenServe
         assert len(server.requests) == 2
 
 
-async def test_an_edit_waits_for_a_request_that_may_rotate(tmp_path: Path) -> None:
+async def test_an_edit_waits_for_a_request_that_may_rotate_the_refresh_token(tmp_path: Path) -> None:
     path, clock, sent = tmp_path / "refresh", SystemClock(), list[str]()
     path.touch(0o600)
     path.write_text("r0")

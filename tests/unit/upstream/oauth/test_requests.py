@@ -1,6 +1,6 @@
-"""Each grant at a real token server (authlib), and what an answer is: a token or a reason, with no secret.
+"""Requests to a real token server (authlib).  An answer is a token or a reason, and shows no secret.
 
-Sharing, rotation and refused tokens: tests/unit/sender/oauth.
+tests/unit/sender/oauth tests sharing, rotation and refused tokens.
 """
 
 import asyncio
@@ -96,7 +96,7 @@ async def test_a_secret_follows_no_redirect() -> None:
 
 
 class Owner:
-    """Where the old refresh token is refused, another process has put a newer one into the file meanwhile."""
+    """Owns the secrets; another process replaces the refresh token while the server refuses the old one."""
 
     def __init__(self, refresh_token: str) -> None:
         self.refresh_token, self.asked = refresh_token, list[str]()
@@ -132,7 +132,7 @@ async def test_connections_that_open_at_once_share_one_request() -> None:
     assert owner.asked == ["r"]
 
 
-async def test_a_token_is_used_no_more_shortly_before_its_end() -> None:
+async def test_a_token_is_not_used_shortly_before_its_end() -> None:
     owner, clock = Owner("r"), FakeClock()
     tokens = Tokens(_browser(), USER, owner.ask, owner, clock)
     for pass_seconds, asked in ((0, 1), (DEFAULT_LIFE_SECONDS - 31, 1), (2, 2)):
@@ -141,7 +141,7 @@ async def test_a_token_is_used_no_more_shortly_before_its_end() -> None:
         assert len(owner.asked) == asked
 
 
-async def test_a_secret_put_there_meanwhile_is_tried() -> None:
+async def test_a_refresh_token_that_changed_during_the_request_is_tried() -> None:
     owner = Owner("old")
     assert await Tokens(_browser(), USER, owner.ask, owner, FakeClock()).token() == "a"
     assert owner.asked == ["old", "r"]
@@ -155,9 +155,7 @@ async def test_a_secret_put_there_meanwhile_is_tried() -> None:
         (400, "authorization_pending", [5, 120, 5]),
     ],
 )
-async def test_a_code_is_asked_about_no_sooner_than_the_server_says(
-    status: int, error: str, slept: list[int]
-) -> None:
+async def test_a_device_code_is_polled_no_sooner_than_told(status: int, error: str, slept: list[int]) -> None:
     clock, waited = FakeClock(), list[float]()
     answers = [
         (status, json.dumps({"error": error}).encode() if error else b"", "120"),
@@ -184,7 +182,7 @@ def _browser() -> OAuth2:
     })  # fmt: skip
 
 
-async def test_a_link_comes_back_as_a_refresh_token() -> None:
+async def test_the_address_after_a_browser_login_is_exchanged_for_a_refresh_token() -> None:
     forms: list[str] = []
 
     async def answer(request: TokenRequest) -> tuple[int, bytes, str]:
@@ -213,7 +211,7 @@ async def test_a_link_comes_back_as_a_refresh_token() -> None:
         *((200, {"access_token": "a", "expires_in": given}, life) for given, life in (
             ("3599", 3599), ("soon", DEFAULT_LIFE_SECONDS), (10**30, LONGEST_LIFE_SECONDS))),
         *((200, {"access_token": token}, False) for token in ("a b", "x" * 8193, None)),
-        # Only what the server refuses in OAuth's words a person has to mend.
+        # A person has to act only if the server refuses with an OAuth error.
         *((status, {"error": error}, True) for status, error in (
             (400, "invalid_grant"), (401, "invalid_client"), (403, "anything_else"))),
         *((status, {"error": error}, False) for status, error in (
@@ -221,7 +219,7 @@ async def test_a_link_comes_back_as_a_refresh_token() -> None:
         *((404, {}, False), (200, {}, False), (200, {"access_token": "a", "token_type": "mac"}, True)),
     ],
 )  # fmt: skip
-def test_an_answer_is_a_token_of_a_life_or_a_reason_that_may_be_final(
+def test_an_answer_is_a_token_with_a_lifetime_or_an_error_that_may_be_final(
     status: int, fields: dict[str, Any], expected: int | bool
 ) -> None:
     found = token_in(read_answer(status, json.dumps(fields).encode()))
