@@ -267,7 +267,7 @@ CHANGES = (
     Change(
         "a spool is converted under its listeners",
         "spool/convert.py",
-        'with kernel_errors("conversion"), opened(disk, without_intakes(root, disk)):',
+        'with kernel_errors("conversion"), opened(disk, lock_out_intakes(root, disk)):',
         'with kernel_errors("conversion"):',
         CONVERT,
     ),

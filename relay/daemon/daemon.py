@@ -66,7 +66,7 @@ class Daemon:
         self._telemetry = Telemetry(self._events, self._metrics, self._clock)
         self._is_asked, self._is_stopping = asyncio.Event(), asyncio.Event()
         """Asked to look at watched files (SIGHUP), and stopping by a signal or a failure."""
-        self._why, self._exit_code = "told to", os.EX_OK
+        self._why, self._exit_code = "", os.EX_OK
 
     async def run(self) -> int:
         """Return the exit code.  Raises SpoolBusy, OSError, ValueError."""

@@ -138,7 +138,7 @@ class Listening:
             await each.listener.start(each.bound)
         for each in self._all:
             count = listener_processes(each.listen)
-            self._keepers += [asyncio.create_task(self._keep(each)) for _ in range(count)]
+            self._keepers += [asyncio.create_task(self._keep_running(each)) for _ in range(count)]
             protocol = "SMTP with TLS" if each.listen.tls is Tls.IMPLICIT else "SMTP"
             self._events.tell("listening", listener=each.name, protocol=protocol)
         self._keepers.append(asyncio.create_task(self._intake.keep_looking_for_room()))
@@ -150,7 +150,7 @@ class Listening:
         if each.listener is not None:
             each.listener.use(files)
         for orders in each.orders:
-            _order(orders, files.to_order())
+            _send_order(orders, files.to_order())
 
     async def tell_owners(self, owners: Callable[[], Iterable[tuple[tuple[str, str], int]]]) -> None:
         """Tell listeners that have quotas, each TELL_SECONDS, which owners reached theirs."""
@@ -163,7 +163,7 @@ class Listening:
                 for orders in each.orders:
                     # A suspended process reads no orders: more of them would fill our memory.
                     if not orders.transport.get_write_buffer_size():
-                        _order(orders, {"full": [*full]})
+                        _send_order(orders, {"full": [*full]})
             await asyncio.sleep(TELL_SECONDS)
 
     async def close(self) -> None:
@@ -180,47 +180,47 @@ class Listening:
                 each.bound.close()
         self._intake.close()
 
-    async def _keep(self, of: _Listening) -> None:
+    async def _keep_running(self, listening: _Listening) -> None:
         is_again = False
         while True:
             try:
-                process = await self._start_process(of)
+                process = await self._start_process(listening)
             except OSError as error:
-                self._events.shortage(where=f"listener {of.name}", error=described(error))
+                self._events.shortage(where=f"listener {listening.name}", error=described(error))
             else:
                 if is_again:
-                    self._events.tell("listener_restarted", listener=of.name, pid=process.pid)
+                    self._events.tell("listener_restarted", listener=listening.name, pid=process.pid)
                 is_again = True
-                code = await self._attend(of, process)
+                code = await self._run_process(listening, process)
                 status = f"signal {-code}" if code < 0 else f"exit status {code}"
-                self._events.tell("listener_died", listener=of.name, pid=process.pid, status=status)
+                self._events.tell("listener_died", listener=listening.name, pid=process.pid, status=status)
             await asyncio.sleep(RESTART_SECONDS)
 
-    async def _start_process(self, of: _Listening) -> Process:
-        fd = of.bound.fileno() if of.bound is not None else -1
+    async def _start_process(self, listening: _Listening) -> Process:
+        fd = listening.bound.fileno() if listening.bound is not None else -1
         module = (sys.executable, "-m", "relay.daemon.listener_process")
         return await asyncio.create_subprocess_exec(
             *module, str(fd), stdin=PIPE, stdout=PIPE, pass_fds=[fd], limit=MOST_COUNTS_BYTES
         )
 
-    async def _attend(self, of: _Listening, process: Process) -> int:
+    async def _run_process(self, listening: _Listening, process: Process) -> int:
         """Send the first order, and add up the counts until the process ends; return its exit status."""
         orders, counted, start = process.stdin, process.stdout, self._start
         if orders is None or counted is None:
             raise AssertionError("a process without pipes")
-        first = {"policy": start.text.decode("utf-8"), "path": str(start.path), "listen": of.index}
+        first = {"policy": start.text.decode("utf-8"), "path": str(start.path), "listen": listening.index}
         first |= {"hostname": start.hostname, "style": start.style}
-        _order(orders, first | {"files": of.files.to_order()})
-        of.orders.add(orders)
+        _send_order(orders, first | {"files": listening.files.to_order()})
+        listening.orders.add(orders)
         try:
-            await self._count(process.pid, counted)
+            await self._add_counts(process.pid, counted)
         finally:
             # The end of stdin is the order to stop: the process finishes content in flight, and exits.
-            of.orders.discard(orders)
+            listening.orders.discard(orders)
             orders.close()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_SECONDS + 2):
-                    await self._count(process.pid, counted)
+                    await self._add_counts(process.pid, counted)
                     await process.wait()
             if process.returncode is None:
                 process.kill()
@@ -228,13 +228,13 @@ class Listening:
             self._metrics.drop_process(str(process.pid))
         return await process.wait()
 
-    async def _count(self, pid: int, counted: asyncio.StreamReader) -> None:
+    async def _add_counts(self, pid: int, counted: asyncio.StreamReader) -> None:
         """Add counts until the end of stdout, or a broken line, as a killed process leaves."""
         with contextlib.suppress(ValueError):
             async for line in counted:
                 self._metrics.add(json.loads(line), str(pid))
 
 
-def _order(orders: asyncio.StreamWriter, order: dict[str, Any]) -> None:
+def _send_order(orders: asyncio.StreamWriter, order: dict[str, Any]) -> None:
     with contextlib.suppress(OSError, RuntimeError):  # the process has ended
         orders.write(json.dumps(order).encode() + b"\n")

@@ -21,7 +21,7 @@ from relay.sender.reports import OwedReports, Reporter
 from relay.sender.settling import Backlog, Settling
 from relay.sender.spool_thread import SpoolThread
 from relay.sender.upstreams import Upstreams
-from relay.spool.interface import Full, Spool, SpoolLook, Unavailable
+from relay.spool.interface import Full, Spool, SpoolCounts, Unavailable
 from relay.telemetry.metric_table import Totals
 from relay.telemetry.metrics import Telemetry
 from relay.verdicts.decision import Terms
@@ -47,7 +47,7 @@ class Sender:
         """`on_fault` is called with an error that must end the sender: a fault of ours."""
         self.queue = Queues(keys_of)
         self.spool_thread = SpoolThread(spool, telemetry.spool_trouble, host.workers)
-        self.spool_counts = SpoolLook()
+        self.spool_counts = SpoolCounts()
         self._look_seconds = host.look_seconds
         self._telemetry, self._on_fault = telemetry, on_fault
         self._chores: list[asyncio.Task[None]] = []

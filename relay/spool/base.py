@@ -21,14 +21,14 @@ from relay.spool.interface import (
     Message,
     SetAside,
     Settlement,
-    SpoolLook,
+    SpoolCounts,
     Status,
     Unavailable,
 )
 from relay.spool.message import reading
 from relay.spool.message.reading import Stretch
 from relay.spool.root.lock import take_lock
-from relay.spool.root.quarantine import OnCorrupt, Quarantine
+from relay.spool.root.quarantine import OnCorrupt, Quarantine, describe
 
 PAGE_BYTES = 4 * 1024 * 1024
 """A `claim` ends its page once the page has this much content."""
@@ -49,8 +49,9 @@ class BaseSpool(ABC):
         self._aside = Quarantine(disk, root, on_corrupt)
         self._ahead: deque[str] = deque()
         """Names of the messages to claim next.  An engine decides what a name is: a path, or a queue id."""
-        self._unread: set[str] = set()
-        """Names of the messages that could not be read."""
+        self._on_corrupt = on_corrupt
+        self._unread: dict[str, str] = {}
+        """Names of the messages that could not be read or set aside, and why.  They are left in place."""
         self._reads_again_at_ns = 0
 
     @abstractmethod
@@ -70,7 +71,7 @@ class BaseSpool(ABC):
 
     @abstractmethod
     def _set_aside(self, queue_id: QueueId, why: str) -> None:
-        """Take a damaged message out of the queue, and keep it for an operator."""
+        """Take a damaged message out of the queue, and keep it for an operator.  Raises OSError."""
 
     @abstractmethod
     def _take(self, messages: Sequence[tuple[QueueId, Envelope, Iterable[bytes]]]) -> None:
@@ -88,8 +89,7 @@ class BaseSpool(ABC):
             with self._at(queue_id) as at:
                 yield from reading.stream(self._disk, at)
         except Corrupt as fault:
-            self._set_aside(queue_id, str(fault))
-            raise
+            raise self._damaged(queue_id, fault) from fault
         except OSError as error:
             raise Unavailable(str(error.strerror)) from error
 
@@ -97,18 +97,23 @@ class BaseSpool(ABC):
         with kernel_errors("adopted messages"):
             self._take([(each.message.queue_id, each.message.envelope, each.content) for each in adopted])
         # Crash here: the messages are queued without statuses and facts; the caller adopts them again.
-        for failure in self.settle([as_it_is(each.message) for each in adopted]):
+        for failure in self.settle([adopting_settlement(each.message) for each in adopted]):
             if failure is not None:
                 raise failure
 
-    def look(self) -> SpoolLook:
+    def look(self) -> SpoolCounts:
         with kernel_errors("look"):
             free_bytes, free_inodes = self._disk.free(self._root)
-            return SpoolLook(free_bytes, free_inodes, self._aside.count(), self._unclaimed())
+            corrupt = self._aside.count() + len(self._unread)
+            return SpoolCounts(free_bytes, free_inodes, corrupt, self._unclaimed())
 
     def set_aside(self, most: int) -> list[SetAside]:
+        left = [
+            SetAside(describe(name), 0, 0, "", 0, f"left in place: {why}")
+            for name, why in [*self._unread.items()][:most]
+        ]
         with kernel_errors("corrupt"):
-            return self._aside.list(most)
+            return left + self._aside.list(most - len(left))
 
     def close(self) -> None:
         self._disk.close(self._lock_fd)
@@ -121,19 +126,19 @@ class BaseSpool(ABC):
             name = self._ahead[0]
             try:
                 message = self._claimed(name)
-                self._unread.discard(name)
+                self._unread.pop(name, None)
             except OSError as error:
                 if not (is_not_now(error) or is_lack_of_room(error)):
                     if page:
                         break  # return these now: no later call claims them again
                     raise
-                message = None
-                self._aside.leave(name, f"cannot be read now: {error.strerror}")
-                self._unread.add(name)
+                message, why = None, f"cannot be read now: {error.strerror}"
+                if name not in self._unread:
+                    self._on_corrupt(describe(name), why)
+                self._unread[name] = why
                 self._reads_again_at_ns = self._clock.boottime_ns() + READ_AGAIN_NS
             self._ahead.popleft()
             if message is not None:
-                self._aside.forget(name)
                 page.append(message)
                 size_bytes += len(message.head)
         return page
@@ -143,10 +148,6 @@ class BaseSpool(ABC):
         is_time = self._clock.boottime_ns() >= self._reads_again_at_ns
         return sorted(self._unread) if is_time else []
 
-    def _is_left(self, name: str) -> bool:
-        """Return whether a damaged message was left in place, and is not tried again."""
-        return self._aside.has_left(name) and name not in self._unread
-
     def _read(self, queue_id: QueueId) -> Message | Absent | Corrupt | Unavailable:
         try:
             with self._at(queue_id) as at:
@@ -154,13 +155,20 @@ class BaseSpool(ABC):
         except Absent as absent:
             return absent
         except Corrupt as fault:
-            self._set_aside(queue_id, str(fault))
-            return fault
+            return self._damaged(queue_id, fault)
         except OSError as error:
             return Unavailable(str(error.strerror))
 
+    def _damaged(self, queue_id: QueueId, fault: Corrupt) -> Corrupt | Unavailable:
+        """Set a damaged message aside; return the answer about it."""
+        try:
+            self._set_aside(queue_id, str(fault))
+        except OSError as error:
+            return Unavailable(f"{fault}; cannot be set aside: {error.strerror}")
+        return fault
 
-def as_it_is(message: Message) -> Settlement:
+
+def adopting_settlement(message: Message) -> Settlement:
     """Return the settlement that gives a newly adopted message its statuses and facts."""
     return Settlement(
         message.queue_id,
@@ -181,7 +189,7 @@ class Group:
         self._settlements = settlements
         self.results: list[Failure | None] = [None] * len(settlements)
 
-    def going(
+    def unfailed(
         self, asks: Callable[[Settlement], object] = lambda _each: True
     ) -> list[tuple[int, Settlement]]:
         """Return the settlements for which `asks` is true and no step failed, each with its index."""

@@ -25,12 +25,12 @@ from typing import cast
 from relay.clock import Clock
 from relay.mail.envelope import QueueId
 from relay.spool.disk.durable import Disk, opened
-from relay.spool.disk.replacing import put_in_place
+from relay.spool.disk.replacing import replace_file
 from relay.spool.engines import ENGINES, Engine, engine_of
 from relay.spool.errors import kernel_errors
 from relay.spool.interface import Adopted, Message, SharedSpool, Spool, Unavailable
-from relay.spool.root.lock import without_intakes
-from relay.spool.root.quarantine import OnCorrupt, corrupt_folder
+from relay.spool.root.lock import lock_out_intakes
+from relay.spool.root.quarantine import OnCorrupt
 
 CONVERTING = "converting"
 AT_ONCE = 256
@@ -65,8 +65,8 @@ def convert(
         raise FileNotFoundError(2, "no spool is here", root)
     for name in (found, target):
         if name not in engines:
-            raise ValueError(f"this relay has no engine {name}, or its policy names no database for it")
-    with kernel_errors("conversion"), opened(disk, without_intakes(root, disk)):
+            raise ValueError(f"unknown engine {name}, or the policy has no database for it")
+    with kernel_errors("conversion"), opened(disk, lock_out_intakes(root, disk)):
         old, new = engines[found], f"{root}/{CONVERTING}"
         done = Converted(found, target)
         with closing(old.spool(root, disk, clock, on_corrupt)) as source:
@@ -82,9 +82,7 @@ def convert(
                     open_copy = partial(engines[target].spool, new, disk, clock, _nothing_is_damaged)
                     with closing(open_copy()) as copy:
                         queue_ids = _copy(source, copy, done)
-                    left = source.look()
-                    is_unread = not source.is_shared and left.corrupt > len(disk.names(corrupt_folder(root)))
-                    if left.unclaimed or is_unread:
+                    if source.look().unclaimed:
                         raise Unavailable(f"some messages of {root} cannot be read now")
                     with closing(open_copy()) as copy:
                         _compare_all(source, copy, queue_ids)
@@ -101,10 +99,8 @@ def convert(
 def _copy(source: Spool, copy: Spool, done: Converted) -> list[QueueId]:
     queue_ids = []
     for page in _pages(source):
-        contents = [_content(source, message) for message in page]
         with ExitStack() as files:
-            for content in contents:
-                files.enter_context(closing(content))
+            contents = [files.enter_context(closing(_content(source, message))) for message in page]
             copy.adopt([Adopted(*each) for each in zip(page, contents, strict=True)])
         queue_ids += [message.queue_id for message in page]
         done.messages += len(page)
@@ -120,21 +116,20 @@ def _compare_all(source: Spool, copy: Spool, queue_ids: Sequence[QueueId]) -> No
         _compare(source, copy, page)
         compared += [message.queue_id for message in page]
     if compared != queue_ids:
-        raise Unavailable("what was copied is not what was there")
+        raise Unavailable("the copy has other messages than the spool; the old spool stays in force")
 
 
 def _compare(source: Spool, target: Spool, page: Sequence[Message]) -> None:
     queue_ids = [message.queue_id for message in page]
-    for was, now in zip(source.read(queue_ids), target.read(queue_ids), strict=True):
+    for queue_id, was, now in zip(queue_ids, source.read(queue_ids), target.read(queue_ids), strict=True):
         # An engine need not return the hint of the next attempt from `read`, only from `claim`.
         if not (
             isinstance(was, Message)
             and isinstance(now, Message)
             and was == now._replace(next_attempt_at_ns=was.next_attempt_at_ns)
+            and (now.content is not None or [*source.content(queue_id)] == [*target.content(queue_id)])
         ):
-            raise Unavailable(f"{was} was copied as {now}")
-        if now.content is None and list(source.content(now.queue_id)) != list(target.content(now.queue_id)):
-            raise Unavailable(f"{now.queue_id} was copied with another content")
+            raise Unavailable(f"message {queue_id} differs in the copy; the old spool stays in force")
 
 
 def _count(root: str, engine: Engine, disk: Disk) -> None:
@@ -144,8 +139,7 @@ def _count(root: str, engine: Engine, disk: Disk) -> None:
         disk.rename(f"{new}/{name}", f"{root}/{name}")
     disk.sync_directory(root)
     # Crash here: the old spool is in force; no engine reads the new pieces.
-    with opened(disk, put_in_place(disk, f"{root}/format", engine.format)):
-        pass
+    replace_file(disk, f"{root}/format", engine.format)
     _remove(disk, new)
 
 
@@ -161,7 +155,7 @@ def _content(source: Spool, message: Message) -> Generator[bytes, None, None]:
 
 
 def _nothing_is_damaged(name: str, why: str) -> None:
-    raise Unavailable(f"{name} was copied, and is damaged: {why}")
+    raise Unavailable(f"the copy of {name} is damaged: {why}; the old spool stays in force")
 
 
 def _remove_pieces(engine: Engine, root: str, disk: Disk) -> None:

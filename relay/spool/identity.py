@@ -10,7 +10,6 @@ publishes by link(2), which refuses the second id, and its client gets 451.  A l
 listeners do not see each other's streams, and its sender takes the second message for a copy of the first.
 """
 
-import struct
 from collections.abc import Callable
 
 from relay.clock import Clock
@@ -20,8 +19,6 @@ _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _EPOCH_US = 1_704_067_200_000_000  # 2024-01-01T00:00:00Z; ten characters last until 2059
 _TIME_CHARACTERS = 10
 _RANDOM_CHARACTERS = 6
-_DRAWN_AT_ONCE = 64
-"""Random parts that one call of the kernel provides."""
 _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
 
 REPORT_SUFFIX = "r"
@@ -35,16 +32,13 @@ class Identities:
         self._clock = clock
         self._random_bytes = random_bytes
         self._last_us = 0
-        self._chances: list[int] = []
 
     def next_id(self) -> QueueId:
         """Return an id that no process has returned before."""
         self._last_us = max(self._last_us + 1, self._clock.wall_ns() // 1000 - _EPOCH_US)
         number = self._last_us & ((1 << 5 * _TIME_CHARACTERS) - 1)
-        if not self._chances:
-            drawn = struct.iter_unpack(">I", self._random_bytes(4 * _DRAWN_AT_ONCE))
-            self._chances = [chance & ((1 << 5 * _RANDOM_CHARACTERS) - 1) for (chance,) in drawn]
-        both = number << 5 * _RANDOM_CHARACTERS | self._chances.pop()
+        chance = int.from_bytes(self._random_bytes(4), "big") & ((1 << 5 * _RANDOM_CHARACTERS) - 1)
+        both = number << 5 * _RANDOM_CHARACTERS | chance
         return QueueId("".join([_PAIRS[both >> shift & 1023] for shift in range(70, -1, -10)]))
 
 

@@ -120,17 +120,15 @@ def owed_report(
     indices = tuple(
         i
         for i, status in enumerate(statuses)
-        if status in _REPORTED and i not in told and is_told_of(envelope, i, status)
+        # A success has this status only if the sender asked to be told of it (RFC 3461, 4.1).
+        if status in _REPORTED
+        and i not in told
+        and (status is Status.SUCCESS or envelope.tells_of(i, Notify.FAILURE))
     )
     if not indices:
         return None
     own = report_id(queue_id, indices[0] if Status.TODO in statuses else None)
     return OwedReport(own, indices, tuple(statuses[index] for index in indices))
-
-
-def is_told_of(envelope: Envelope, index: int, status: Status) -> bool:
-    """Return whether the relay must tell the sender what became of a recipient (RFC 3461, 4.1)."""
-    return status is Status.SUCCESS or (status.is_failure and envelope.tells_of(index, Notify.FAILURE))
 
 
 class Message(NamedTuple):
@@ -218,7 +216,7 @@ class Settlement:
 
 
 @dataclass(frozen=True, slots=True)
-class SpoolLook:
+class SpoolCounts:
     """Free room of a store, and counts of what is in it."""
 
     free_bytes: int = 0
@@ -307,7 +305,7 @@ class Spool(Protocol):
         Skips content that is here already.  Raises Full, Unavailable, and what reading the content raises.
         """
 
-    def look(self) -> SpoolLook:
+    def look(self) -> SpoolCounts:
         """Return free room and counts.  Raises Unavailable."""
 
     def set_aside(self, most: int) -> list[SetAside]:

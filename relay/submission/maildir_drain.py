@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from relay.spool.disk.durable import Disk, opened
-from relay.spool.disk.os_errors import is_our_own_lack
+from relay.spool.disk.os_errors import is_lack_of_means
 from relay.submission.composing import Author, EnvelopeSource, NotAnAddress, from_maildir
 from relay.submission.handover import Handover, Refusal, SessionLost
 
@@ -157,7 +157,7 @@ class MaildirDrain:
                 self._check(fd)
                 return self._disk.pread(fd, self._disk.size(fd), 0)
         except OSError as error:
-            if isinstance(error, FileNotFoundError) or is_our_own_lack(error):
+            if isinstance(error, FileNotFoundError) or is_lack_of_means(error):
                 raise
             if not stat.S_ISREG(Path(path).lstat().st_mode):
                 raise Refusal("it is not a regular file", os.EX_DATAERR) from None

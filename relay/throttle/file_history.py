@@ -179,7 +179,7 @@ class FileHistory:
         if self._disk.inode(self._path) is None:
             return
         fd = self._fd = self._disk.open_update(self._path)
-        if (why := self._disk.why_not_ours(self._path)) is not None:
+        if (why := self._disk.why_others_may_write(self._path)) is not None:
             raise DamagedHistory(why, MAKE_OURS)
         content = self._disk.pread(fd, self._disk.size(fd), 0)
         found, is_of_this_boot = found_in(content, mark_ns, self._clock)

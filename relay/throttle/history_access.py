@@ -116,7 +116,7 @@ def _read(path: Path, disk: Disk, clock: Clock) -> Contents:
         pass  # without a lock there is no mark
     try:
         with opened(disk, disk.open_read(str(path))) as fd:
-            if (why := disk.why_not_ours(str(path))) is not None:
+            if (why := disk.why_others_may_write(str(path))) is not None:
                 raise DamagedHistory(why, MAKE_OURS)
             content = disk.pread(fd, disk.size(fd), 0)
     except FileNotFoundError:

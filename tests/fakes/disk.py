@@ -17,7 +17,6 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from relay.spool.disk.durable import FileStatus
 from tests.fakes import power
 from tests.fakes.platter import ContentChange, Platter, disk_error
 
@@ -259,11 +258,10 @@ class ModelDisk:
         inode = self.inode(path)
         return None if inode is None else len(self.platter.contents.get(inode, b""))
 
-    def status(self, fd: int) -> FileStatus:
-        at_ns = self.platter.modified_at_ns.get(self._entry(fd)[0], 0)
-        return FileStatus(self.size(fd), 0, 0)._replace(modified_at_ns=at_ns)
+    def modified_at_ns(self, fd: int) -> int:
+        return self.platter.modified_at_ns.get(self._entry(fd)[0], 0)
 
-    def why_not_ours(self, path: str) -> str | None:  # noqa: ARG002 - every file is
+    def why_others_may_write(self, path: str) -> str | None:  # noqa: ARG002 - every file is
         return None
 
     def set_modified_at_ns(self, fd: int, at_ns: int) -> None:
@@ -296,14 +294,12 @@ class ModelDisk:
 
     def make_fifo(self, path: str) -> None:
         folder, name = self._place(path)
-        if (inode := self.platter.names[folder].get(name)) is None:
+        if name not in self.platter.names[folder]:
             self._begin("make_fifo", path)
             inode = self.platter.number()
             self.platter.fifos.add(inode)
             self.platter.change_names((folder, name, inode))
             self._end()
-        elif inode not in self.platter.fifos:
-            raise disk_error(errno.EEXIST, path)
 
     def lock(self, path: str, *, wait: bool, is_shared: bool = False) -> int | None:
         fd = self.open_append(path)

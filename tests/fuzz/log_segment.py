@@ -31,7 +31,7 @@ STATUSES = [status for status in Status if status is not Status.TODO]
 
 
 def written(choices: Choices) -> bytes:
-    raw, _ = encode_group(MARK, [header_of(Position(6, 1234, 5))], 0, 0)
+    raw, _ = encode_group(MARK, [header_of(Position(6, 1234))], 0, 0)
     for number in range(1, 1 + choices.number(5)):
         group = [_record(choices) for _ in range(1 + choices.number(4))]
         raw += encode_group(MARK, group, len(raw), number)[0]
@@ -39,19 +39,19 @@ def written(choices: Choices) -> bytes:
 
 
 def _record(choices: Choices) -> Record:
-    kind, queue_id = choices.pick((MESSAGE, MOVED, facts.SAID, facts.ENDED, facts.ASIDE)), choices.pick(IDS)
-    if kind != facts.SAID:
+    kind, queue_id = choices.pick((MESSAGE, MOVED, facts.FACTS, facts.ENDED, facts.ASIDE)), choices.pick(IDS)
+    if kind != facts.FACTS:
         return Record(kind, queue_id, choices.octets() if kind in (MESSAGE, MOVED) else b"")
     index = choices.number(3)
     notes = [Note(index, "5.1.1", "bounced", choices.text(), None, 7)] if choices.yes() else []
     told = [index] if choices.yes() else []
     new = facts.as_json({index: choices.pick(STATUSES)}, notes, told=told, warned=choices.yes(), next=7)
-    return Record(kind, queue_id, facts.encode(new | {"held": choices.yes()}))
+    return facts.facts_record(queue_id, new | {"held": choices.yes()})
 
 
 def read(content: bytes, at: int = 0) -> list[ReadGroup]:
     with bounded(1_000 + 200 * content.count(MARK)):
-        return list(SegmentReader(MARK, lambda at, size: content[at : at + size], len(content)).groups(at))
+        return list(SegmentReader(MARK, lambda size, at: content[at : at + size], len(content)).groups(at))
 
 
 def indexed(groups: list[ReadGroup]) -> Index:
@@ -86,7 +86,7 @@ def target(raw: bytes) -> None:
     assert index.facts.keys() <= index.places.keys()
     header = decode_header(NAME, content)
     assert header in (None, decode_header(NAME, whole))
-    position = Position(choices.number(2**64), choices.number(2**64), choices.number(2**64)).encoded()
+    position = Position(choices.number(2**64), choices.number(2**64)).encoded()
     assert decode_position(choices.spoiled(position, TOKENS)) in (None, decode_position(position))
 
 

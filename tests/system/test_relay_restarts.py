@@ -81,7 +81,7 @@ def test_a_second_relay_on_a_spool_exits_and_names_the_first(tmp_path: Path, hos
         second = relay.command("run")
 
         assert second.returncode == os.EX_TEMPFAIL
-        assert f"held by process {relay.pid}" in second.stderr
+        assert f"process {relay.pid} owns the queue" in second.stderr
         relay.send(TO)
         relay.wait_until_empty()
     assert host.ledger.relayed == 1

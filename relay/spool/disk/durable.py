@@ -21,26 +21,18 @@ import fcntl
 import os
 import stat
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from relay.spool.disk.kernel_syncs import KernelSyncs
 from relay.spool.disk.os_errors import error_of, is_lack_of_room
 
 DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 ROOM_BYTES = 64 * 1024
 """A file of small groups grows by this much at once: room for some hundreds of groups."""
 _PLENTY_BYTES = 64 * ROOM_BYTES
 """With less free, no zeros are added: a full disk empties only while every necessary write finds room."""
-
-
-class FileStatus(NamedTuple):
-    """What one fstat(2) tells of an open file."""
-
-    size_bytes: int
-    modified_at_ns: int
-    """A hint; a crash may lose it."""
-    owner: int
 
 
 class Disk(Protocol):
@@ -106,11 +98,12 @@ class Disk(Protocol):
     def leads_to(self, path: str, fd: int) -> bool:
         """Return whether a name still leads to an open file, and not to another that replaced it."""
 
-    def status(self, fd: int) -> FileStatus: ...
+    def modified_at_ns(self, fd: int) -> int:
+        """Return when an open file was last written; a hint, since a crash may lose it."""
 
     def set_modified_at_ns(self, fd: int, at_ns: int) -> None: ...
 
-    def why_not_ours(self, path: str) -> str | None:
+    def why_others_may_write(self, path: str) -> str | None:
         """Return why another user may change a file, or the names in a folder; None if only ours may."""
 
     def make_directory(self, path: str) -> None:
@@ -120,7 +113,7 @@ class Disk(Protocol):
         """Remove an empty folder."""
 
     def make_fifo(self, path: str) -> None:
-        """Create a FIFO; no error if it exists, FileExistsError if another kind of file does."""
+        """Create a FIFO; no error if the name is taken."""
 
     def lock(self, path: str, *, wait: bool, is_shared: bool = False) -> int | None:
         """Return a descriptor that holds the lock until it is closed, or None if the lock is taken.
@@ -191,20 +184,14 @@ class RealDisk:
         return results + [error_of(sync, fd) for fd in fds[len(results) :]]
 
     def sync_directory(self, path: str) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with opened(self, os.open(path, _DIRECTORY)) as fd:
             os.fsync(fd)
-        finally:
-            os.close(fd)
 
     def sync_all(self, path: str) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with opened(self, os.open(path, _DIRECTORY)) as fd:
             if ctypes.CDLL(None, use_errno=True).syncfs(fd):
                 number = ctypes.get_errno()
                 raise OSError(number, os.strerror(number), path)
-        finally:
-            os.close(fd)
 
     def link(self, source: str, target: str) -> None:
         os.link(source, target, follow_symlinks=False)
@@ -231,19 +218,19 @@ class RealDisk:
         except (FileNotFoundError, NotADirectoryError):
             return False
 
-    def status(self, fd: int) -> FileStatus:
-        found = os.fstat(fd)
-        return FileStatus(found.st_size, found.st_mtime_ns, found.st_uid)
+    def modified_at_ns(self, fd: int) -> int:
+        return os.fstat(fd).st_mtime_ns
 
     def set_modified_at_ns(self, fd: int, at_ns: int) -> None:
         os.utime(fd, ns=(at_ns, at_ns))
 
-    def why_not_ours(self, path: str) -> str | None:
+    def why_others_may_write(self, path: str) -> str | None:
         found = os.stat(path)
         if os.geteuid() not in (0, found.st_uid):
-            return f"belongs to user {found.st_uid}, and is not ours"
+            return f"belongs to user {found.st_uid}, not to the user of this process"
         mode = stat.S_IMODE(found.st_mode)
-        return f"has mode {mode:04o}: others may write it" if mode & 0o022 else None
+        is_open = mode & 0o022
+        return f"has mode {mode:04o}: remove write permission for group and others" if is_open else None
 
     def make_directory(self, path: str) -> None:
         if os.path.isdir(path):
@@ -259,11 +246,8 @@ class RealDisk:
         os.rmdir(path)
 
     def make_fifo(self, path: str) -> None:
-        try:
+        with contextlib.suppress(FileExistsError):
             os.mkfifo(path, FILE_MODE)
-        except FileExistsError:
-            if not stat.S_ISFIFO(os.stat(path, follow_symlinks=False).st_mode):
-                raise
 
     def lock(self, path: str, *, wait: bool, is_shared: bool = False) -> int | None:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
@@ -354,4 +338,6 @@ def doubt_about(path: str) -> str | None:
             is_above = point in ("/", real) or real.startswith(point + "/")
             if is_above and len(point) >= len(best):
                 best, kind = point, file_system
-    return f"{best} is {kind}, which does not keep what it is told" if kind in _UNFIT_FILE_SYSTEMS else None
+    if kind not in _UNFIT_FILE_SYSTEMS:
+        return None
+    return f"{best} is a {kind} file system, which is not durable or has no reliable locks"

@@ -13,14 +13,8 @@ Arguments = ParamSpec("Arguments")
 _NO_MEANS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 """Descriptors of this process, descriptors of the host, memory, memory for sockets."""
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_OUR_OWN_LACK = _NO_ROOM | _NO_MEANS | {errno.EINTR, errno.EAGAIN}
 _NOT_NOW = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EUCLEAN, errno.EBADMSG, errno.ENODATA})
 """The last three mean that a checksum of the file system does not match, or that a sector is lost."""
-
-
-def is_our_own_lack(error: OSError) -> bool:
-    """Return whether an error is a lack of resources (descriptors, memory, room), and no fault of a file."""
-    return error.errno in _OUR_OWN_LACK
 
 
 def is_lack_of_means(error: BaseException | None) -> bool:

@@ -1,8 +1,8 @@
 r"""The checkpoint, which saves a start from reading old records: one file, replaced whole, and a copy of it.
 
     CRC\n
-    JSON: how far each stream was read: segment number, offset, messages
-    JSON: a segment, whether it is damaged, and its messages: id, offset, length, facts
+    JSON: how far each stream was read: segment number, offset
+    JSON: a segment, its end, whether it is damaged, and its messages: id, offset, length, facts
     …
 
 A message below its stream's position that is not listed has ended.  Segments are removed only after both
@@ -33,7 +33,8 @@ def encode(index: Index, positions: Mapping[str, Position]) -> bytes:
     for name, segment in index.segments.items():
         if segment.section is None:
             is_needed = name in rows or segment.is_damaged
-            segment.section = _line([*name, segment.is_damaged, rows.get(name, [])]) if is_needed else b""
+            values = [*name, segment.end, segment.is_damaged, rows.get(name, [])]
+            segment.section = _line(values) if is_needed else b""
     body = _line(positions) + b"".join([segment.section or b"" for segment in index.segments.values()])
     return sealed(body)
 
@@ -46,14 +47,14 @@ def decode(raw: bytes) -> Checkpoint:
     first, *sections = body.splitlines(keepends=True)
     index, read = Index(), []
     for line in sections:
-        stream, number, is_damaged, rows = json.loads(line)
+        stream, number, end, is_damaged, rows = json.loads(line)
         segment = index.segment(SegmentName(stream, number))
-        segment.is_damaged = is_damaged
+        segment.end, segment.is_damaged = end, is_damaged
         read.append(segment)
         for queue_id, offset, length, *known in rows:
             index.put(queue_id, RecordPlace(segment, offset, length))
             for each in known:
-                index.say(queue_id, each)
+                index.apply_facts(queue_id, each)
     for segment, line in zip(read, sections, strict=True):
         segment.section = line
     return index, {stream: Position(*at) for stream, at in json.loads(first).items()}

@@ -5,8 +5,7 @@ Memory changes only once the group is durable.  A recipient whose mark is durabl
 Damage: an unsound stretch is copied to corrupt/, reading resumes at the next sound record, and the segment
 is never removed.  An end in a damaged group is ignored: a message may come again, but must not be lost.
 Failed reads: until a start has read all, all calls raise Unavailable.  A message that cannot be read later is
-logged, left in its place, and claimed again after READ_AGAIN_NS.  A damaged message that cannot be set aside
-stays until the next start.
+logged, left in its place, and claimed again after READ_AGAIN_NS.
 Assumes: one thread at a time calls it, and no group before the last one of a stream is torn.
 """
 
@@ -25,8 +24,8 @@ from relay.spool.disk.os_errors import is_lack_of_room
 from relay.spool.errors import kernel_errors
 from relay.spool.interface import Absent, Corrupt, Message, Settlement
 from relay.spool.log import checkpoint
-from relay.spool.log import facts as said
 from relay.spool.log.content import discard, name_long, record_of
+from relay.spool.log.facts import ASIDE, ENDED
 from relay.spool.log.index import Index, Segment
 from relay.spool.log.journal import Cleaner, Journal
 from relay.spool.log.layout import FORMAT, PART, SENDER, LogLayout, prepare
@@ -43,8 +42,6 @@ CHECKPOINT_BYTES = 8 * 1024 * 1024
 """Bytes written before the next checkpoint; or four times the size of the last one, if that is more."""
 _READ_AHEAD_BYTES = 256 * 1024
 """Read from each stream in one `claim`, so that no stream makes the others wait."""
-_SLICES = 64
-"""Slices that one `tidy` cleans at most."""
 
 
 class _Log(NamedTuple):
@@ -81,7 +78,7 @@ class LogSpool(BaseSpool):
             try:
                 if not self._ahead:
                     self._ahead.extend(self._due_again())
-                    self._listen(_READ_AHEAD_BYTES)
+                    self._read_new(_READ_AHEAD_BYTES)
             except OSError:
                 if not self._ahead:
                     raise
@@ -94,32 +91,29 @@ class LogSpool(BaseSpool):
         try:
             log = self._log()
             settling = LogSettling(log.queued, self._record_of)
-            for index, each in group.going():
+            for index, each in group.unfailed():
                 try:
                     settling.add(each)
-                except (Absent, Corrupt, OSError) as failure:
+                except Corrupt as fault:
+                    group.fail(index, self._damaged(each.queue_id, fault))
+                except (Absent, OSError) as failure:
                     group.fail(index, failure)
-                    if isinstance(failure, Corrupt):
-                        self._set_aside(each.queue_id, str(failure))
                 else:
                     if each.next_attempt_at_ns is not None and each.queue_id in log.queued.places:
                         log.journal.hint(each.queue_id, each.next_attempt_at_ns)
             self._write_group(settling)
             self._keep_up()
         except OSError as error:
-            for index, _ in group.going():
+            for index, _ in group.unfailed():
                 group.fail(index, error)
         return group.results
 
     def tidy(self) -> int:
         with kernel_errors("tidy"):
-            log = self._log()
+            self._log()
             found = list(abandoned(self._disk, self._layout.long))
             # Read all records first: long content of an unread record is no orphan.
-            self._listen(None)
-            for _ in range(_SLICES):
-                if not log.cleaner.clean(2 * self._segment_bytes):
-                    break
+            self._read_new(None)
             return self._remove_orphans(found)
 
     def close(self) -> None:
@@ -137,30 +131,29 @@ class LogSpool(BaseSpool):
         orphans = list(abandoned(self._disk, self._layout.long))
         queued, positions = checkpoint.read(self._disk, self._layout, partial(self._aside.keep, "checkpoint"))
         streams = Streams(self._disk, self._layout, queued, positions)
-        damages: list[tuple[Segment, ReadGroup]] = []
+        has_damage = False
         # Read the messages before the sender's stream, which says what became of them.
-        for segment, group in chain(streams.listen(None), streams.replay_sender()):
+        for segment, group in chain(streams.read_new(None), streams.replay_sender()):
             _take_in(queued, segment, group)
-            damages += [(segment, group)] if group.damages else []
+            self._keep_damage(segment, group)
+            has_damage = has_damage or bool(group.damages)
         writer = StreamWriter(self._disk, self._layout, SENDER, self._segment_bytes, streams.end_of_sender())
         journal = Journal(queued, writer)
         cleaner = Cleaner(self._disk, self._layout, queued, journal)
         self._found = _Log(queued, streams, journal, cleaner)
         self._ahead = deque(sorted(queued.places))
-        for segment, group in damages:
-            self._keep_damage(segment, group)
         with contextlib.suppress(OSError):
             self._remove_orphans(orphans)
-            if damages:
+            if has_damage:
                 self._checkpoint(self._found)
         return self._found
 
-    def _listen(self, most_bytes: int | None) -> None:
+    def _read_new(self, most_bytes: int | None) -> None:
         """Take in new mail, about `most_bytes` a stream.  Raises OSError, and keeps what was read by then."""
         log = self._log()
         came: list[QueueId] = []
         try:
-            for segment, group in log.streams.listen(most_bytes):
+            for segment, group in log.streams.read_new(most_bytes):
                 came += _take_in(log.queued, segment, group)
                 self._read_bytes += group.end - group.at
                 self._keep_damage(segment, group)
@@ -175,7 +168,7 @@ class LogSpool(BaseSpool):
             if QueueId(name) in queued.places:
                 continue
             if not name.endswith(PART) and any(segment.is_damaged for segment in queued.segments.values()):
-                self._aside.move(path, "its record may be what is damaged in the log")
+                self._aside.move(path, "no record names it: its record may be in a damaged part of the log")
                 continue
             with contextlib.suppress(FileNotFoundError):
                 self._disk.unlink(path)
@@ -184,7 +177,7 @@ class LogSpool(BaseSpool):
 
     def _claimed(self, name: str) -> Message | None:
         queue_id = QueueId(name)
-        if queue_id not in self._log().queued.places or self._is_left(name):
+        if queue_id not in self._log().queued.places:
             return None
         try:
             with self._at(queue_id) as at:
@@ -204,7 +197,7 @@ class LogSpool(BaseSpool):
         try:
             fd = self._disk.open_read(path)
         except FileNotFoundError:
-            raise Corrupt("its content is not there") from None
+            raise Corrupt("its file is missing") from None
         with opened(self._disk, fd):
             if place.is_long:
                 yield Stretch(fd, self._disk.size(fd))
@@ -218,46 +211,35 @@ class LogSpool(BaseSpool):
         return message if facts is None else facts.laid_over(message)
 
     def _unclaimed(self) -> int:
-        coming = 0 if self._found is None else self._found.streams.unread
-        return coming + len(self._unread.union(self._ahead))
+        return len({*self._unread, *self._ahead})
 
     def _set_aside(self, queue_id: QueueId, why: str) -> None:
         place = self._log().queued.places.get(queue_id)
-        if place is None or self._is_left(queue_id):
+        if place is None:
             return
         path, raw = self._layout.content(queue_id), b""
-        try:
-            if place.is_long and self._disk.inode(path) is not None:
-                self._aside.move(path, why)
-                if self._aside.has_left(path):
-                    return
-            else:
-                # If its content is gone, an empty file keeps its name.
-                with contextlib.suppress(Corrupt), self._at(queue_id) as at:
-                    raw = self._disk.pread(at.fd, at.size_bytes, at.begin)
-                if not self._aside.keep(queue_id, raw, why):
-                    return
-            # Crash here: the next start finds the message damaged again, or without content.
-            self._write([Record(said.ASIDE, queue_id)])
-        except OSError as error:
-            self._aside.leave(queue_id, f"{why}; it cannot be set aside: {error}")
+        if place.is_long and self._disk.inode(path) is not None:
+            self._aside.move(path, why)
+        else:
+            # If its content is gone, an empty file keeps its name.
+            with contextlib.suppress(Corrupt), self._at(queue_id) as at:
+                raw = self._disk.pread(at.fd, at.size_bytes, at.begin)
+            self._aside.keep(queue_id, raw, why)
+        # Crash here: the next start finds the message damaged again, or without content.
+        self._write([Record(ASIDE, queue_id)])
 
     def _keep_damage(self, segment: Segment, group: ReadGroup) -> None:
-        """Copy the damaged stretches of a group to corrupt/."""
+        """Copy the damaged stretches of a group to corrupt/.  Raises OSError."""
         for begin, end in group.damages:
             segment.is_damaged, segment.section = True, None
-            path, why = self._layout.segment(segment.name), f"damaged at {begin} of {segment.name}"
-            try:
-                with opened(self._disk, self._disk.open_read(path)) as fd:
-                    content = self._disk.pread(fd, end - begin, begin)
-                self._aside.keep(f"{segment.name}-{begin}", content, why)
-            except OSError as error:
-                self._aside.leave(path, f"{why}, and cannot be copied: {error.strerror}")
+            with opened(self._disk, self._disk.open_read(self._layout.segment(segment.name))) as fd:
+                content = self._disk.pread(fd, end - begin, begin)
+            self._aside.keep(f"{segment.name}-{begin}", content, f"damaged at {begin} of {segment.name}")
 
     def _write_group(self, settling: LogSettling) -> None:
         """Write settled records.  Raises OSError: none is durable, except perhaps the relayed marks."""
         places = self._log().queued.places
-        ending = [each.queue_id for each in settling.records if each.kind == said.ENDED]
+        ending = [each.queue_id for each in settling.records if each.kind == ENDED]
         long = [queue_id for queue_id in ending if queue_id in places and places[queue_id].is_long]
         try:
             self._write(settling.records)

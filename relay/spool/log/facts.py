@@ -14,9 +14,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from relay.spool.interface import Corrupt, Message, Note, Status
+from relay.mail.envelope import QueueId
+from relay.spool.interface import Message, Note, Status
+from relay.spool.log.record import Record
 
-SAID = b"S"
+FACTS = b"S"
 ENDED = b"F"
 ASIDE = b"A"
 ENDS = frozenset({ENDED, ASIDE})
@@ -35,17 +37,17 @@ class Facts:
         self.notes: dict[int, Note] = {}
         """The last note about each recipient of which no report told."""
 
-    def apply(self, said: Mapping[str, Any]) -> None:
-        for mark, indices in said.get("marks", {}).items():
+    def apply(self, new: Mapping[str, Any]) -> None:
+        for mark, indices in new.get("marks", {}).items():
             self.statuses |= dict.fromkeys(indices, Status(mark.encode()))
-        self.told.update(said.get("told", ()))
-        notes = {note["index"]: Note(**note) for note in said.get("notes", ())}
+        self.told.update(new.get("told", ()))
+        notes = {note["index"]: Note(**note) for note in new.get("notes", ())}
         self.notes |= {index: note for index, note in notes.items() if index not in self.told}
-        for index in said.get("told", ()):
+        for index in new.get("told", ()):
             self.notes.pop(index, None)
-        self.is_held = said.get("held", self.is_held)
-        self.is_warned = said.get("warned", self.is_warned)
-        self.next_attempt_at_ns = said.get("next", self.next_attempt_at_ns)
+        self.is_held = new.get("held", self.is_held)
+        self.is_warned = new.get("warned", self.is_warned)
+        self.next_attempt_at_ns = new.get("next", self.next_attempt_at_ns)
 
     def as_json(self) -> dict[str, Any]:
         return as_json(
@@ -58,9 +60,7 @@ class Facts:
         )
 
     def laid_over(self, message: Message) -> Message:
-        """Return a message with these facts applied.  Raises Corrupt."""
-        if any(index >= len(message.statuses) for index in (*self.statuses, *self.told)):
-            raise Corrupt("what became of a recipient that it does not have")
+        """Return a message with these facts applied."""
         after = message.after(self.statuses)._replace(
             told=frozenset(self.told),
             is_held=self.is_held,
@@ -75,9 +75,9 @@ def as_json(marks: Mapping[int, Status], notes: Iterable[Note], **more: object) 
     by_mark: dict[str, list[int]] = {}
     for index, status in marks.items():
         by_mark.setdefault(status.value.decode(), []).append(index)
-    said = {"marks": by_mark, "notes": [asdict(note) for note in notes], **more}
-    return {key: value for key, value in said.items() if value}
+    new = {"marks": by_mark, "notes": [asdict(note) for note in notes], **more}
+    return {key: value for key, value in new.items() if value}
 
 
-def encode(said: Mapping[str, Any]) -> bytes:
-    return json.dumps(said, separators=(",", ":")).encode()
+def facts_record(queue_id: QueueId, facts: Mapping[str, Any]) -> Record:
+    return Record(FACTS, queue_id, json.dumps(facts, separators=(",", ":")).encode())

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from relay.mail.envelope import QueueId
-from relay.spool.log import facts as said
-from relay.spool.log.facts import Facts
+from relay.spool.log.facts import ENDS, Facts
 from relay.spool.log.layout import SegmentName
 from relay.spool.log.record import LONGEST_ID, MESSAGE, MOVED, RECORD_HEAD_BYTES, Record
 
@@ -20,13 +19,13 @@ UNKNOWN_CRC = 0
 
 
 class Segment:
-    __slots__ = ("end", "is_damaged", "is_done", "live_bytes", "name", "section", "was_cleaned")
+    __slots__ = ("end", "is_damaged", "is_finished", "live_bytes", "name", "section", "was_cleaned")
 
     def __init__(self, name: SegmentName) -> None:
         self.name = name
         self.end = 0
-        """Offset up to which it was read or written."""
-        self.is_done = False
+        """Offset up to which it was read or written; 0 if all of it is void."""
+        self.is_finished = False
         """All that is valid was read, and nothing is added to it."""
         self.is_damaged = False
         """A damaged segment is never removed."""
@@ -37,9 +36,12 @@ class Segment:
         self.section: bytes | None = None
         """Its line in the next checkpoint; None if something changed."""
 
+    def extend(self, end: int) -> None:
+        self.end, self.section = end, None
+
     @property
     def is_dead(self) -> bool:
-        return self.is_done and not self.is_damaged and not self.live_bytes
+        return self.is_finished and not self.is_damaged and not self.live_bytes
 
 
 class RecordPlace(NamedTuple):
@@ -83,7 +85,7 @@ class Index:
             return known is None
         if known is None:
             return False
-        if each.kind in said.ENDS:
+        if each.kind in ENDS:
             if is_whole:
                 self._need(known.segment, -known.length)
                 del self.places[own]
@@ -93,7 +95,7 @@ class Index:
         if not is_whole:
             # The report that told of them may be in the damaged stretch.
             new = {key: value for key, value in new.items() if key not in ("told", "warned")}
-        self.say(own, new)
+        self.apply_facts(own, new)
         return False
 
     def put(self, queue_id: QueueId, place: RecordPlace) -> None:
@@ -102,7 +104,7 @@ class Index:
         self.places[queue_id] = place
         self._need(place.segment, place.length)
 
-    def say(self, queue_id: QueueId, new: Mapping[str, Any]) -> None:
+    def apply_facts(self, queue_id: QueueId, new: Mapping[str, Any]) -> None:
         """Apply facts about a queued message, as JSON."""
         self.places[queue_id].segment.section = None
         (self.facts.get(queue_id) or self.facts.setdefault(queue_id, Facts())).apply(new)
@@ -112,7 +114,7 @@ class Index:
         done = [
             each
             for each in self.segments.values()
-            if each.is_done and not each.is_damaged and each.live_bytes
+            if each.is_finished and not each.is_damaged and each.live_bytes
         ]
         if sum(each.end for each in done) <= 2 * sum(each.live_bytes for each in done) + spare_bytes:
             return None

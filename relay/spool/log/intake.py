@@ -7,7 +7,6 @@ also refused to take its bytes back.
 Assumes: the folders exist (`layout.prepare`).  Does not: know SMTP, or when to send.
 """
 
-import errno
 import os
 from collections.abc import Callable, Sequence
 
@@ -22,12 +21,10 @@ from relay.spool.interface import Full, Unavailable
 from relay.spool.log.content import discard, name_long, record_of
 from relay.spool.log.layout import FORMAT, LogLayout
 from relay.spool.log.record import Record
-from relay.spool.log.writer import NOT_BEGUN, SEGMENT_BYTES, StreamWriter
-from relay.spool.message.draft import SpoolDraft, ours
+from relay.spool.log.writer import EMPTY_STREAM, SEGMENT_BYTES, StreamWriter
+from relay.spool.message.draft import SpoolDraft, create_locked, ours
 from relay.spool.root.headroom import leave_headroom, room
-from relay.spool.root.lock import as_intake
-
-_TRIES = 3
+from relay.spool.root.lock import take_intake_lock
 
 
 class LogIntake:
@@ -43,7 +40,7 @@ class LogIntake:
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         """Raise OSError, SpoolBusy if the spool is being converted, ValueError for another format."""
-        self._lock_fd: int | None = as_intake(root, disk, FORMAT)
+        self._lock_fd: int | None = take_intake_lock(root, disk, FORMAT)
         self._layout = LogLayout(root)
         self._disk = disk
         self._clock = clock
@@ -52,7 +49,6 @@ class LogIntake:
         self._segment_bytes = segment_bytes
         self._writer: StreamWriter | None = None
         self._stream_fd = -1
-        self._messages = 0
 
     def draft(self) -> SpoolDraft:
         queue_id = self._identities.next_id()
@@ -115,10 +111,8 @@ class LogIntake:
             self._writer.append(records)
         except OSError as error:
             return error
-        self._messages += len(records)
         try:
-            position = self._writer.position._replace(messages=self._messages)
-            self._disk.write_at(self._stream_fd, position.encoded(), 0)
+            self._disk.write_at(self._stream_fd, self._writer.position.encoded(), 0)
         except OSError:
             # The mail is accepted but not announced: end the stream, as a dead stream is read to its end.
             self._end_stream()
@@ -126,19 +120,14 @@ class LogIntake:
 
     def _begin(self) -> StreamWriter:
         """Raise OSError."""
-        for _ in range(_TRIES):
-            name = self._streams.next_id()
-            path = self._layout.stream_lock(name)
-            if (fd := self._disk.lock(path, wait=False)) is None:
-                continue
-            try:
-                if self._disk.leads_to(path, fd):
-                    self._stream_fd, self._messages = fd, 0
-                    return StreamWriter(self._disk, self._layout, name, self._segment_bytes, NOT_BEGUN)
-            except OSError:
-                # Release the lock: while it is held, the stream looks alive.
-                self._disk.close(fd)
-                raise
-            # The sender took the new lock file for a dead listener's, and removed it.
+        name = self._streams.next_id()
+        # Name the lock file once it is locked: an unlocked one is that of a dead listener.
+        # Crash here: an abandoned file in long/, which `tidy` or a start removes.
+        fd = create_locked(self._disk, self._layout.part(name))
+        try:
+            self._disk.rename(self._layout.part(name), self._layout.stream_lock(name))
+        except OSError:
             self._disk.close(fd)
-        raise OSError(errno.EAGAIN, "each new stream was taken for abandoned")
+            raise
+        self._stream_fd = fd
+        return StreamWriter(self._disk, self._layout, name, self._segment_bytes, EMPTY_STREAM)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from relay.mail.envelope import QueueId
 from relay.spool.disk.durable import Disk, opened
-from relay.spool.log import facts as said
+from relay.spool.log.facts import facts_record
 from relay.spool.log.index import Index
 from relay.spool.log.layout import LogLayout, SegmentName
 from relay.spool.log.record import MOVED, Record, record_in
@@ -29,8 +29,8 @@ class Journal:
 
     def hint(self, queue_id: QueueId, at_ns: int) -> None:
         new = {"next": at_ns}
-        self._index.say(queue_id, new)
-        self._hints[queue_id] = Record(said.SAID, queue_id, said.encode(new))
+        self._index.apply_facts(queue_id, new)
+        self._hints[queue_id] = facts_record(queue_id, new)
 
     def write(self, records: Sequence[Record]) -> list[QueueId]:
         """Write at least one record; return the ids of the new messages.  Raises OSError."""
@@ -38,11 +38,11 @@ class Journal:
         name, offsets = self.writer.append(group)
         self._hints = {}
         if self._name is not None and self._name != name:
-            self._index.segment(self._name).is_done = True
+            self._index.segment(self._name).is_finished = True
         self._name, segment = name, self._index.segment(name)
         end = self.writer.position.end
         self.written_bytes += end - segment.end
-        segment.end = end
+        segment.extend(end)
         pairs = zip(group, offsets, strict=True)
         return [new.queue_id for new, at in pairs if self._index.take_in(segment, new._replace(at=at))]
 
@@ -62,11 +62,11 @@ class Cleaner:
         self._journal = journal
         self._ahead: list[QueueId] = []
 
-    def clean(self, spare_bytes: int) -> bool:
-        """Copy a slice forward if cleaning is due; return whether it was.  Raises OSError."""
+    def clean(self, spare_bytes: int) -> None:
+        """Copy a slice forward if cleaning is due.  Raises OSError."""
         if not self._ahead:
             if (segment := self._index.crowded(spare_bytes)) is None:
-                return False
+                return
             segment.was_cleaned = True
             places = self._index.places.items()
             self._ahead = [queue_id for queue_id, place in places if place.segment is segment]
@@ -78,7 +78,6 @@ class Cleaner:
             # Crash here, before or after: a copy that is there says the same as its original.
             self._journal.write(copies)
         self._ahead = left
-        return True
 
     def _copy(self, queue_id: QueueId) -> list[Record]:
         """Return a copy of a message's record; none if the message ended, or stays as it cannot be read."""

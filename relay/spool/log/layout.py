@@ -5,7 +5,8 @@
     log/STREAM.NUMBER          a segment: groups of records, append-only (`record`)
     log/checkpoint             what a start need not read again (`checkpoint`), and a copy of it
     long/ID                    a message whose content does not fit into a record, in the maildir's format
-    long/ID.part               the same while it arrives; its writer holds its lock
+    long/ID.part               the same while it arrives; its writer holds its lock; or a stream's lock file
+                               that is not locked and renamed yet
     corrupt/                   copies of damaged messages and stretches, for people to read
 
 A listener's stream is named by an id that is never used twice.  The sender's stream is `sender`, and each

@@ -28,7 +28,7 @@ from relay.spool.log.layout import SegmentName
 _HEAD = struct.Struct("<8scBIIII")
 _CRC = struct.Struct("<I")
 RECORD_HEAD_BYTES = _HEAD.size + _CRC.size
-SEGMENT_HEADER_BYTES = RECORD_HEAD_BYTES + 9 + 3 * 20 + 2
+SEGMENT_HEADER_BYTES = RECORD_HEAD_BYTES + 9 + 2 * 20 + 1
 LONGEST_ID = 24
 _READ_BYTES = 1024 * 1024
 
@@ -37,7 +37,7 @@ MESSAGE = b"E"
 MOVED = b"e"
 """A message that the sender copied forward; its earlier facts still hold."""
 Read = Callable[[int, int], bytes]
-"""Offset and size; fewer bytes only at the end."""
+"""Size and offset, as in `Disk.pread`; fewer bytes only at the end."""
 
 
 class Position(NamedTuple):
@@ -46,12 +46,10 @@ class Position(NamedTuple):
     number: int = 0
     """Number of the segment; 0: there is none."""
     end: int = 0
-    messages: int = 0
-    """Messages of the stream up to here, where they are counted; else 0."""
 
     def encoded(self) -> bytes:
-        """Return 71 bytes: the length is fixed, since one position overwrites another."""
-        return sealed(b"%020d %020d %020d" % self)
+        """Return 50 bytes: the length is fixed, since one position overwrites another."""
+        return sealed(b"%020d %020d" % self)
 
 
 class Record(NamedTuple):
@@ -72,10 +70,13 @@ class Record(NamedTuple):
 class ReadGroup(NamedTuple):
     at: int
     end: int
-    is_whole: bool
     records: list[Record]
     damages: list[tuple[int, int]]
     """Begin and end of each stretch that is no sound record."""
+
+    @property
+    def is_whole(self) -> bool:
+        return bool(self.records) and not self.damages and self.records[0].group_size == len(self.records)
 
 
 def mark_of(name: SegmentName) -> bytes:
@@ -100,7 +101,7 @@ def decode_position(raw: bytes) -> Position | None:
 
 def record_in(raw: bytes, name: SegmentName) -> Record | None:
     """Return the record that some bytes of a segment begin with; None if it is not sound."""
-    return sound_record(mark_of(name), lambda at, size: raw[at : at + size], 0, len(raw))
+    return sound_record(mark_of(name), lambda size, at: raw[at : at + size], 0, len(raw))
 
 
 def encode_group(mark: bytes, records: Sequence[Record], at: int, number: int) -> tuple[bytes, list[int]]:
@@ -118,7 +119,7 @@ def encode_group(mark: bytes, records: Sequence[Record], at: int, number: int) -
 
 def sound_record(mark: bytes, read: Read, at: int, end: int) -> Record | None:
     """Return the record that begins at an offset; None if it is not sound."""
-    raw = read(at, min(RECORD_HEAD_BYTES + LONGEST_ID, end - at))
+    raw = read(min(RECORD_HEAD_BYTES + LONGEST_ID, end - at), at)
     if len(raw) < RECORD_HEAD_BYTES or not raw.startswith(mark):
         return None
     _, kind, id_bytes, group, count, payload_bytes, payload_crc = _HEAD.unpack_from(raw)
@@ -126,7 +127,7 @@ def sound_record(mark: bytes, read: Read, at: int, end: int) -> Record | None:
     if _CRC.unpack_from(raw, _HEAD.size)[0] != zlib.crc32(own, zlib.crc32(raw[: _HEAD.size])):
         return None
     begin = at + RECORD_HEAD_BYTES + len(own)
-    payload = read(begin, min(payload_bytes, end - begin))
+    payload = read(min(payload_bytes, end - begin), begin)
     if len(payload) != payload_bytes or zlib.crc32(payload) != payload_crc:
         return None
     return Record(kind, QueueId(own.decode("latin-1")), payload, at, group, count)
@@ -155,39 +156,35 @@ class SegmentReader:
 
         Behind a damaged stretch reading resumes at the next sound record: only the stretch is lost.
         """
-        begin, records, damages = at, list[Record](), list[tuple[int, int]]()
+        group = ReadGroup(at, at, [], [])
         while at < self._end:
             found = sound_record(self._mark, self._get, at, self._end)
-            if at > begin and (_is_whole(records, damages) or _is_of_another(found, records)):
-                yield ReadGroup(begin, at, _is_whole(records, damages), records, damages)
-                begin, records, damages = at, [], []
+            if at > group.at and (group.is_whole or _is_of_another(found, group.records)):
+                yield group._replace(end=at)
+                group = ReadGroup(at, at, [], [])
             if found is not None:
-                records.append(found)
+                group.records.append(found)
                 at += found.record_bytes
             else:
-                damages.append((at, self._next(at + 1)))
-                at = damages[-1][1]
-        if at > begin:
-            yield ReadGroup(begin, at, _is_whole(records, damages), records, damages)
+                group.damages.append((at, self._next(at + 1)))
+                at = group.damages[-1][1]
+        if at > group.at:
+            yield group._replace(end=at)
 
-    def _get(self, at: int, size: int) -> bytes:
+    def _get(self, size: int, at: int) -> bytes:
         start = at - self._from
         if start < 0 or start + size > len(self._bytes):
-            self._bytes = self._read(at, min(max(size, _READ_BYTES), self._end - at))
+            self._bytes = self._read(min(max(size, _READ_BYTES), self._end - at), at)
             self._from, start = at, 0
         return self._bytes[start : start + size]
 
     def _next(self, at: int) -> int:
         """Return the offset of the next mark, or the end."""
-        while some := self._get(at, min(_READ_BYTES, self._end - at)):
+        while some := self._get(min(_READ_BYTES, self._end - at), at):
             if (found := some.find(self._mark)) >= 0:
                 return at + found
             at += max(1, len(some) - len(self._mark) + 1)
         return self._end
-
-
-def _is_whole(records: Sequence[Record], damages: Sequence[object]) -> bool:
-    return bool(records) and not damages and records[0].group_size == len(records)
 
 
 def _is_of_another(found: Record | None, records: Sequence[Record]) -> bool:

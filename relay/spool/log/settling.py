@@ -9,8 +9,7 @@ from typing import Any
 
 from relay.mail.envelope import Envelope, QueueId
 from relay.spool.interface import Absent, Corrupt, Settlement, Status
-from relay.spool.log import facts as said
-from relay.spool.log.facts import Facts
+from relay.spool.log.facts import ENDED, Facts, as_json, facts_record
 from relay.spool.log.index import UNKNOWN_CRC, Index, recipients_crc
 from relay.spool.log.record import Record
 
@@ -25,7 +24,6 @@ class LogSettling:
         self._index = index
         self._record_of = record_of
         self._marks: dict[QueueId, dict[int, Status]] = {}
-        self._reports: set[QueueId] = set()
         self.records: list[Record] = []
         self.relayed: list[Record] = []
         """Only the marks of relayed recipients, for when `records` find no room."""
@@ -42,7 +40,7 @@ class LogSettling:
         facts = self._index.facts.get(own, _NOTHING)
         marks = self._new_marks(each, facts)
         relayed = {index: status for index, status in marks.items() if status.is_relayed}
-        relayed_alone = [Record(said.SAID, own, said.encode(said.as_json(relayed, ())))] if relayed else []
+        relayed_alone = [facts_record(own, as_json(relayed, ()))] if relayed else []
         self.relayed += relayed_alone
         try:
             report = self._report(each, facts)
@@ -52,11 +50,11 @@ class LogSettling:
         known = self._marks.setdefault(own, {})
         known.update(marks)
         if each.ends and len(facts.statuses.keys() | known) < len(each.envelope.recipients):
-            raise AssertionError(f"{own} is to be removed with recipients to do")
+            raise AssertionError(f"{own} cannot be removed: it has recipients left to do")
         if new := _news(each, facts, marks):
-            self.records.append(Record(said.SAID, own, said.encode(new)))
+            self.records.append(facts_record(own, new))
         self.records += report
-        self.records += [Record(said.ENDED, own)] if each.ends else []
+        self.records += [Record(ENDED, own)] if each.ends else []
 
     def _new_marks(self, each: Settlement, facts: Facts) -> dict[int, Status]:
         if not (each.marks or each.told or each.ends):
@@ -65,26 +63,25 @@ class LogSettling:
             UNKNOWN_CRC,
             recipients_crc(each.envelope.recipients),
         ):
-            raise Corrupt("its recipients are not those that it is settled for")
+            raise Corrupt("its recipients differ from those of the settlement")
         before = {**facts.statuses, **self._marks.get(each.queue_id, {})}
         for index, status in each.marks.items():
             if before.get(index, status) is not status:
-                raise Corrupt(f"recipient {index} is {before[index].name} already, and not {status.name}")
+                was = before[index].name
+                raise Corrupt(f"recipient {index} is already {was} and cannot become {status.name}")
         return {index: status for index, status in each.marks.items() if index not in before}
 
     def _report(self, each: Settlement, facts: Facts) -> list[Record]:
         report = each.report
-        if report is None or report.queue_id in self._index.places or report.queue_id in self._reports:
+        if report is None or report.queue_id in self._index.places:
             return []
         # A repeated settlement: the report may have been relayed and removed already.
         if (each.told and facts.told.issuperset(each.told)) or (each.is_warned and facts.is_warned):
             return []
-        record = self._record_of(report.queue_id, report.envelope, [report.content])
-        self._reports.add(report.queue_id)
-        return [record]
+        return [self._record_of(report.queue_id, report.envelope, [report.content])]
 
 
 def _news(each: Settlement, facts: Facts, marks: Mapping[int, Status]) -> dict[str, Any]:
     told = [index for index in each.told if index not in facts.told]
-    new = said.as_json(marks, each.notes, told=told, warned=each.is_warned and not facts.is_warned)
+    new = as_json(marks, each.notes, told=told, warned=each.is_warned and not facts.is_warned)
     return new if each.is_held in (None, facts.is_held) else new | {"held": each.is_held}

@@ -10,13 +10,13 @@ whole, with its sound records.  Raises OSError if accepted mail cannot be read; 
 import contextlib
 import errno
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.log.index import Index, Segment
 from relay.spool.log.layout import NAMES, SENDER, LogLayout, SegmentName
 from relay.spool.log.record import (
-    MESSAGE,
     SEGMENT_HEADER_BYTES,
     Position,
     ReadGroup,
@@ -25,7 +25,7 @@ from relay.spool.log.record import (
     decode_position,
     mark_of,
 )
-from relay.spool.log.writer import Begun
+from relay.spool.log.writer import StreamEnd
 
 Found = tuple[Segment, ReadGroup]
 
@@ -35,15 +35,15 @@ class Stream:
         self.name = name
         self.read = read
         self.announced = Position()
-        self.is_dead = False
-        self.is_over = False
+        self.has_no_writer = False
+        self.is_read_to_end = False
         """Its writer is dead, and all of it was read."""
 
     @property
     def has_news(self) -> bool:
         """Return whether there may be more to read: while the writer lives, only what it announced."""
         is_announced = self.announced.number > 0
-        return self.is_dead or (is_announced and self.announced[:2] != self.read[:2])
+        return self.has_no_writer or (is_announced and self.announced != self.read)
 
 
 class StreamPart(NamedTuple):
@@ -62,57 +62,53 @@ class Streams:
         self._disk = disk
         self._layout = layout
         self._index = index
-        self._streams = {name: Stream(name, read) for name, read in positions.items()}
+        self._sender = Stream(SENDER, positions.get(SENDER, Position()))
+        self._listeners = {name: Stream(name, read) for name, read in positions.items() if name != SENDER}
 
     def positions(self) -> dict[str, Position]:
         """Return how far each listener's stream was read."""
-        return {n: s.read for n, s in self._streams.items() if s.read.number and n != SENDER}
+        return {name: stream.read for name, stream in self._listeners.items() if stream.read.number}
 
-    @property
-    def unread(self) -> int:
-        """Return how many messages are announced and not read, as of the last `listen`."""
-        alive = [stream for stream in self._streams.values() if not stream.is_over]
-        return sum(max(0, stream.announced.messages - stream.read.messages) for stream in alive)
-
-    def listen(self, most_bytes: int | None) -> Iterator[Found]:
+    def read_new(self, most_bytes: int | None) -> Iterator[Found]:
         """Yield groups of all listeners, about `most_bytes` of each stream; None: all there is.
 
         Raises OSError for a stream that cannot be read, after it read the others.
         """
         failed: OSError | None = None
         for name in self._listed().keys() - {SENDER}:
-            self._streams.setdefault(name, Stream(name, Position()))
-        for stream in [each for each in self._streams.values() if not each.is_dead and each.name != SENDER]:
+            self._listeners.setdefault(name, Stream(name, Position()))
+        for stream in [each for each in self._listeners.values() if not each.has_no_writer]:
             try:
-                self._hear(stream, is_all=most_bytes is None)
+                self._observe_writer(stream, is_all=most_bytes is None)
             except OSError as error:
                 failed = error
         # List segments after the locks: announced segments exist by now, and dead writers begin no more.
         listed = self._listed()
-        for stream in [each for each in self._streams.values() if not each.is_over and each.name != SENDER]:
+        for stream in [each for each in self._listeners.values() if not each.is_read_to_end]:
             try:
-                yield from self._some(stream, listed.get(stream.name, []), most_bytes)
+                yield from self._read_stream(stream, listed.get(stream.name, []), most_bytes)
             except OSError as error:
                 failed = error
         if failed is not None:
             raise failed
 
     def replay_sender(self) -> Iterator[Found]:
-        stream = self._streams.setdefault(SENDER, Stream(SENDER, Position()))
-        stream.is_dead = True
-        yield from self._some(stream, self._listed().get(SENDER, []), None)
+        self._sender.has_no_writer = True
+        yield from self._read_stream(self._sender, self._listed().get(SENDER, []), None)
 
-    def end_of_sender(self) -> Begun:
-        read = self._streams[SENDER].read
-        return read, max([read.number, *(n.number for n in self._index.segments if n.stream == SENDER)])
+    def end_of_sender(self) -> StreamEnd:
+        numbers = [name.number for name in self._index.segments if name.stream == SENDER]
+        return self._sender.read, max([self._sender.read.number, *numbers])
 
     def forget_removed(self) -> None:
-        """Remove the locks of streams that are over and have no segment left.  Raises OSError."""
-        there = {name.stream for name in self._index.segments} | {SENDER}
-        for name in [name for name, each in self._streams.items() if each.is_over and name not in there]:
+        """Remove the locks of streams that are read to their end and have no segment.  Raises OSError."""
+        there = {name.stream for name in self._index.segments}
+        for stream in [each for each in self._listeners.values() if each.is_read_to_end]:
+            if stream.name in there:
+                continue
             with contextlib.suppress(FileNotFoundError):
-                self._disk.unlink(self._layout.stream_lock(name))
-            del self._streams[name]
+                self._disk.unlink(self._layout.stream_lock(stream.name))
+            del self._listeners[stream.name]
 
     def _listed(self) -> dict[str, list[int]]:
         """Return the numbers of the segments of each stream, in order."""
@@ -121,7 +117,7 @@ class Streams:
             numbers.setdefault(found[1], []).extend([int(found[2])] if found[2] else [])
         return numbers
 
-    def _hear(self, stream: Stream, *, is_all: bool) -> None:
+    def _observe_writer(self, stream: Stream, *, is_all: bool) -> None:
         """Learn whether a stream's writer lives, and how far its mail is accepted.
 
         Raises OSError, also if all is to be read (`is_all`) while a writer rewrites its announcement.
@@ -130,44 +126,34 @@ class Streams:
         try:
             fd = self._disk.open_update(path)
         except FileNotFoundError:
-            stream.is_dead = True
+            stream.has_no_writer = True
             return
         with opened(self._disk, fd):
             is_dead = self._disk.lock_open(fd)
             raw = self._disk.pread(fd, self._disk.size(fd), 0)
             announced = decode_position(raw) if raw else Position()
-            if is_dead and not (stream.read.number or self._listed()[stream.name]):
-                # Unlink under the lock: a listener that is about to begin this stream begins another.
-                self._disk.unlink(path)
-                del self._streams[stream.name]
         if announced is None and not is_dead and is_all:
             # A start needs these messages to read the sender's stream, and `tidy` to tell orphans.
-            raise OSError(errno.EAGAIN, "a listener is just announcing its mail")
+            raise OSError(
+                errno.EAGAIN, f"{path} cannot be decoded: its listener may be rewriting it, try again"
+            )
         # An announcement that cannot be decoded leaves the previous one in force.
-        stream.is_dead, stream.announced = is_dead, stream.announced if announced is None else announced
+        stream.has_no_writer, stream.announced = is_dead, stream.announced if announced is None else announced
 
-    def _some(self, stream: Stream, numbers: Sequence[int], most_bytes: int | None) -> Iterator[Found]:
+    def _read_stream(self, stream: Stream, numbers: Sequence[int], most_bytes: int | None) -> Iterator[Found]:
         read_bytes = 0
         for segment, group in self._groups(stream, numbers):
-            count = sum(each.kind == MESSAGE for each in group.records)
-            stream.read = Position(segment.name.number, group.end, stream.read.messages + count)
-            segment.end = group.end
+            stream.read = Position(segment.name.number, group.end)
+            segment.extend(group.end)
             yield segment, group
             read_bytes += group.end - group.at
             if most_bytes is not None and read_bytes >= most_bytes:
                 break
         else:
-            stream.is_over = stream.is_dead
+            stream.is_read_to_end = stream.has_no_writer
         for number in numbers:
             segment = self._index.segment(SegmentName(stream.name, number))
-            if not segment.end:
-                # A listener whose first write failed removes it again.
-                with (
-                    contextlib.suppress(FileNotFoundError),
-                    opened(self._disk, self._disk.open_read(self._layout.segment(segment.name))) as fd,
-                ):
-                    segment.end = self._disk.size(fd)
-            segment.is_done = stream.is_over or number < stream.read.number
+            segment.is_finished = stream.is_read_to_end or number < stream.read.number
 
     def _groups(self, stream: Stream, numbers: Sequence[int]) -> Iterator[Found]:
         before = stream.read
@@ -179,13 +165,8 @@ class Streams:
                     # A killed writer may have synced neither the file nor its name.
                     self._disk.sync(fd)
                     self._disk.sync_directory(self._layout.log)
-
-                def read(at: int, size: int, fd: int = fd) -> bytes:
-                    return self._disk.pread(fd, size, at)
-
-                for group in SegmentReader(mark_of(segment.name), read, end).groups(
-                    before.end if number == before.number else 0
-                ):
+                reader = SegmentReader(mark_of(segment.name), partial(self._disk.pread, fd), end)
+                for group in reader.groups(before.end if number == before.number else 0):
                     waiting.append(group)
                     if group.is_whole:
                         yield from ((segment, each) for each in waiting)
@@ -204,7 +185,7 @@ class Streams:
         counts_before: Position | None = None
         """By the header of the segment behind."""
         for number in reversed(numbers):
-            is_announced = stream.is_dead or number <= announced.number
+            is_announced = stream.has_no_writer or number <= announced.number
             is_void = counts_before is not None and number > counts_before.number
             if is_void or number < stream.read.number or not is_announced:
                 continue
@@ -216,7 +197,7 @@ class Streams:
                 )
             if counts_before is not None:
                 parts.append(StreamPart(number, counts_before.end, None))
-            elif not stream.is_dead and number == announced.number:
+            elif not stream.has_no_writer and number == announced.number:
                 parts.append(StreamPart(number, announced.end, None))
             else:
                 parts.append(StreamPart(number, end, announced.end if number == announced.number else 0))

@@ -22,18 +22,20 @@ SEGMENT_BYTES = 16 * 1024 * 1024
 """A segment of this length or more gets no further group."""
 
 
-Begun = tuple[Position, int]
+StreamEnd = tuple[Position, int]
 """Where a stream ends, and the highest segment number in use."""
-NOT_BEGUN = (Position(), 0)
+EMPTY_STREAM = (Position(), 0)
 
 
 class StreamWriter:
-    def __init__(self, disk: Disk, layout: LogLayout, stream: str, segment_bytes: int, begun: Begun) -> None:
+    def __init__(
+        self, disk: Disk, layout: LogLayout, stream: str, segment_bytes: int, end: StreamEnd
+    ) -> None:
         self._disk = disk
         self._layout = layout
         self._stream = stream
         self._segment_bytes = segment_bytes
-        (self._number, self._end, _), self._highest = begun
+        (self._number, self._end), self._highest = end
         self._fd: int | None = None
         self._groups = 0
         """Groups written into the segment, or tried."""
@@ -92,8 +94,6 @@ class StreamWriter:
             # Crash here: a whole segment, whose name may not be durable; nobody was told of it.
             self._disk.sync_directory(self._layout.log)
         except OSError:
-            with contextlib.suppress(OSError):
-                self._disk.truncate(fd, 0)
             with contextlib.suppress(OSError):
                 self._disk.unlink(path)
             self._disk.close(fd)

@@ -22,7 +22,7 @@ from relay.spool.identity import is_queue_id, warning_id
 from relay.spool.interface import Absent, Corrupt, Message, Note, Settlement
 from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.maildir.layout import FORMAT, MaildirLayout, prepare
-from relay.spool.maildir.marks import Marks, tellings
+from relay.spool.maildir.marks import Marks, told_in_two_steps
 from relay.spool.message import notes, reading
 from relay.spool.message.draft import remove_abandoned
 from relay.spool.message.reading import Stretch
@@ -106,7 +106,7 @@ class MaildirSpool(BaseSpool):
         if self._disk.inode(first) == self._disk.inode(path):
             self._disk.unlink(path)
         else:
-            self._aside.move(path, "a message of this id is queued already")
+            self._aside.move(path, "another message with this id is queued already")
 
     def _next(self) -> list[str]:
         """Return new messages of listeners, and from time to time those that could not be read."""
@@ -124,8 +124,6 @@ class MaildirSpool(BaseSpool):
         is_new = path.startswith(f"{self._layout.new}/")
         if not is_queue_id(queue_id) or queue_id in self._untold:
             return None
-        if self._is_left(path):
-            return None
         try:
             with opened(self._disk, self._disk.open_update(path)) as fd:
                 # The listener holds this lock until the message is durable; then it pulls the trigger.
@@ -136,7 +134,7 @@ class MaildirSpool(BaseSpool):
                 message = self._known(message, at)
             if is_new:
                 if self._disk.inode(self._layout.queued(queue_id)) is not None:
-                    raise Corrupt("a message of this id is queued already")
+                    raise Corrupt("another message with this id is queued already")
                 # Crash here, or after the rename: the next start finds the message in new/ or in cur/.
                 self._disk.rename(path, self._layout.queued(queue_id))
             return message
@@ -155,9 +153,9 @@ class MaildirSpool(BaseSpool):
         is_warned = not message.is_warned and warning_id(message.queue_id) in self._notices
         if not told and not is_warned:
             return message
-        hint_ns = self._disk.status(fd).modified_at_ns
+        hint_ns = self._disk.modified_at_ns(fd)
         marks = Marks(self._disk, fd, message.envelope)
-        for some in tellings(told, ends=not marks.has_left):
+        for some in told_in_two_steps(told, ends=not marks.has_left):
             marks.tell(some)
             self._disk.sync_content(fd)
         if is_warned:
@@ -168,7 +166,7 @@ class MaildirSpool(BaseSpool):
         return message._replace(told=message.told.union(told), is_warned=is_warned)
 
     def _with_hint(self, fd: int, message: Message) -> Message:
-        at_ns = self._disk.status(fd).modified_at_ns
+        at_ns = self._disk.modified_at_ns(fd)
         is_hint = at_ns > message.envelope.arrival_at_ns + _PLAUSIBLE_DEFERRAL_NS
         return message._replace(next_attempt_at_ns=at_ns) if is_hint else message
 
@@ -200,13 +198,13 @@ class MaildirSpool(BaseSpool):
         self._aside.move(self._home(queue_id), why)
 
     def _unclaimed(self) -> int:
-        return len(self._ahead) or len(self._unread.union(self._accepted()))
+        return len(self._ahead) or len({*self._unread, *self._accepted()})
 
     def _home(self, queue_id: QueueId) -> str:
         return self._layout.home(queue_id, is_held=queue_id in self._held)
 
     def _note(self, group: Group) -> None:
-        noted = group.going(lambda each: each.notes)
+        noted = group.unfailed(lambda each: each.notes)
         fds: list[int] = []
         written: dict[int, int] = {}
         for index, each in noted:
@@ -245,8 +243,7 @@ class MaildirSpool(BaseSpool):
                     group.fail(index, Absent(each.queue_id))
                 continue
             except Corrupt as fault:
-                self._aside.move(path, str(fault))
-                group.fail(index, fault)
+                group.fail(index, self._damaged(each.queue_id, fault))
                 continue
             except OSError as error:
                 group.fail(index, error)
@@ -258,7 +255,7 @@ class MaildirSpool(BaseSpool):
         return there
 
     def _publish(self, group: Group, marks: dict[int, tuple[int, Marks]]) -> None:
-        asked = group.going(lambda each: each.report)
+        asked = group.unfailed(lambda each: each.report)
         # The report of a repeated settlement may be relayed already, and gone.
         asked = [(i, each) for i, each in asked if i in marks and not marks[i][1].are_told(each.told)]
         if not asked:
@@ -275,18 +272,18 @@ class MaildirSpool(BaseSpool):
                 group.fail(index, failure)
 
     def _tell(self, group: Group, marks: dict[int, tuple[int, Marks]]) -> None:
-        asked = group.going(lambda each: each.told or each.is_warned)
+        asked = group.unfailed(lambda each: each.told or each.is_warned)
         asked = [(index, each) for index, each in asked if index in marks]
         for is_last in (False, True):
             written: dict[int, int] = {}
             for index, each in asked:
-                told = tellings(each.told, ends=each.ends)[is_last]
+                told = told_in_two_steps(each.told, ends=each.ends)[is_last]
                 warns = each.is_warned and not is_last
                 if group.results[index] is not None or not (told or warns):
                     continue
                 fd, lines = marks[index]
                 try:
-                    hint_ns = self._disk.status(fd).modified_at_ns
+                    hint_ns = self._disk.modified_at_ns(fd)
                     lines.tell(told)
                     if warns:
                         lines.warn()
@@ -308,13 +305,13 @@ class MaildirSpool(BaseSpool):
                 self._disk.rename(f"{self._layout.new}/{queue_id}", self._layout.queued(queue_id))
 
     def _postpone(self, group: Group) -> None:
-        for _, each in group.going(lambda each: each.next_attempt_at_ns is not None):
+        for _, each in group.unfailed(lambda each: each.next_attempt_at_ns is not None):
             path = self._home(each.queue_id)
             with contextlib.suppress(OSError), opened(self._disk, self._disk.open_update(path)) as fd:
                 self._disk.set_modified_at_ns(fd, each.next_attempt_at_ns or 0)
 
     def _hold(self, group: Group) -> None:
-        asked = group.going(lambda each: each.is_held is not None)
+        asked = group.unfailed(lambda each: each.is_held is not None)
         touched: set[str] = set()
         for index, each in asked:
             source = self._layout.home(each.queue_id, is_held=not each.is_held)
@@ -337,9 +334,9 @@ class MaildirSpool(BaseSpool):
                     group.fail(index, failed)
 
     def _end(self, group: Group, marks: dict[int, tuple[int, Marks]]) -> None:
-        for index, each in group.going(lambda each: each.ends):
+        for index, each in group.unfailed(lambda each: each.ends):
             if index in marks and marks[index][1].has_left:
-                raise AssertionError(f"{each.queue_id} is to be removed with recipients to do")
+                raise AssertionError(f"{each.queue_id} cannot be removed: it has recipients left to do")
             try:
                 with contextlib.suppress(FileNotFoundError):
                     self._disk.unlink(self._home(each.queue_id))

@@ -21,7 +21,7 @@ from relay.spool.interface import Full, SpoolError, Unavailable
 from relay.spool.maildir.layout import FORMAT, MaildirLayout, is_published
 from relay.spool.message.draft import SpoolDraft, ours
 from relay.spool.root.headroom import leave_headroom, room
-from relay.spool.root.lock import as_intake
+from relay.spool.root.lock import take_intake_lock
 
 
 class MaildirIntake:
@@ -40,7 +40,7 @@ class MaildirIntake:
 
         `headroom` is False for the owner's reports: they may use the room that new mail must leave free.
         """
-        self._lock_fd = as_intake(root, disk, FORMAT) if headroom else None
+        self._lock_fd = take_intake_lock(root, disk, FORMAT) if headroom else None
         self._layout = MaildirLayout(root)
         self._disk = disk
         self._clock = clock

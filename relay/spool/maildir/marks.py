@@ -24,7 +24,7 @@ class Marks:
         lines = list(lines_of(envelope, size_bytes))
         begin = lines[0][0]
         if begin < HEADER_BYTES:
-            raise Corrupt("shorter than when it was read")
+            raise Corrupt("the file is shorter than when it was read")
         block = disk.pread(fd, size_bytes - begin, begin)
         self._offsets = [offset for offset, _ in lines]
         self._marks: list[bytes] = []
@@ -49,7 +49,7 @@ class Marks:
         for index, status in marks.items():
             before = _BY_MARK[self._marks[index]]
             if before not in (Status.TODO, status):
-                raise Corrupt(f"recipient {index} is {before.name} already, and not {status.name}")
+                raise Corrupt(f"recipient {index} is already {before.name} and cannot become {status.name}")
         for index, status in marks.items():
             # Write a status that is there already again: after a failed sync it may be in memory alone.
             is_new = self._marks[index] == Status.TODO.value
@@ -69,7 +69,7 @@ class Marks:
         self._marks[index] = mark
 
 
-def tellings(told: Sequence[int], *, ends: bool) -> tuple[Sequence[int], Sequence[int]]:
+def told_in_two_steps(told: Sequence[int], *, ends: bool) -> tuple[Sequence[int], Sequence[int]]:
     """Return which recipients to mark as told first, and which once those marks are durable: the first one.
 
     The report's id comes from its first recipient that is not marked, so after a crash between the steps it

@@ -22,19 +22,6 @@ from relay.spool.message.message_file import HEADER_BYTES
 
 
 class SpoolDraft:
-    __slots__ = (
-        "_buffer",
-        "_disk",
-        "_leave_room",
-        "_path",
-        "content_bytes",
-        "crc",
-        "eight_bit",
-        "fd",
-        "is_given_up",
-        "queue_id",
-    )
-
     def __init__(self, queue_id: QueueId, disk: Disk, path: str, leave_room: Callable[[int], None]) -> None:
         """`leave_room` raises OSError if that many bytes more may not be written."""
         self.queue_id = queue_id
@@ -103,13 +90,13 @@ class SpoolDraft:
         Raises OSError for a discarded draft, and for an envelope that could not be read back.
         """
         if self.is_given_up:
-            raise OSError(errno.EINVAL, "a draft that was given up")
+            raise OSError(errno.EINVAL, "the draft was discarded")
         if not envelope.boot_id:
             envelope = replace(envelope, boot_id=clock.boot_id(), boottime_ns=clock.boottime_ns())
         try:
             tail = message_file.encode_envelope(self.queue_id, envelope)
         except ValueError as error:
-            raise OSError(errno.EINVAL, f"an envelope that cannot be stored: {error}") from error
+            raise OSError(errno.EINVAL, f"the envelope cannot be stored: {error}") from error
         shape = Shape(self.content_bytes, self.eight_bit, envelope.smtputf8)
         recipients = len(envelope.recipients)
         return message_file.encode_header(self.content_bytes, tail, recipients, shape, self.crc), tail
@@ -130,7 +117,7 @@ class SpoolDraft:
 
     def _write(self, tail: bytes, begin: bytes) -> int:
         if self.fd is None:
-            self.fd = _create(self._disk, self._path)
+            self.fd = create_locked(self._disk, self._path)
             self._disk.write_all(self.fd, begin + self.take_buffer() + tail)
         else:
             self._disk.write_all(self.fd, self.take_buffer() + tail)
@@ -139,16 +126,17 @@ class SpoolDraft:
 
 def ours(draft: Draft) -> SpoolDraft:
     if not isinstance(draft, SpoolDraft):
-        raise TypeError("a draft of another spool")
+        raise TypeError("not a draft of this spool")
     return draft
 
 
-def _create(disk: Disk, path: str) -> int:
+def create_locked(disk: Disk, path: str) -> int:
+    """Create a file that stays locked until it is closed; return its descriptor.  Raises OSError."""
     fd = disk.open_new(path)
     try:
         # `tidy` may lock the file first, take its writer for dead, and remove it.
         if not disk.lock_open(fd):
-            raise OSError(errno.EAGAIN, "a draft was taken for abandoned")
+            raise OSError(errno.EAGAIN, "another process locked the new draft")
     except OSError:
         with contextlib.suppress(OSError):
             disk.unlink(path)

@@ -112,7 +112,7 @@ def decode_header(raw: bytes) -> Header:
 def encode_envelope(queue_id: QueueId, envelope: Envelope) -> bytes:
     """Return the envelope with every recipient to do.  Raises ValueError if it could not be read back."""
     if not envelope.recipients or any("\n" in address for address in envelope.recipients):
-        raise ValueError("no recipient, or one of several lines")
+        raise ValueError("no recipient, or a recipient that contains a newline")
     facts = {
         "id": queue_id,
         "reverse_path": envelope.reverse_path,
@@ -137,7 +137,7 @@ def decode(queue_id: QueueId, header: Header, raw: bytes) -> Message:
     end = raw.find(b"\n") + 1
     lines = raw[end:].split(b"\n")
     if lines.pop() != b"" or len(lines) != header.recipient_count or not lines:
-        raise Corrupt("the envelope is not whole")
+        raise Corrupt("the envelope is truncated, or its header counts other recipients")
     # The checksum counts each status as `T`.  If no recipient is marked, `raw` matches as it is.
     if zlib.crc32(raw) != header.envelope_crc:
         as_accepted = raw[:end] + b"".join([b"T%s\n" % line[1:] for line in lines])
@@ -156,7 +156,7 @@ def decode(queue_id: QueueId, header: Header, raw: bytes) -> Message:
         # The checksum does not cover statuses, and a later version may write other facts.
         raise Corrupt("the envelope cannot be read") from error
     if recorded_id != queue_id:
-        raise Corrupt(f"the file of another message, {str(recorded_id)[:20]!r}")
+        raise Corrupt(f"it contains another message, {str(recorded_id)[:20]!r}")
     return Message(queue_id, envelope, header.shape, statuses, told, is_warned=header.is_warned)
 
 

@@ -76,7 +76,7 @@ def _chunks(disk: Disk, at: Stretch, header: Header) -> Iterator[tuple[int, byte
 def _header(at: Stretch, first: bytes) -> Header:
     header = message_file.decode_header(first[:HEADER_BYTES])
     if at.size_bytes != header.file_bytes:
-        raise Corrupt(f"{at.size_bytes} bytes long where its header says {header.file_bytes}")
+        raise Corrupt(f"the message has {at.size_bytes} bytes, but its header says {header.file_bytes}")
     return header
 
 

@@ -19,7 +19,7 @@ from typing import Any, LiteralString, NoReturn
 
 from relay.clock import Clock
 from relay.mail.envelope import QueueId
-from relay.spool.base import PAGE_BYTES, Failure, as_it_is
+from relay.spool.base import PAGE_BYTES, Failure, adopting_settlement
 from relay.spool.database.connection import Connection, Database, LastingConnection, one
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.replacing import replace_file
@@ -35,7 +35,7 @@ from relay.spool.interface import (
     SetAside,
     Settlement,
     SpoolBusy,
-    SpoolLook,
+    SpoolCounts,
     Status,
     Unavailable,
 )
@@ -212,11 +212,11 @@ class PostgresqlSpool:
                 message = each.message
                 with self._stored(message.queue_id, message.envelope, each.content) as row:
                     insert(connection, row, self._who)
-        for failure in self.settle([as_it_is(each.message) for each in adopted]):
+        for failure in self.settle([adopting_settlement(each.message) for each in adopted]):
             if failure is not None:
                 raise failure
 
-    def look(self) -> SpoolLook:
+    def look(self) -> SpoolCounts:
         with asking(self._connection) as connection:
             self._renew(connection)
             aside, unclaimed = one(
@@ -225,7 +225,7 @@ class PostgresqlSpool:
                 " FROM relay.message",
                 self._who,
             )
-            return SpoolLook(2 * ROOM_BYTES, None, aside, unclaimed)
+            return SpoolCounts(2 * ROOM_BYTES, None, aside, unclaimed)
 
     def set_aside(self, most: int) -> list[SetAside]:
         rows = self._rows(

@@ -23,7 +23,7 @@ from relay.spool.interface import INLINE_BYTES, Full, Unavailable
 from relay.spool.message.draft import SpoolDraft, ours
 from relay.spool.message.message_file import HEADER_BYTES
 from relay.spool.postgresql import IN_A_DATABASE
-from relay.spool.root.lock import as_intake, prepare_root
+from relay.spool.root.lock import prepare_root, take_intake_lock
 
 ROOM_BYTES = 1 << 40
 """The room that is reported: the server does not say how much it has."""
@@ -68,7 +68,7 @@ class PostgresqlIntake:
         database: Database,
         random_bytes: Callable[[int], bytes] = os.urandom,
     ) -> None:
-        self._lock_fd: int | None = as_intake(root, disk, IN_A_DATABASE)
+        self._lock_fd: int | None = take_intake_lock(root, disk, IN_A_DATABASE)
         self._root, self._disk, self._clock = root, disk, clock
         self._identities = Identities(clock, random_bytes)
         self._connection = LastingConnection(database)

@@ -21,9 +21,9 @@ def why_no_room(free: tuple[int, int | None], wanted_bytes: int = 0) -> str | No
     """Return why no new message of `wanted_bytes` may be stored, or None.  `free` is bytes and inodes."""
     free_bytes, free_inodes = free
     if free_bytes <= wanted_bytes + HEADROOM_BYTES:
-        return f"no room on the disk: {max(0, free_bytes)} bytes free, {HEADROOM_BYTES} are kept"
+        return f"no room on the disk: {max(0, free_bytes)} bytes free, {HEADROOM_BYTES} reserved"
     if free_inodes is not None and free_inodes < HEADROOM_INODES:
-        return f"no room on the disk: {free_inodes} inodes free, {HEADROOM_INODES} are kept"
+        return f"no room on the disk: {free_inodes} inodes free, {HEADROOM_INODES} reserved"
     return None
 
 

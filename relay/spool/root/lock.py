@@ -33,7 +33,7 @@ def prepare_root(root: str, disk: Disk, form: bytes, folders: Sequence[str]) -> 
     found = _own_format(root, disk, form)
     for folder in (root, *folders):
         disk.make_directory(folder)
-    if (why := disk.why_not_ours(root)) is not None:
+    if (why := disk.why_others_may_write(root)) is not None:
         raise ValueError(f"{root} {why}")
     if found is None:
         # Several processes may start at once.  Each writes its own draft; any of them may win the rename.
@@ -51,20 +51,20 @@ def take_lock(root: str, disk: Disk, form: bytes) -> int:
     path = f"{root}/lock"
     fd = disk.lock(path, wait=False)
     if fd is None:
-        holder = ""
+        holder = "another process"
         # Only the flock counts; the text in the file is for people.
         with contextlib.suppress(OSError), opened(disk, disk.open_read(path)) as reader:
             text = disk.pread(reader, 32, 0).decode("ascii", "replace").strip()
-            holder = text if text.isdecimal() else ""
-        raise SpoolBusy(f"{root} is held by process {holder or 'unknown'}")
+            holder = f"process {text}" if text.isdecimal() else holder
+        raise SpoolBusy(f"{holder} owns the queue in {root}")
     # On a full disk the sender must still be able to empty the spool.
     with contextlib.suppress(OSError):
         disk.truncate(fd, 0)
         disk.write_all(fd, b"%d\n" % os.getpid())
-    return _still(root, disk, form, fd)
+    return _verified(root, disk, form, fd)
 
 
-def as_intake(root: str, disk: Disk, form: bytes) -> int:
+def take_intake_lock(root: str, disk: Disk, form: bytes) -> int:
     """Keep conversions from starting until the returned descriptor is closed.
 
     Raises OSError, SpoolBusy, and ValueError for a spool of another format.
@@ -72,18 +72,18 @@ def as_intake(root: str, disk: Disk, form: bytes) -> int:
     fd = disk.lock(f"{root}/intakes", wait=False, is_shared=True)
     if fd is None:
         raise SpoolBusy(f"{root} is being converted")
-    return _still(root, disk, form, fd)
+    return _verified(root, disk, form, fd)
 
 
-def without_intakes(root: str, disk: Disk) -> int:
+def lock_out_intakes(root: str, disk: Disk) -> int:
     """Keep intakes from opening until the returned descriptor is closed.  Raises OSError, SpoolBusy."""
     fd = disk.lock(f"{root}/intakes", wait=False)
     if fd is None:
-        raise SpoolBusy(f"a listener takes mail into {root}")
+        raise SpoolBusy(f"a listener, `relay sendmail` or another conversion uses {root}: stop it first")
     return fd
 
 
-def _still(root: str, disk: Disk, form: bytes, fd: int) -> int:
+def _verified(root: str, disk: Disk, form: bytes, fd: int) -> int:
     """Check the format again under the lock, because a conversion may just have ended; return the lock.
 
     Sync the file system: what killed processes wrote may be in memory only, and would count as durable.
@@ -100,5 +100,5 @@ def _still(root: str, disk: Disk, form: bytes, fd: int) -> int:
 def _own_format(root: str, disk: Disk, form: bytes) -> bytes | None:
     """Return a spool's format, or None without a spool.  Raises OSError, and ValueError for another."""
     if (found := format_of(root, disk)) not in (None, form):
-        raise ValueError(f"{root}/format says {found[:60]!r}, and not {form!r}: this engine does not know it")
+        raise ValueError(f"{root}/format is {found[:60]!r}, but this engine needs {form!r}")
     return found

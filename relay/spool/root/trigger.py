@@ -5,12 +5,12 @@ new mail every few seconds anyway, so a lost pull costs seconds, never a message
 """
 
 import contextlib
-import errno
 import os
-import stat
 from typing import Protocol
 
-from relay.spool.disk.durable import Disk
+from relay.spool.disk.durable import Disk, opened
+
+_FLAGS = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class TriggerPort(Protocol):
@@ -29,29 +29,23 @@ class TriggerPort(Protocol):
 class Trigger:
     def __init__(self, root: str, disk: Disk) -> None:
         self._path = f"{root}/trigger"
-        # If another kind of file has this name, pulls are lost and `listen` raises.
-        with contextlib.suppress(FileExistsError):
-            disk.make_fifo(self._path)
-        self._write_fd: int | None = None
+        self._disk = disk
+        disk.make_fifo(self._path)
         self._read_fd: int | None = None
 
     def pull(self) -> None:
-        if self._write_fd is None:
-            # ENXIO: no sender listens; it looks for new mail when it starts.
-            with contextlib.suppress(OSError):
-                self._write_fd = self._open(os.O_WRONLY)
-        if self._write_fd is not None:
-            try:
-                os.write(self._write_fd, b"!")
-            except BlockingIOError:
-                pass  # the pipe is full of earlier pulls, and one is enough
-            except OSError:
-                self.close()
+        # ENXIO: no sender listens; it looks for new mail when it starts.
+        # EAGAIN: the pipe is full of earlier pulls, and one is enough.
+        with (
+            contextlib.suppress(OSError),
+            opened(self._disk, os.open(self._path, os.O_WRONLY | _FLAGS)) as fd,
+        ):
+            os.write(fd, b"!")
 
     def listen(self) -> int:
         if self._read_fd is None:
             # O_RDWR (Linux, fifo(7)): never at end of file, however many writers come and go.
-            self._read_fd = self._open(os.O_RDWR)
+            self._read_fd = os.open(self._path, os.O_RDWR | _FLAGS)
         return self._read_fd
 
     def clear(self) -> None:
@@ -60,16 +54,7 @@ class Trigger:
                 while len(os.read(self._read_fd, 65536)) == 65536:
                     pass
 
-    def _open(self, flags: int) -> int:
-        """Open the FIFO; raise OSError, also if another kind of file has its name."""
-        fd = os.open(self._path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        if not stat.S_ISFIFO(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise OSError(errno.EINVAL, "not a FIFO", self._path)
-        return fd
-
     def close(self) -> None:
-        for fd in (self._write_fd, self._read_fd):
-            if fd is not None:
-                os.close(fd)
-        self._write_fd = self._read_fd = None
+        if self._read_fd is not None:
+            os.close(self._read_fd)
+            self._read_fd = None

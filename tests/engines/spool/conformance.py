@@ -433,7 +433,7 @@ class FailingConformance(Conformance):
         view.fail(Fault(1, errno.EIO, kinds=frozenset({"read"}), forever=True))
         assert spool.claim(9) == []
         assert (spool.look().corrupt, spool.look().unclaimed) == (2, 2)
-        assert spool.set_aside(9)[0].reason.startswith("left where it is: cannot be read now")
+        assert spool.set_aside(9)[0].reason.startswith("left in place: cannot be read now")
         view.heal()
         assert claimed(spool) == []
         assert sorted(name for name, _ in engine.told) == queue_ids

@@ -165,7 +165,7 @@ def test_a_process_that_read_the_format_before_a_conversion_is_refused_after_it(
         return lock(path, wait=wait, is_shared=is_shared)
 
     monkeypatch.setattr(view, "lock", converts_first)
-    with pytest.raises(ValueError, match="does not know"):
+    with pytest.raises(ValueError, match="this engine needs"):
         opens(view, was)
     assert (engine_of(ROOT, disk), state_of(disk)) == (now, before)
     assert ENGINES[now].intake(ROOT, disk, FakeClock()).room() > 0
@@ -175,7 +175,7 @@ def test_a_missing_spool_or_an_unknown_engine_cannot_be_converted() -> None:
     with pytest.raises(FileNotFoundError):
         converted(ModelDisk(), "log")
     disk = filled("maildir")
-    with pytest.raises(ValueError, match="no engine mbox"):
+    with pytest.raises(ValueError, match="unknown engine mbox"):
         converted(disk, "mbox")
     disk.poke(f"{ROOT}/format", b"relay spool 9 mbox\n")
     with pytest.raises(ValueError, match="relay spool 9 mbox"):

@@ -58,7 +58,6 @@ def error_of(call: Callable[[], object]) -> int | None:
         (lambda disk, at: disk.sync_directory(f"{at}/none"), [errno.ENOENT]),
         (lambda disk, at: disk.sync_directory(f"{at}/file"), [errno.ENOTDIR]),
         (lambda disk, at: disk.make_directory(f"{at}/file/sub"), [errno.ENOTDIR, errno.EEXIST]),
-        (lambda disk, at: disk.make_fifo(f"{at}/file"), [errno.EEXIST]),
     ],
 )
 def test_an_impossible_call_fails_with_its_errno_and_changes_nothing(

@@ -33,7 +33,7 @@ def test_fsck_exits_0_for_a_clean_spool_and_75_for_a_locked_one(engine: MaildirE
     spool = engine.start()
     code, out, _ = run("fsck")
     assert code == os.EX_TEMPFAIL
-    assert f"not read: {engine.root} is held by process {os.getpid()}" in out
+    assert f"not read: process {os.getpid()} owns the queue in {engine.root}" in out
     (busy,) = told(run("fsck", "--json"))
     assert busy["messages"] is None
     spool.close()

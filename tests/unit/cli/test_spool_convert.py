@@ -60,7 +60,7 @@ def test_convert_refuses_a_spool_that_is_in_use(engine: MaildirEngine, run: Run)
         said.append(run(*CONVERT))
         opened.close()
     assert [ran.code for ran in said] == [os.EX_TEMPFAIL] * 3
-    for ran, why in zip(said, ("stop it first", "is held by process", "a listener takes mail"), strict=True):
+    for ran, why in zip(said, ("a relay runs", "owns the queue", "a listener, `relay"), strict=True):
         assert why in ran.err
     assert format_of(engine) == FORMATS["maildir"]
 

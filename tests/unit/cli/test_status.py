@@ -130,7 +130,7 @@ def test_status_exits_75_for_a_fault_of_the_relay_and_for_a_locked_spool(policy_
     prepare(str(spool), RealDisk())
     holder = MaildirSpool(str(spool), RealDisk(), SystemClock(), lambda _name, _why: None)
     code, _, err = run("status")
-    assert (code, f"held by process {os.getpid()}" in err) == (os.EX_TEMPFAIL, True)
+    assert (code, f"process {os.getpid()} owns the queue" in err) == (os.EX_TEMPFAIL, True)
     holder.close()
 
 
