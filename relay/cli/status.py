@@ -139,6 +139,7 @@ def _usage(target: Target, snapshot: Snapshot, by: str) -> dict[str, Any]:
     """Return what was relayed within each limit's length; keys may be added, never renamed."""
     from relay.telemetry.outcomes import oldest_ns, past_outcomes, usage  # noqa: PLC0415 - see the beginning
 
+    at_ns = snapshot.at_ns
     with past_outcomes(str(found_policy(target).spool)) as past:
         return {
             "usage_since": rfc3339_or_none(oldest_ns(past)),
@@ -146,7 +147,7 @@ def _usage(target: Target, snapshot: Snapshot, by: str) -> dict[str, Any]:
                 {"upstream": upstream.name, "limit": limit.label, "by": by, **each._asdict()}
                 for upstream in snapshot.upstreams
                 for limit in upstream.limits
-                for each in usage(past, USAGE_KEYS[by], upstream.name, snapshot.at_ns - limit.period_ns)
+                for each in usage(past, USAGE_KEYS[by], upstream.name, at_ns - limit.period_ns, at_ns)
             ],
         }
 

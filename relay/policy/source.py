@@ -14,6 +14,7 @@ import functools
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -36,6 +37,8 @@ FOREIGN_KEY = "?"
 """Replaces a key that no policy has: it may be a misplaced secret."""
 _LONGEST_GUESSED = 40
 _NAME = re.compile(r"[a-z0-9_-]{1,64}\Z")
+_NAMED = ("upstreams", "lanes", "users")
+"""Mappings by names of the owner's choice, which may be those of sections."""
 _WORDS = {
     "missing": "this key is required",
     "model_type": "expected a mapping of keys",
@@ -174,7 +177,7 @@ def _words(detail: ErrorDetails, steps: Steps) -> str:
 
 
 def _of_unknown_key(steps: Steps) -> str:
-    within = [step for step in steps[:-1] if step in _sections()]
+    within = [at for above, at in pairwise((WHOLE, *steps[:-1])) if above not in _NAMED and at in _sections()]
     known = sorted(_annotations(_sections()[within[-1] if within else WHOLE]))
     # difflib is slow on long texts.
     guessed = str(steps[-1]).lower().replace("-", "_")[:_LONGEST_GUESSED]

@@ -148,6 +148,7 @@ def test_status_tells_by_sender_client_or_lane_who_used_a_window(policy_path: Pa
         lists._replace(queue_id="6", became="bounced"),
         lists._replace(queue_id="7", upstream="other"),
         lists._replace(queue_id="8", at_ns=AT_NS - 61 * SECOND_NS),
+        lists._replace(queue_id="relayed while the command reads", at_ns=AT_NS + SECOND_NS),
     )
     with relay_up(policy_path.parent, POLICY.replace("limits: []", "limits: [{messages: 8, per: 1m}]")):
         told = json.loads(run("status", "--by", "sender", "--json").out)

@@ -93,6 +93,7 @@ retry: {min: 1m, ¦min: 2m}               | retry.min | duplicate key; the first
 ¦'[key]': 1                              | ? | known here
 recent: {most: ¦1K}                      | recent.most | at least 1M
 lanes: {a: {¦sendr: '@x'}}               | lanes.a.? | did you mean sender?
+lanes: {practice: {¦sendr: '@x'}}        | lanes.practice.? | did you mean sender?
 lanes: {a: {sender: ¦here.example}}      | lanes.a.sender | an address, @ and a domain
 lanes: {a: {header: {¦'a b': x}}}        | lanes.a.header.? | letters, digits
 lanes: {a: ¦{share: 5}}                  | lanes.a | needs one of sender, client
