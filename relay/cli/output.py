@@ -147,7 +147,7 @@ def _why(message: MessageView, at_ns: int, *, has_routes: bool) -> str:
     parts += [message.reason] if message.reason else []
     kind, _, what = message.held_by.partition(" ")
     if message.held_by and kind != "hold" and not (what and message.reason.endswith(what)):
-        parts.append(f"held by {message.held_by}")
+        parts.append(f"waits for {message.held_by}")
     if message.upstream_because:
         parts.append(f"through {message.upstream}, {message.upstream_because}")
     elif has_routes and message.upstream:

@@ -53,7 +53,7 @@ UPSTREAMS: Columns = {
     "connections": lambda each, _: f"{each.connections_open} open, {each.connections_idle} idle",
     "in flight": lambda each, _: each.in_flight,
     "waiting": lambda each, _: f"{each.waiting_messages} messages, {each.waiting_recipients} recipients",
-    "held by": lambda each, _: in_plain_words(each.held_by, each.limits) or "-",
+    "waits for": lambda each, _: in_plain_words(each.held_by, each.limits) or "-",
     "drained": drain_words,
 }
 LIMITS: Columns = {
