@@ -70,7 +70,7 @@ def has_control(line: bytes | bytearray) -> bool:
 def split_command(line: bytes) -> tuple[str, str | None]:
     """Return the verb in upper case, and the argument or None.
 
-    Octets outside UTF-8 become lone surrogates, so that `_octets` can restore them.
+    Octets outside UTF-8 become lone surrogates (`surrogateescape`).
     """
     verb, _, argument = line.rstrip(b" \t").decode("utf-8", "surrogateescape").partition(" ")
     return verb.upper(), argument.lstrip(" ") or None
@@ -89,7 +89,7 @@ def parse_mail(argument: str | None, *, has_dsn: bool = True) -> MailCommand:
         raise Refused(replies.MAIL_SYNTAX)
     size_bytes, smtputf8, ret, envid = 0, False, None, ""
     with _refusing(replies.BAD_SENDER):
-        path = parse_reverse_path(_octets(argument[5:]))
+        path = parse_reverse_path(argument[5:])
         for keyword, value in path.parameters.items():
             match keyword, value:
                 case "SIZE", str() if _SIZE.match(value):
@@ -117,7 +117,7 @@ def parse_rcpt(argument: str | None, *, smtputf8: bool, has_dsn: bool = True) ->
         raise Refused(replies.RCPT_SYNTAX)
     notify, orcpt = None, ""
     with _refusing(replies.BAD_RECIPIENT):
-        path = parse_forward_path(_octets(argument[3:]), smtputf8=smtputf8)
+        path = parse_forward_path(argument[3:], smtputf8=smtputf8)
         for keyword, value in path.parameters.items():
             match keyword:
                 case "NOTIFY" if has_dsn:
@@ -153,10 +153,6 @@ def rcpt_line(recipient: str, asked: RecipientRequest = NO_REQUEST, *, smtputf8:
     if asked.orcpt:
         line += f" ORCPT={asked.orcpt if smtputf8 else ascii_orcpt(asked.orcpt)}"
     return line.encode()
-
-
-def _octets(argument: str) -> bytes:
-    return argument.encode("utf-8", "surrogateescape")
 
 
 @contextlib.contextmanager
