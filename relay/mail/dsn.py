@@ -46,10 +46,6 @@ class Notify(enum.Flag):
         return ",".join(str(each.name) for each in self) or "NEVER"
 
 
-_UNASKED = Notify.FAILURE | Notify.DELAY
-"""The default without NOTIFY (RFC 3461, 4.1 leaves DELAY to us)."""
-
-
 class Ret(enum.StrEnum):
     """The part of the message that a report of failure returns (RFC 3461, 4.3)."""
 
@@ -60,6 +56,10 @@ class Ret(enum.StrEnum):
 class RecipientRequest(NamedTuple):
     notify: Notify | None = None
     orcpt: str = ""
+
+    def wants(self, what: Notify) -> bool:
+        # RFC 3461, 4.1: without NOTIFY failures are reported, and delays are left to us.
+        return what in (Notify.FAILURE | Notify.DELAY if self.notify is None else self.notify)
 
 
 NO_REQUEST = RecipientRequest()
@@ -74,11 +74,6 @@ class DsnRequest:
 
     def of(self, index: int) -> RecipientRequest:
         return self.recipients[index] if self.recipients else NO_REQUEST
-
-    def wants(self, index: int, what: Notify) -> bool:
-        """Return whether the sender is to get a report of `what` on a recipient."""
-        notify = self.of(index).notify
-        return what in (_UNASKED if notify is None else notify)
 
     def for_some(self, indices: Iterable[int]) -> "DsnRequest":
         return DsnRequest(self.ret, self.envid, tuple(map(self.of, indices)) if self.recipients else ())
@@ -113,10 +108,9 @@ def parse_notify(value: str) -> Notify:
 
 def parse_ret(value: str) -> Ret:
     """Raise MalformedParameters."""
-    try:
-        return Ret(value.upper())
-    except ValueError:
-        raise MalformedParameters("RET is FULL or HDRS") from None
+    if value.upper() not in {*Ret}:
+        raise MalformedParameters("RET is FULL or HDRS")
+    return Ret(value.upper())
 
 
 def parse_envid(value: str) -> str:
