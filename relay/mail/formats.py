@@ -82,16 +82,3 @@ def described(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - an error that cannot even be shown
         return type(error).__name__
-
-
-def shown_as_text(value: Value) -> str:
-    """Return a value as text for one line.  Only an instant or an option can be None.  Never raises."""
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.3f}"
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    if isinstance(value, Mapping):
-        return " ".join(f"{name}={count}" for name, count in value.items())
-    return str(value)
