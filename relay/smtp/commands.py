@@ -115,7 +115,7 @@ def parse_rcpt(argument: str | None, *, smtputf8: bool, has_dsn: bool = True) ->
     """Parse the argument of RCPT (RFC 5321, 4.1.1.3).  Raises Refused as `parse_mail` does."""
     if argument is None or argument[:3].upper() != "TO:":
         raise Refused(replies.RCPT_SYNTAX)
-    notify, orcpt = None, ""
+    notify = orcpt = ""
     with _refusing(replies.BAD_RECIPIENT):
         path = parse_forward_path(argument[3:], smtputf8=smtputf8)
         for keyword, value in path.parameters.items():
@@ -148,7 +148,7 @@ def mail_line(reverse_path: str, shape: Shape, dsn: DsnRequest = NOTHING_ASKED, 
 def rcpt_line(recipient: str, asked: RecipientRequest = NO_REQUEST, *, smtputf8: bool = False) -> bytes:
     """Return RCPT for a valid address; its ORCPT is in ASCII unless MAIL had SMTPUTF8."""
     line = f"RCPT TO:<{recipient}>"
-    if asked.notify is not None:
+    if asked.notify:
         line += f" NOTIFY={asked.notify}"
     if asked.orcpt:
         line += f" ORCPT={asked.orcpt if smtputf8 else ascii_orcpt(asked.orcpt)}"
