@@ -37,7 +37,7 @@ from relay.cli.output import (
 from relay.clock import SECOND_NS, SystemClock
 from relay.control.client import ControlClient
 from relay.mail.formats import rfc3339, rfc3339_or_none, span, utc
-from relay.mail.search import Search, parse_search
+from relay.mail.search import parse_search
 from relay.status.filters import USAGE_KEYS, Filters, Wanted
 from relay.status.snapshot import Condition, QueueState, Snapshot, message_to_json, to_json
 
@@ -187,7 +187,7 @@ def _section(columns: Columns, values: Sequence[object], at_ns: int) -> Iterator
         yield ""
 
 
-def _parse_search(_context: click.Context, _argument: click.Parameter, words: Sequence[str]) -> Search:
+def _parse_search(_context: click.Context, _argument: click.Parameter, words: Sequence[str]) -> str:
     try:
         return parse_search(" ".join(words))
     except ValueError as error:
@@ -200,7 +200,7 @@ def _parse_search(_context: click.Context, _argument: click.Parameter, words: Se
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N.")
 @click.option("--since", metavar="AGE", callback=duration, help="Leave out older outcomes: 2h.")
 @json_option
-def find(target: Target, wanted: Search, *, limit: int | None, since: int | None, as_json: bool) -> int:
+def find(target: Target, wanted: str, *, limit: int | None, since: int | None, as_json: bool) -> int:
     """Find messages by parts of an address, a Message-ID, a Subject or a queue id.
 
     The queue id may be the relay's or the client's.  All words must match.  Prints messages in the
@@ -213,7 +213,7 @@ def find(target: Target, wanted: Search, *, limit: int | None, since: int | None
 
     policy = found_policy(target)
     with open_session(Target(target.policy_path, policy.spool)) as session:
-        messages = session.queue(Wanted(Filters(text=wanted.text), limit=limit))
+        messages = session.queue(Wanted(Filters(text=wanted), limit=limit))
         snapshot = session.snapshot() if messages else None
     now_ns = SystemClock().wall_ns()
     if as_json:

@@ -242,7 +242,7 @@ class Operator:
                 index in message.told,
                 numbers.get(index) if index in upstreams else None,
                 upstreams.get(index, ""),
-                "" if notify is None else str(notify),
+                notify,
                 orcpt,
             )
 

@@ -17,7 +17,6 @@ import contextlib
 import re
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from typing import NamedTuple
@@ -25,28 +24,25 @@ from typing import NamedTuple
 MAX_ADDRESS_BYTES = 986
 """Keeps MAIL and RCPT, without parameters, within 1,000 octets."""
 
-_ATEXT = rb"A-Za-z0-9!#$%&'*+\-/=?^_`{|}~\x80-\xff"
+# UTF-8 without the controls U+0080 to U+009F, and without what stands for other octets (`surrogateescape`).
+_UTF8 = r"\xa0-\ud7ff\ue000-\U0010ffff"
+_ATEXT = rf"A-Za-z0-9!#$%&'*+\-/=?^_`{{|}}~{_UTF8}"
 # qtextSMTP and quoted-pairSMTP: no control, and a quote or backslash only after a backslash.
-_QUOTED_STRING = rb'"(?:[ !#-\[\]-~\x80-\xff]|\\[ -~])*"'
-_LABEL = rb"(?!-)[A-Za-z0-9_\-\x80-\xff]{1,63}(?<!-)"
-_DOMAIN = _LABEL + rb"(?:\." + _LABEL + rb")*"
+_QUOTED_STRING = rf'"(?:[ !#-\[\]-~{_UTF8}]|\\[ -~])*"'
+_LABEL = rf"(?!-)[A-Za-z0-9_\-{_UTF8}]{{1,63}}(?<!-)"
+_DOMAIN = rf"{_LABEL}(?:\.{_LABEL})*"
 _MAILBOX = (
-    rb"(?:[." + _ATEXT + rb"]+|" + _QUOTED_STRING + rb")"
-    rb"@(?:" + _DOMAIN + rb"\.?|\[(?P<literal>[A-Za-z0-9.:]+)\])|(?i:postmaster)"
+    rf"(?:[.{_ATEXT}]+|{_QUOTED_STRING})"
+    rf"@(?:{_DOMAIN}\.?|\[(?P<literal>[A-Za-z0-9.:]+)\])|(?ai:postmaster)"
 )
-_SOURCE_ROUTE = rb"@" + _DOMAIN + rb"(?:,@" + _DOMAIN + rb")*:"
+_SOURCE_ROUTE = rf"@{_DOMAIN}(?:,@{_DOMAIN})*:"
 # A `<` without a blank or a quote before it belongs to a parameter, such as `AUTH=<>`.
-_DISPLAY_NAME = rb'(?:"(?:[^"\\]|\\.)*"|[^<>"\x00-\x1f\x7f])*(?<=[ "])'
-_BARE = re.compile(rb"(?P<address>" + _MAILBOX + rb")(?= |\Z)")
-_BRACKETED = re.compile(
-    rb"(?:" + _DISPLAY_NAME + rb")?< *(?:" + _SOURCE_ROUTE + rb")?(?P<address>" + _MAILBOX + rb")? *>"
-)
-_CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
-# U+0080 to U+009F are also control characters to a terminal that decodes them.
-_UTF8_CONTROL = re.compile("[\x80-\x9f]")
+_DISPLAY_NAME = r'(?:"(?:[^"\\]|\\.)*"|[^<>"\x00-\x1f\x7f])*(?<=[ "])'
+_BARE = re.compile(rf"(?P<address>{_MAILBOX})(?= |\Z)")
+_BRACKETED = re.compile(rf"(?:{_DISPLAY_NAME})?< *(?:{_SOURCE_ROUTE})?(?P<address>{_MAILBOX})? *>")
 _QUOTED_PAIR = re.compile(r"\\(.)", re.DOTALL)
 # RFC 5321, 4.1.2: esmtp-param; the value is any printable octet but `=`, and UTF-8 (RFC 6531, 3.3).
-_PARAMETER = re.compile(rb"([A-Za-z0-9][A-Za-z0-9-]*)(?:=([!-<>-~\x80-\xff]+))?\Z")
+_PARAMETER = re.compile(rf"([A-Za-z0-9][A-Za-z0-9-]*)(?:=([!-<>-~{_UTF8}]+))?\Z")
 
 
 class MalformedAddress(ValueError):  # noqa: N818 - it is what the client sent, and reads as such
@@ -61,28 +57,28 @@ class NonAsciiAddress(ValueError):  # noqa: N818 - as above
     """The address needs SMTPUTF8, and MAIL did not ask for it (RFC 6531, 3.4).  The text is safe to send."""
 
 
-@dataclass(frozen=True, slots=True)
-class Path:
+class Path(NamedTuple):
     address: str
     """Without the brackets; `""` for the null reverse-path."""
     parameters: Mapping[str, str | None]
     """By keyword in upper case, in the order sent; None for a keyword without `=`.  Values may be UTF-8."""
 
 
-def parse_reverse_path(argument: bytes) -> Path:
+def parse_reverse_path(argument: str) -> Path:
     """Parse what follows `MAIL FROM:`; the path may be `<>`.
 
-    UTF-8 is allowed if SMTPUTF8 is among the parameters of the same command.
+    Octets outside UTF-8 are lone surrogates, as `surrogateescape` makes them.  UTF-8 is allowed if SMTPUTF8
+    is among the parameters of the same command.
     Raises MalformedAddress, MalformedParameters or NonAsciiAddress.
     """
     found, rest = _split_path(argument)
-    if found["address"] and b"@" not in found["address"]:
+    if found["address"] and "@" not in found["address"]:
         raise MalformedAddress("the address has no domain")
     parameters = _parse_parameters(rest)
     return Path(_checked(found, smtputf8="SMTPUTF8" in parameters), parameters)
 
 
-def parse_forward_path(argument: bytes, *, smtputf8: bool) -> Path:
+def parse_forward_path(argument: str, *, smtputf8: bool) -> Path:
     """Parse what follows `RCPT TO:`; `smtputf8` is whether MAIL asked for SMTPUTF8.
 
     Raises MalformedAddress (for `<>` too), MalformedParameters or NonAsciiAddress.
@@ -96,8 +92,8 @@ def parse_forward_path(argument: bytes, *, smtputf8: bool) -> Path:
 @lru_cache(1024)  # the same senders over and over
 def is_valid_address(text: str, *, smtputf8: bool) -> bool:
     """Check a stored address before it is sent, by the grammar that accepted it; False for `""`."""
-    with contextlib.suppress(ValueError):  # a lone surrogate raises UnicodeEncodeError
-        found = _BARE.fullmatch(text.encode())
+    with contextlib.suppress(MalformedAddress, NonAsciiAddress):
+        found = _BARE.fullmatch(text)
         return found is not None and _checked(found, smtputf8=smtputf8) == text
     return False
 
@@ -123,74 +119,59 @@ def folded(text: str) -> str:
     return unicodedata.normalize("NFC", unicodedata.normalize("NFD", text).casefold())
 
 
-_FULL_STOPS = ".\u3002\uff0e\uff61"  # what ends a label (RFC 3490, 3.1)
-
-
 @lru_cache(4096)
 def comparable_domain(domain: str) -> str:
     """Return a domain, literal or pattern without case and final dot, and with U-labels as A-labels."""
-    domain = folded(domain).rstrip(_FULL_STOPS)
-    if domain.isascii() and not domain.startswith("[ipv6:"):
-        return domain  # the usual case; IDNA is slow
-    with contextlib.suppress(AddressValueError):
-        found = IPv6Address(domain.removeprefix("[ipv6:").removesuffix("]"))
-        return f"[{found.ipv4_mapped or f'ipv6:{found}'}]"
-    with contextlib.suppress(UnicodeError):  # a label that no resolver would find
-        return domain.encode("idna").decode("ascii")
-    return domain
+    domain = folded(domain)
+    if not domain.isascii():
+        with contextlib.suppress(UnicodeError):  # a label that no resolver would find
+            domain = domain.encode("idna").decode("ascii")
+    elif domain.startswith("[ipv6:"):
+        with contextlib.suppress(AddressValueError):
+            found = IPv6Address(domain.removeprefix("[ipv6:").removesuffix("]"))
+            return f"[{found.ipv4_mapped or f'ipv6:{found}'}]"
+    return domain.rstrip(".")
 
 
-def _split_path(argument: bytes) -> tuple[re.Match[bytes], bytes]:
+def _split_path(argument: str) -> tuple[re.Match[str], str]:
     """Return the match of the path, without an address for `<>`, and the rest.  Raises MalformedAddress."""
-    argument = argument.lstrip(b" ")
+    argument = argument.lstrip(" ")
     found = _BARE.match(argument) or _BRACKETED.match(argument)
-    if found is not None:
-        return found, argument[found.end() :]
-    if _CONTROL.search(argument):
-        raise MalformedAddress("control characters are not allowed in an address")
-    if b"<" in argument and b">" not in argument:
-        raise MalformedAddress("the address does not end in an angle bracket")
-    why = "not an address by RFC 5321, 4.1.2" if b"@" in argument else "the address has no domain"
-    raise MalformedAddress(why)
+    if found is None:
+        why = "not an address by RFC 5321, 4.1.2" if "@" in argument else "the address has no domain"
+        raise MalformedAddress(why)
+    return found, argument[found.end() :]
 
 
-def _checked(found: re.Match[bytes], *, smtputf8: bool) -> str:
-    """Return the address after the checks beyond the pattern: length, literal (RFC 5321, 4.1.3), UTF-8."""
-    raw, literal = found["address"] or b"", (found["literal"] or b"").decode()
-    if len(raw) > MAX_ADDRESS_BYTES:
+def _checked(found: re.Match[str], *, smtputf8: bool) -> str:
+    """Return the address after the checks beyond the pattern: length, UTF-8, literal (RFC 5321, 4.1.3)."""
+    address, literal = found["address"] or "", found["literal"] or ""
+    if len(address.encode()) > MAX_ADDRESS_BYTES:
         raise MalformedAddress(f"the address is longer than {MAX_ADDRESS_BYTES} octets")
-    if not raw.isascii() and not smtputf8:
+    if not address.isascii() and not smtputf8:
         raise NonAsciiAddress("an address outside ASCII needs SMTPUTF8")
     try:
         if literal:
             IPv6Address(literal[5:]) if literal[:5].upper() == "IPV6:" else IPv4Address(literal)
-        text = raw.decode("utf-8")
     except AddressValueError:
         raise MalformedAddress("the address literal is neither IPv4 nor IPv6") from None
-    except UnicodeDecodeError:
-        raise MalformedAddress("the address is not valid UTF-8") from None
-    if _UTF8_CONTROL.search(text):
-        raise MalformedAddress("control characters are not allowed in an address")
-    return text
+    return address
 
 
-def _parse_parameters(rest: bytes) -> Mapping[str, str | None]:
+def _parse_parameters(rest: str) -> Mapping[str, str | None]:
     """Parse parameters: spaces before each, no keyword twice.  Raises MalformedParameters."""
     parameters: dict[str, str | None] = {}
-    rest = rest.rstrip(b" ")  # RFC 5321, 4.1.1: tolerate white space before the CRLF
-    if rest and not rest.startswith(b" "):
+    rest = rest.rstrip(" ")  # RFC 5321, 4.1.1: tolerate white space before the CRLF
+    if rest and not rest.startswith(" "):
         raise MalformedParameters("a space must follow the path")
-    for raw in filter(None, rest.split(b" ")):
-        match = _PARAMETER.match(raw)
+    for word in filter(None, rest.split(" ")):
+        match = _PARAMETER.match(word)
         if match is None:
             raise MalformedParameters("a parameter is not KEYWORD or KEYWORD=VALUE")
-        keyword = match[1].decode("ascii").upper()
+        keyword = match[1].upper()
         if keyword in parameters:
             raise MalformedParameters(f"the parameter {keyword} is given twice")
-        try:
-            parameters[keyword] = None if match[2] is None else match[2].decode("utf-8")
-        except UnicodeDecodeError:
-            raise MalformedParameters("a parameter is not valid UTF-8") from None
+        parameters[keyword] = match[2]
     return parameters
 
 

@@ -1,14 +1,12 @@
 """The DSN parameters of MAIL and RCPT: which reports a sender asks for, and how (RFC 3461, 4).  Pure.
 
 Guarantees: an accepted value has no space, control or line end.  It is written as it was read, as RFC 3461,
-5.2.1 demands of a relay, except for the case of NOTIFY and RET and the order of NOTIFY.  An ORCPT of
-type `utf-8` (RFC 6533, 3) may have UTF-8 if SMTPUTF8 was asked for; `ascii_orcpt` writes it for a next hop
-without SMTPUTF8.  Does not: know commands and replies (`relay.smtp.commands`), or decide who gets a report.
+5.2.1 demands of a relay, except for the case of NOTIFY and RET.  An ORCPT of type `utf-8` (RFC 6533, 3) may
+have UTF-8 if SMTPUTF8 was asked for; `ascii_orcpt` writes it for a next hop without SMTPUTF8.
+Does not: know commands and replies (`relay.smtp.commands`), or decide who gets a report.
 """
 
 import enum
-import functools
-import operator
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -34,20 +32,12 @@ _ADDRESS_TYPE = re.compile(r"[A-Za-z0-9!#$%&'*/?^_`{|}~-]{1,40}\Z")
 _UTF8_TYPE = "utf-8"
 
 
-class Notify(enum.Flag):
-    """The outcomes of a recipient that the sender asks reports on (RFC 3461, 4.1)."""
+class Notify(enum.StrEnum):
+    """The outcomes of a recipient that the sender may ask reports on (RFC 3461, 4.1)."""
 
-    NEVER = 0
-    SUCCESS = enum.auto()
-    FAILURE = enum.auto()
-    DELAY = enum.auto()
-
-    def __str__(self) -> str:
-        return ",".join(str(each.name) for each in self) or "NEVER"
-
-
-_UNASKED = Notify.FAILURE | Notify.DELAY
-"""The default without NOTIFY (RFC 3461, 4.1 leaves DELAY to us)."""
+    SUCCESS = "SUCCESS"
+    FAILURE = "FAILURE"
+    DELAY = "DELAY"
 
 
 class Ret(enum.StrEnum):
@@ -58,8 +48,13 @@ class Ret(enum.StrEnum):
 
 
 class RecipientRequest(NamedTuple):
-    notify: Notify | None = None
+    notify: str = ""
+    """NEVER, or words of `Notify` with commas between them; empty if the sender gave none."""
     orcpt: str = ""
+
+    def wants(self, what: Notify) -> bool:
+        # RFC 3461, 4.1: without NOTIFY failures are reported, and delays are left to us.
+        return what in (self.notify or "FAILURE,DELAY").split(",")
 
 
 NO_REQUEST = RecipientRequest()
@@ -74,11 +69,6 @@ class DsnRequest:
 
     def of(self, index: int) -> RecipientRequest:
         return self.recipients[index] if self.recipients else NO_REQUEST
-
-    def wants(self, index: int, what: Notify) -> bool:
-        """Return whether the sender is to get a report of `what` on a recipient."""
-        notify = self.of(index).notify
-        return what in (_UNASKED if notify is None else notify)
 
     def for_some(self, indices: Iterable[int]) -> "DsnRequest":
         return DsnRequest(self.ret, self.envid, tuple(map(self.of, indices)) if self.recipients else ())
@@ -103,20 +93,19 @@ def decode_xtext(text: str) -> str:
     return octets.decode("utf-8", "replace")
 
 
-def parse_notify(value: str) -> Notify:
+def parse_notify(value: str) -> str:
     """Raise MalformedParameters."""
-    words = value.upper().split(",")
-    if words != ["NEVER"] and not {each.name for each in Notify}.issuperset(words):
+    words = value.upper()
+    if words != "NEVER" and not {*Notify}.issuperset(words.split(",")):
         raise MalformedParameters("NOTIFY is NEVER alone, or a list of SUCCESS, FAILURE and DELAY")
-    return functools.reduce(operator.or_, (Notify[word] for word in words))
+    return words
 
 
 def parse_ret(value: str) -> Ret:
     """Raise MalformedParameters."""
-    try:
-        return Ret(value.upper())
-    except ValueError:
-        raise MalformedParameters("RET is FULL or HDRS") from None
+    if value.upper() not in {*Ret}:
+        raise MalformedParameters("RET is FULL or HDRS")
+    return Ret(value.upper())
 
 
 def parse_envid(value: str) -> str:

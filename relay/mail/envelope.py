@@ -18,12 +18,11 @@ QUEUE_ID_PATTERN = re.compile(r"[0-9a-z]{16}(?:r[0-9]{0,7}|w)?\Z")
 """Sixteen characters.  For a report on a message follow `r` and perhaps a number, for a delay warning `w`.
 Every id is checked before it becomes part of a path.
 """
-_OF_MAIL_CHARACTERS = 16
 
 
 def is_notice(queue_id: QueueId) -> bool:
     """Return whether a message is our own report or delay warning, not from a client."""
-    return len(queue_id) > _OF_MAIL_CHARACTERS
+    return len(queue_id) > 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class Envelope:
 
     def tells_of(self, index: int, what: Notify) -> bool:
         """Return whether the sender is to get a report of `what` on a recipient; never if it is `<>`."""
-        return not self.is_null and self.dsn.wants(index, what)
+        return not self.is_null and self.dsn.of(index).wants(what)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,40 +1,39 @@
 """Writes instants, spans, sizes and values for people, labels and the log.  Pure; times are nanoseconds."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
-from functools import lru_cache
+from datetime import UTC, datetime, timedelta
 
 from relay.clock import SECOND_NS
 
 LAST_SECOND = 253_402_300_799
 """9999-12-31T23:59:59Z, the last second whose year has four digits; an estimate may lie beyond."""
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 Value = str | int | float | None | list[str | float] | Mapping[str, int]
 
 
+def instant(at_ns: int) -> datetime:
+    """Return an instant (wall clock) in UTC; outside 1970 to 9999, the nearest one within."""
+    microseconds = min(max(at_ns // 1000, 0), LAST_SECOND * 1_000_000)
+    return _EPOCH + timedelta(microseconds=microseconds)
+
+
 def rfc3339(at_ns: int) -> str:
     """Return an instant (wall clock) in UTC to the millisecond, e.g. `2026-01-02T03:04:05.678Z`."""
-    second, rest_ns = divmod(at_ns, SECOND_NS)
-    if not 0 <= second <= LAST_SECOND:
-        second, rest_ns = max(0, min(second, LAST_SECOND)), 0
-    return f"{_whole_second(second)}.{rest_ns // 1_000_000:03d}Z"
-
-
-def utc(at_ns: int) -> str:
-    """Return an instant (wall clock) for people, to the second: `2026-01-02T03:04:05Z`."""
-    second = at_ns // SECOND_NS
-    return f"{_whole_second(second)}Z" if 0 <= second <= LAST_SECOND else "never"
+    return instant(at_ns).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def rfc3339_or_none(at_ns: int | None) -> str | None:
     return None if at_ns is None else rfc3339(at_ns)
 
 
-@lru_cache(maxsize=8)
-def _whole_second(second: int) -> str:
-    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+def utc(at_ns: int) -> str:
+    """Return an instant (wall clock) for people, to the second: `2026-01-02T03:04:05Z`."""
+    if not 0 <= at_ns // SECOND_NS <= LAST_SECOND:
+        return "never"
+    return instant(at_ns).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def span(span_ns: int) -> str:
@@ -83,16 +82,3 @@ def described(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - an error that cannot even be shown
         return type(error).__name__
-
-
-def shown_as_text(value: Value) -> str:
-    """Return a value as text for one line.  Only an instant or an option can be None.  Never raises."""
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.3f}"
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    if isinstance(value, Mapping):
-        return " ".join(f"{name}={count}" for name, count in value.items())
-    return str(value)

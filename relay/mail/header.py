@@ -5,7 +5,7 @@ that is not a field.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from email.errors import MessageError
 from email.header import decode_header
 from encodings import normalize_encoding
@@ -36,14 +36,6 @@ class Names(NamedTuple):
     """The first Subject, decoded (RFC 2047)."""
     client_queue_id: str = ""
     """The `id` of the Received field below ours: the message's id in the client's queue."""
-
-    def text(self) -> str:
-        return "\n".join((self.message_id or "", self.subject, self.client_queue_id))
-
-    @classmethod
-    def of(cls, lines: Sequence[str]) -> "Names":
-        message_id, subject, client_queue_id = (*lines, "", "", "")[:3]
-        return cls(message_id or None, subject, client_queue_id)
 
 
 NO_NAMES = Names()

@@ -9,22 +9,19 @@ sender is not `<>`.
 """
 
 import base64
-import binascii
 import enum
 import hashlib
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from email.message import Message, MIMEPart
 from email.policy import compat32
 from email.utils import format_datetime
 
-from relay.clock import SECOND_NS
 from relay.mail.dsn import Ret, decode_xtext, original_recipient, utf8_address
 from relay.mail.envelope import Envelope, QueueId
-from relay.mail.formats import LAST_SECOND
+from relay.mail.formats import instant
 from relay.mail.text import clean
 
 MAX_TEXT = 900
@@ -99,7 +96,6 @@ def report(
     *,
     hostname: str,
     sender: str,
-    at_ns: int,
     suffix: str = "r",
     until_ns: int | None = None,
 ) -> bytes:
@@ -120,55 +116,30 @@ def report(
         and message.content.isascii()  # some upstreams may not take other content
         and b"\0" not in message.content
     )
+    if returns_all:
+        # message/rfc822 allows no encoding (RFC 2046, 5.2.1).
+        returned = _part({"Content-Type": "message/rfc822"}, message.content.decode("ascii"))
+    else:
+        header = (b"\r\n" + message.content).partition(b"\r\n\r\n")[0][2:].removesuffix(b"\r\n") + b"\r\n"
+        returned = _encoded("text/rfc822-headers", header, is_guessed=is_guessed)  # RFC 6522, 4
     opening = next(text for action, text in _OPENINGS.items() if action in actions)
     subject, _, opening = opening.partition("\n")
     opening = opening.format(date=_date(envelope.arrival_at_ns), until=_date(until_ns or 0))
     attached = "message" if returns_all else "header of the message"
     opening = f"This is the mail relay at {hostname}.\n\n{opening}  The {attached}\nis attached."
+    text = _for_people(opening, recipients)
     # A text cannot contain its own SHA-256, so no part can contain the boundary.
     digest = hashlib.sha256(repr((message, recipients)).encode()).hexdigest()
     fields = {
         "From": f"Mail Delivery System <{sender}>",
         "To": f"<{envelope.reverse_path}>".encode().decode("ascii", "surrogateescape"),
         "Subject": subject,
-        "Date": _date(at_ns),
+        "Date": _date(max(each.at_ns for each in recipients)),
         "Message-ID": f"<{message.queue_id}{suffix}@{hostname}>",
         "Auto-Submitted": "auto-replied",
         "MIME-Version": "1.0",
         "Content-Type": f'multipart/report; report-type=delivery-status; boundary="=_{digest[:32]}"',
     }
-    parts: list[Message | str] = [
-        _encoded("text/plain; charset=utf-8", _for_people(opening, recipients), is_guessed=is_guessed),
-        _for_machines(message, recipients, hostname, until_ns),
-        # message/rfc822 allows no encoding (RFC 2046, 5.2.1).
-        _part({"Content-Type": "message/rfc822"}, message.content.decode("ascii"))
-        if returns_all
-        else _encoded("text/rfc822-headers", _header(message.content), is_guessed=is_guessed),
-    ]
-    whole = _part(fields, parts)
-    whole.preamble = "This is a MIME-encapsulated message."
-    return whole.as_bytes()
-
-
-def _for_people(opening: str, recipients: Sequence[ReportedRecipient]) -> bytes:
-    lines = opening.split("\n")
-    for reason, title in _TITLES.items():
-        group = [each for each in recipients if each.reason is reason]
-        lines += ["", title] if group else []
-        for each in group:
-            said = [clean(each.diagnostic or "")[:MAX_TEXT]]
-            said += [] if each.remote is None else [f"(upstream: {clean(each.remote)})"]
-            lines += ["", f"  <{each.recipient}>"]
-            for text in said:
-                lines += [f"    {line}" for line in textwrap.wrap(text, 72, break_long_words=False)]
-    return "".join(f"{line}\r\n" for line in lines).encode()
-
-
-def _for_machines(
-    message: ReportedMessage, recipients: Sequence[ReportedRecipient], hostname: str, until_ns: int | None
-) -> MIMEPart:
-    """Return the fields of the message, then those of each recipient (RFC 3464, 2.1)."""
-    envelope = message.envelope
     of_message = {
         "Reporting-MTA": f"dns; {hostname}",
         "X-relay-Queue-ID": message.queue_id,
@@ -177,7 +148,29 @@ def _for_machines(
         "Original-Envelope-Id": decode_xtext(envelope.dsn.envid),
     }
     of_recipients = [_recipient_fields(each, until_ns) for each in recipients]
-    return _part({"Content-Type": "message/delivery-status"}, [*map(_part, (of_message, *of_recipients))])
+    # The fields of the message, then those of each recipient (RFC 3464, 2.1).
+    status = _part({"Content-Type": "message/delivery-status"}, [*map(_part, (of_message, *of_recipients))])
+    whole = _part(
+        fields, [_encoded("text/plain; charset=utf-8", text, is_guessed=is_guessed), status, returned]
+    )
+    whole.preamble = "This is a MIME-encapsulated message."
+    return whole.as_bytes()
+
+
+def _for_people(opening: str, recipients: Sequence[ReportedRecipient]) -> bytes:
+    lines, margin = opening.split("\n"), " " * 4
+    for reason, title in _TITLES.items():
+        group = [each for each in recipients if each.reason is reason]
+        lines += ["", title] if group else []
+        for each in group:
+            why = clean(each.diagnostic or "")[:MAX_TEXT]
+            if each.remote is not None:
+                why += f" (upstream: {clean(each.remote)})"
+            wrapped = textwrap.wrap(
+                why, 76, initial_indent=margin, subsequent_indent=margin, break_long_words=False
+            )
+            lines += ["", f"  <{each.recipient}>", *wrapped]
+    return "".join(f"{line}\r\n" for line in lines).encode()
 
 
 def _recipient_fields(each: ReportedRecipient, until_ns: int | None) -> dict[str, str]:
@@ -198,23 +191,12 @@ def _recipient_fields(each: ReportedRecipient, until_ns: int | None) -> dict[str
     }
 
 
-def _header(content: bytes) -> bytes:
-    """Return the header that is returned with a report (RFC 6522, 4)."""
-    header = (b"\r\n" + content).partition(b"\r\n\r\n")[0][2:]
-    return header + b"\r\n" if header and not header.endswith(b"\r\n") else header
-
-
 def _encoded(kind: str, text: bytes, *, is_guessed: bool) -> MIMEPart:
-    """Return a part of text, exact to the octet: legible, or in base64 if Mailman would guess from it."""
-    fields = {"Content-Type": kind}
-    if is_guessed:
-        encoded = base64.encodebytes(text).decode()
-        return _part(fields | {"Content-Transfer-Encoding": "base64"}, encoded)
-    if _PLAIN_LINES.match(text):
-        return _part(fields, text.decode())
-    # Line by line, so that a bare CR or LF is encoded like any other octet (RFC 2045, 6.7).
-    lines = [binascii.b2a_qp(line, istext=False).decode() for line in text.split(b"\r\n")]
-    return _part(fields | {"Content-Transfer-Encoding": "quoted-printable"}, "\n".join(lines))
+    """Return a part of text, exact to the octet: as it is, or in base64 if Mailman would guess from it."""
+    if _PLAIN_LINES.match(text) and not is_guessed:
+        return _part({"Content-Type": kind}, text.decode())
+    fields = {"Content-Type": kind, "Content-Transfer-Encoding": "base64"}
+    return _part(fields, base64.encodebytes(text).decode())
 
 
 def _part(fields: Mapping[str, str], payload: list[Message | str] | str = "") -> MIMEPart:
@@ -234,6 +216,4 @@ def _typed(kind: str, address: str) -> str:
 
 
 def _date(at_ns: int) -> str:
-    """Return an instant in UTC by RFC 5322, 3.3; outside 1970 to 9999, the nearest one within."""
-    seconds = min(max(at_ns // SECOND_NS, 0), LAST_SECOND)
-    return format_datetime(datetime.fromtimestamp(seconds, UTC))
+    return format_datetime(instant(at_ns))  # RFC 5322, 3.3

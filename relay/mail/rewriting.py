@@ -7,7 +7,7 @@ X-Original-Sender.  The first From that named an author is also kept in Reply-To
 Guarantees: the null reverse-path stays null.  A message that already fits the rule stays the same, octet for
 octet; so do every other field and everything behind the header.  Only ASCII is added.  Any header is read,
 in time linear in it.  A changed From or Sender is written anew: names stay the same, comments and groups go.
-Reads only the first FRONT_BYTES of the content and leaves the rest.
+A header that is longer than FRONT_BYTES stays as it is.
 Does not: touch signatures (which then fail), Resent- fields or Return-Path, or fold long lines.
 """
 
@@ -58,19 +58,18 @@ class Rewriting:
         """Return what is sent for a message; `front` is its first FRONT_BYTES, or all of its content."""
         sender = self.reverse_path(reverse_path)
         fields, rest = split_header(front)
-        is_cut = b"\r\n" not in rest and (rest != b"" or len(front) >= FRONT_BYTES)
-        if is_cut and rest[:1] in b" \t":
-            del fields[-1:]  # the next line continues it, or may
+        if b"\r\n" not in rest and (rest != b"" or len(front) >= FRONT_BYTES):
+            return Rewritten(sender, b"", 0)
         # Replaces a field without an address; empty for a report, unless the rule is an address.
         instead = sender if self.rule.startswith("@") else self.rule
-        written = self._written(fields, instead, is_cut=is_cut)
+        written = self._written(fields, instead)
         if written == fields:
             return Rewritten(sender, b"", 0)
         return Rewritten(sender, b"".join(written), sum(map(len, fields)))
 
-    def _written(self, fields: Sequence[bytes], instead: str, *, is_cut: bool) -> list[bytes]:
+    def _written(self, fields: Sequence[bytes], instead: str) -> list[bytes]:
         names = list(map(field_name, fields))
-        tells_authors = not is_cut and b"reply-to" not in names
+        tells_authors = b"reply-to" not in names
         written: list[bytes] = []
         for name, field in zip(names, fields, strict=True):
             written_name, _, value = field.removesuffix(b"\r\n").partition(b":")
@@ -82,7 +81,7 @@ class Rewriting:
             if name == b"from" and tells_authors and any(map(_address, _read(value))):
                 written.append(b"Reply-To: %b\r\n" % value.strip())
                 tells_authors = False
-        if b"from" not in names and names and instead and not is_cut:
+        if b"from" not in names and names and instead:
             # Keep the trace fields of earlier hosts on top.
             at = next((n for n, name in enumerate(names) if name not in _TRACE), len(names))
             written.insert(at, b"From: <%b>\r\n" % instead.encode())

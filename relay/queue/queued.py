@@ -131,12 +131,14 @@ class ListedWords(NamedTuple):
     def text(self) -> bytes:
         """Return the values as text, one a line: no value contains a line end."""
         arrival = "" if self.arrival_at_ns is None else str(self.arrival_at_ns)
-        return "\n".join((arrival, self.names.text(), *self.recipients)).encode()
+        message_id, subject, client_queue_id = self.names
+        return "\n".join((arrival, message_id or "", subject, client_queue_id, *self.recipients)).encode()
 
     @classmethod
     def of(cls, text: bytes) -> "ListedWords":
-        arrival, *lines = text.decode().split("\n")
-        return cls(Names.of(lines[:3]), int(arrival) if arrival else None, tuple(lines[3:]))
+        arrival, message_id, subject, client_queue_id, *recipients = text.decode().split("\n")
+        names = Names(message_id or None, subject, client_queue_id)
+        return cls(names, int(arrival) if arrival else None, tuple(recipients))
 
 
 @dataclass(slots=True, eq=False)
@@ -154,7 +156,7 @@ class Queued:
     why: WaitReason = NO_REASON
     is_warned: bool = False
     """The sender was told of the delay, or wants no report of delays."""
-    listed: bytes = b""
+    listed: bytes = ListedWords().text()
     """The result of `ListedWords.text`."""
     ready_at_ns: int = 0
     """Since when only limits and connections keep it waiting."""

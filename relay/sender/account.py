@@ -376,7 +376,7 @@ class Account:
 
     def _judge_by(self, upstream: Upstream) -> None:
         """Judge replies by the policy's rules from now on, on open connections too."""
-        self._judge.use(rules_of(self.name, upstream))
+        self._judge.rules = rules_of(self.name, upstream)
         shield = self.pausing.shield
         shield.is_off = upstream.shield is None
         if upstream.shield is not None:

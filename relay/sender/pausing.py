@@ -135,7 +135,7 @@ class Pausing:
         None also while a failed history is due to be read again: only `trust_history` ends that.
         """
         self._become(lapsed(self.state, now_ns))
-        return min((end_ns for end_ns in self.state.ends_ns if end_ns > now_ns), default=None)
+        return next((end_ns for end_ns, _ in self.state.ends if end_ns > now_ns), None)
 
     def rest(self, answer: Answer) -> None:
         """Pause the account after a refusal about us."""

@@ -88,7 +88,6 @@ class Reporter:
             recipients,
             hostname=self._hostname,
             sender=self.sender or f"MAILER-DAEMON@{self._hostname}",
-            at_ns=at_ns,
             suffix=own_id.removeprefix(message.queue_id),
             until_ns=until_ns,
         )

@@ -26,7 +26,7 @@ from relay.spool.interface import Absent, Corrupt, Message, Note, Report, Settle
 from relay.telemetry.events import NO_TRANSACTION, Delays, Subject, Via
 from relay.telemetry.metrics import Telemetry
 from relay.verdicts.decision import Decision, Fate, Next, Terms
-from relay.verdicts.outcome import Answer
+from relay.verdicts.outcome import Answer, is_any_relayed
 
 REPLIES_KEPT, REPLIES_EACH = 1000, 32
 """Limits of `replies`: messages, and recipients of each."""
@@ -286,7 +286,7 @@ class Settling:
         via = Via(upstream, connection.name, attempt.conn_use, tls)
         answered = {index: each for index, each in decision.fates.items() if each[0] is not Fate.WAITING}
         self._tell(subject, answered, delays, via)
-        if decision.is_relayed:
+        if is_any_relayed(decision.outcome):
             self._metrics.observe_delays(delays)
 
     def _tell(

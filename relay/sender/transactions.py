@@ -31,6 +31,7 @@ from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
 from relay.upstream.pool import Pool
 from relay.upstream.transaction import Transaction
+from relay.verdicts.account import rest_ns
 from relay.verdicts.decision import AttemptContext, Decision, decide
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed, of_full_session
 from relay.verdicts.verdict import Verdict
@@ -277,7 +278,7 @@ class Transactions:
             began_ns = attempt.reservation.reserved_at_ns
             self._metrics.attempted(self._upstream, decision.outcome, attempt.took_ns)
             choice = attempt.queued.choice
-            if choice.instead_of and decision.is_relayed:
+            if choice.instead_of and is_any_relayed(decision.outcome):
                 self._metrics.count(
                     "relay_route_diverted_messages_total", self._upstream, choice.instead_of, choice.because
                 )
@@ -321,7 +322,7 @@ class Transactions:
                 attempt.ended_ns,
                 refusal.text,
                 self._pausing.relayed_from_ns,
-                asked_ns=decision.rest_ns,
+                asked_ns=rest_ns(refusal.ruling, 0),
                 ages=refusal.is_doubted,
             )
             self._metrics.count("relay_sender_pauses_total", self._upstream)
@@ -332,7 +333,7 @@ class Transactions:
                 reason=refusal.text,
                 until_at_ns=self._clock.wall_ns() + until_ns - attempt.ended_ns,
             )
-        elif decision.is_relayed:
+        elif is_any_relayed(decision.outcome):
             self._line.trust_sender(queued.sender, attempt.ended_ns)
 
     def _unreadable(self, queued: Queued, error: Absent | Corrupt | Unavailable) -> None:

@@ -70,7 +70,7 @@ def has_control(line: bytes | bytearray) -> bool:
 def split_command(line: bytes) -> tuple[str, str | None]:
     """Return the verb in upper case, and the argument or None.
 
-    Octets outside UTF-8 become lone surrogates, so that `_octets` can restore them.
+    Octets outside UTF-8 become lone surrogates (`surrogateescape`).
     """
     verb, _, argument = line.rstrip(b" \t").decode("utf-8", "surrogateescape").partition(" ")
     return verb.upper(), argument.lstrip(" ") or None
@@ -89,7 +89,7 @@ def parse_mail(argument: str | None, *, has_dsn: bool = True) -> MailCommand:
         raise Refused(replies.MAIL_SYNTAX)
     size_bytes, smtputf8, ret, envid = 0, False, None, ""
     with _refusing(replies.BAD_SENDER):
-        path = parse_reverse_path(_octets(argument[5:]))
+        path = parse_reverse_path(argument[5:])
         for keyword, value in path.parameters.items():
             match keyword, value:
                 case "SIZE", str() if _SIZE.match(value):
@@ -115,9 +115,9 @@ def parse_rcpt(argument: str | None, *, smtputf8: bool, has_dsn: bool = True) ->
     """Parse the argument of RCPT (RFC 5321, 4.1.1.3).  Raises Refused as `parse_mail` does."""
     if argument is None or argument[:3].upper() != "TO:":
         raise Refused(replies.RCPT_SYNTAX)
-    notify, orcpt = None, ""
+    notify = orcpt = ""
     with _refusing(replies.BAD_RECIPIENT):
-        path = parse_forward_path(_octets(argument[3:]), smtputf8=smtputf8)
+        path = parse_forward_path(argument[3:], smtputf8=smtputf8)
         for keyword, value in path.parameters.items():
             match keyword:
                 case "NOTIFY" if has_dsn:
@@ -148,15 +148,11 @@ def mail_line(reverse_path: str, shape: Shape, dsn: DsnRequest = NOTHING_ASKED, 
 def rcpt_line(recipient: str, asked: RecipientRequest = NO_REQUEST, *, smtputf8: bool = False) -> bytes:
     """Return RCPT for a valid address; its ORCPT is in ASCII unless MAIL had SMTPUTF8."""
     line = f"RCPT TO:<{recipient}>"
-    if asked.notify is not None:
+    if asked.notify:
         line += f" NOTIFY={asked.notify}"
     if asked.orcpt:
         line += f" ORCPT={asked.orcpt if smtputf8 else ascii_orcpt(asked.orcpt)}"
     return line.encode()
-
-
-def _octets(argument: str) -> bytes:
-    return argument.encode("utf-8", "surrogateescape")
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from relay.clock import SECOND_NS
 from relay.mail.address import comparable, comparable_domain
-from relay.mail.search import parse_search, searchable_text
+from relay.mail.search import matches, parse_search
 from relay.queue.lanes import turn_of
 from relay.queue.sorting import Network, is_address, is_client, is_domain, is_like
 from relay.status.snapshot import MessageView, QueueState, as_json
@@ -108,7 +108,7 @@ class Filters:
         if not self.text:
             return True
         names = view.queue_id, view.message_id, view.subject, view.client_queue_id
-        return parse_search(self.text).matches(searchable_text(names, (view.reverse_path, *recipients)))
+        return matches(parse_search(self.text), names, (view.reverse_path, *recipients))
 
 
 EVERYTHING = Filters()

@@ -12,7 +12,7 @@ from getopt import GetoptError, gnu_getopt
 from pathlib import Path
 
 from relay.mail.address import MalformedParameters
-from relay.mail.dsn import Notify, Ret, encode_xtext, parse_envid, parse_notify, parse_ret
+from relay.mail.dsn import Ret, encode_xtext, parse_envid, parse_notify, parse_ret
 
 _SHORT = "imntvGIUq" + "".join(f"{letter}:" for letter in "ABCFLNORVXbefhopr")
 _LONG = ["policy=", "spool="]
@@ -40,7 +40,7 @@ class SendmailCall:
     """Without `-i`: a line of a single dot ends the message."""
     sender: str | None = None
     full_name: str | None = None
-    notify: Notify | None = None
+    notify: str = ""
     """`-N`: the reports that the sender wants about each recipient (RFC 3461)."""
     ret: Ret | None = None
     envid: str = ""

@@ -15,7 +15,7 @@ from email.utils import format_datetime, formataddr
 from itertools import chain
 
 from relay.mail.address import is_valid_address, mailboxes
-from relay.mail.dsn import Notify, Ret
+from relay.mail.dsn import Ret
 from relay.mail.header import MAILBOX_LINE, below_our_field, field_name, header_fields, split_header
 
 _SHOWN = 200  # characters of a text that an error shows
@@ -53,7 +53,7 @@ class Submission:
     reverse_path: str
     recipients: tuple[str, ...]
     content: bytes
-    notify: Notify | None = None
+    notify: str = ""
     """For each recipient; `notify`, `ret` and `envid` are the sender's requests for reports (RFC 3461)."""
     ret: Ret | None = None
     envid: str = ""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
 
 from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import Envelope, QueueId
-from relay.mail.formats import Value, described, postfix_delay, rfc3339, rfc3339_or_none, shown_as_text
+from relay.mail.formats import Value, described, postfix_delay, rfc3339, rfc3339_or_none
 from relay.mail.header import NO_NAMES, Names
 from relay.queue.lanes import DEFAULT_LANE
 from relay.smtp.reply import Phase
@@ -357,9 +357,19 @@ class _Shown:
         self._value = value
 
     def __format__(self, around: str) -> str:
-        if around and not self._value:
+        value = self._value
+        if around and not value:
             return ""
-        text = shown_as_text(self._value)
+        if value is None:
+            text = "-"  # only an instant or an option can be null
+        elif isinstance(value, float):
+            text = f"{value:.3f}"
+        elif isinstance(value, list):
+            text = ", ".join(map(str, value))
+        elif isinstance(value, Mapping):
+            text = " ".join(f"{name}={count}" for name, count in value.items())
+        else:
+            text = str(value)
         return around.replace("%", text) if around else text
 
 

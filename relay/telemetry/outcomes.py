@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from relay.mail.formats import Value
-from relay.mail.search import Search, searchable_text
+from relay.mail.search import matches
 from relay.mail.text import clean
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.root.headroom import leave_headroom
@@ -242,9 +242,9 @@ def oldest_ns(past: sqlite3.Connection) -> int | None:
     return at_ns
 
 
-def found(past: sqlite3.Connection, wanted: Search, since_ns: int) -> Iterator[PastOutcome]:
+def found(past: sqlite3.Connection, wanted: str, since_ns: int) -> Iterator[PastOutcome]:
     def is_wanted(*words: str) -> bool:
-        return wanted.matches(searchable_text(words[:4], words[4:]))
+        return matches(wanted, words[:4], words[4:])
 
     past.create_function("is_wanted", 6, is_wanted, deterministic=True)
     query = (

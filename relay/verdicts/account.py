@@ -30,7 +30,6 @@ from relay.verdicts.wording import LONGEST_RETRY_NS
 
 FOREVER_NS = 1 << 62
 """The end of a pause that has not ended."""
-LONGEST_BY = 64
 MOST_SPANS = 256
 """Older spans are forgotten: they count as age."""
 FIRST_NS = 15 * SECOND_NS
@@ -107,7 +106,7 @@ class PauseAsked:
 
     def begun(self, now_ns: int, wall_ns: int) -> "OperatorPause":
         until_ns = FOREVER_NS if self.length_ns is None else now_ns + self.length_ns
-        return OperatorPause(until_ns, clean(self.by)[:LONGEST_BY], wall_ns)
+        return OperatorPause(until_ns, clean(self.by), wall_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,16 +176,17 @@ class AccountState:
         return (self.because or NO_REASON) if self.health in RESTING else self.fault
 
     @property
-    def ends_ns(self) -> tuple[int, ...]:
-        """Return when each cause that keeps mail back ends."""
-        ends = [self.until_ns] if self.health in RESTING else []
-        ends += [self.fault_until_ns] if self.fault else []
-        return (*ends, *(() if self.operator is None else (self.operator.until_ns,)))
+    def ends(self) -> list[tuple[int, EventKind]]:
+        """Return when each cause that keeps mail back ends, in order, and the event that ends it."""
+        ends = [(self.until_ns, EventKind.OVER)] if self.health in RESTING else []
+        ends += [(self.fault_until_ns, EventKind.SOUND)] if self.fault else []
+        ends += [] if self.operator is None else [(self.operator.until_ns, EventKind.LAPSE)]
+        return sorted(ends)
 
     @property
     def over_ns(self) -> int:
         """Return when the last cause that keeps mail back ends; 0 if there is none."""
-        return max(self.ends_ns, default=0)
+        return max((end_ns for end_ns, _ in self.ends), default=0)
 
 
 class Event(NamedTuple):
@@ -200,18 +200,22 @@ class Event(NamedTuple):
     until_ns: int = 0
     """When a fault is checked again."""
     pause: OperatorPause | None = None
-    oldest_leaves_in_ns: Callable[[int], int | None] = lambda _span_ns: None
-    """Takes a span in ns; returns in how many ns the oldest entry of our history within it leaves it."""
+    leaves_in_ns: int | None = None
+    """In how many ns the oldest entry of our history leaves the window that the refusal names."""
 
 
 def refusal_event(answer: Answer, at_ns: int, oldest_leaves_in_ns: Callable[[int], int | None]) -> Event:
-    """Return the event for a refusal about us, by the upstream or by the shield."""
+    """Return the event for a refusal about us, by the upstream or by the shield.
+
+    `oldest_leaves_in_ns` takes a window; it returns in how many ns the oldest entry of our history leaves it.
+    """
     kind, ruling = EventKind.PAUSE, answer.ruling or _NO_RULING
     if answer.verdict is Verdict.STOP:
         is_last = answer.is_doubted or not ruling.may_probe
         kind = EventKind.STOP if is_last else EventKind.REFUSE
+    leaves_in_ns = None if ruling.window_ns is None else oldest_leaves_in_ns(ruling.window_ns)
     is_mail = answer.phase not in BEFORE_MAIL
-    return Event(kind, at_ns, answer.text, ruling, is_mail, oldest_leaves_in_ns=oldest_leaves_in_ns)
+    return Event(kind, at_ns, answer.text, ruling, is_mail, leaves_in_ns=leaves_in_ns)
 
 
 def with_shared(state: AccountState, shared: AccountState, now_ns: int) -> AccountState:
@@ -281,7 +285,7 @@ def _after_refusal(state: AccountState, event: Event) -> AccountState:
         return state  # it rests for a graver reason
     asks = not ruling.may_probe
     if event.kind is EventKind.PAUSE:
-        until_ns = now_ns + rest_ns(ruling, state.in_a_row if is_new else 0, event.oldest_leaves_in_ns)
+        until_ns = now_ns + rest_ns(ruling, state.in_a_row if is_new else 0, event.leaves_in_ns)
         asks = asks or ruling.wait_ns is not None or ruling.window_ns is not None
     elif asks:
         until_ns = FOREVER_NS  # only an operator ends a rest without looks
@@ -297,11 +301,10 @@ def _after_refusal(state: AccountState, event: Event) -> AccountState:
 
 def lapsed(state: AccountState, now_ns: int) -> AccountState:
     """Return the state without what is over by then; only a sound history ends a fault."""
-    ends = [(state.until_ns, EventKind.OVER)] if state.health in RESTING else []
-    ends += [] if state.operator is None else [(state.operator.until_ns, EventKind.LAPSE)]
     # The last end closes the span.
-    for end_ns, kind in sorted(ends):
-        state = step(state, Event(kind, now_ns)) if now_ns >= end_ns else state
+    for end_ns, kind in state.ends:
+        if now_ns >= end_ns and kind is not EventKind.SOUND:
+            state = step(state, Event(kind, now_ns))
     return state
 
 
@@ -310,23 +313,22 @@ def max_recipients_now(usual: int, taken: int | None) -> int:
     return usual if taken is None else min(usual, taken + 1)
 
 
-def rest_ns(ruling: Ruling | None, step: int, oldest_leaves_in_ns: Callable[[int], int | None]) -> int:
+def rest_ns(ruling: Ruling | None, step: int, leaves_in_ns: int | None = None) -> int:
     """Return how long to rest after a refusal that is about us.
 
     If the upstream or its rule asks for a wait: that wait.  If the reply names a window: until the oldest
-    entry of our own history leaves it (`oldest_leaves_in_ns`), but at most two days; or the whole window, if
-    an earlier look makes it worse.  Otherwise our own back-off, doubled `step` times.  After a pause that did
+    entry of our own history leaves it (`leaves_in_ns`), but at most two days; or the whole window, if an
+    earlier look makes it worse.  Otherwise our own back-off, doubled `step` times.  After a pause that did
     not help, at least that back-off.
     """
+    ruling = ruling or _NO_RULING
     back_off_ns, asked_ns = min(LONGEST_NS, FIRST_NS << min(step, 10)), 0
-    if ruling is None:
-        return back_off_ns
     if ruling.wait_ns is not None:
         asked_ns = ruling.wait_ns
     elif not ruling.may_probe:
         asked_ns = ruling.window_ns or PROBE_NS
     elif ruling.window_ns is not None:
-        asked_ns = min(LONGEST_RETRY_NS, oldest_leaves_in_ns(ruling.window_ns) or 0)
+        asked_ns = min(LONGEST_RETRY_NS, leaves_in_ns or 0)
     return asked_ns if asked_ns and step == 0 else max(asked_ns, back_off_ns)
 
 

@@ -23,7 +23,6 @@ from typing import NamedTuple
 
 from relay.mail.envelope import QueueId
 from relay.smtp.reply import Phase
-from relay.verdicts.account import rest_ns
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
 from relay.verdicts.shield import Shield
 from relay.verdicts.verdict import Scope, Verdict
@@ -106,18 +105,13 @@ class Decision(NamedTuple):
     fates: dict[int, tuple[Fate, Answer]]
     next: Next
     tried: frozenset[int]
-    age_ns: int
-    """The age of the message: the time since it was accepted, without pauses and rests."""
     refusals: int
     back_off_ns: int
     reason: str
     """Why recipients are left; `status` is the enhanced code of the refusal that defers them."""
     status: str
     sender_rests: Answer | None
-    """The refusal for which the sender's mail waits, for at least `rest_ns`; else None."""
-    rest_ns: int
-    is_relayed: bool
-    """A recipient was relayed, so the upstream accepts the sender."""
+    """The refusal for which the sender's mail waits; else None."""
 
     def gone(self) -> set[int]:
         """Return the recipients that are final: relayed or failed."""
@@ -159,15 +153,11 @@ def decide(outcome: Outcome, context: AttemptContext, terms: Terms, shield: Shie
         fates=fates,
         next=to_do,
         tried=frozenset() if is_postponed else tried,
-        age_ns=age_ns,
         refusals=refusals,
         back_off_ns=back_off_ns,
         reason=because.text if because is not None else EARLIER if is_postponed else "",
         status=because.status if because is not None else UNKNOWN_STATUS,
         sender_rests=about_sender,
-        # Our history knows nothing about a window of the sender.
-        rest_ns=0 if about_sender is None else rest_ns(about_sender.ruling, 0, lambda _span_ns: None),
-        is_relayed=is_any_relayed(outcome),
     )
 
 

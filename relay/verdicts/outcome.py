@@ -92,10 +92,7 @@ class Outcome(NamedTuple):
 
 
 def is_any_relayed(outcome: Outcome) -> bool:
-    for answer in outcome.answers:  # noqa: SIM110 - asked a few times for each transaction: no generator
-        if answer.verdict is Verdict.RELAYED:
-            return True
-    return False
+    return Verdict.RELAYED in [answer.verdict for answer in outcome.answers]
 
 
 def of_full_session(outcome: Outcome) -> Outcome | None:

@@ -12,7 +12,6 @@ is BOUNCE, and never a refusal that an earlier rule about us matches.
 
 import enum
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from relay.smtp.reply import Phase, Reply
@@ -149,8 +148,6 @@ class Ruling:
     """The limit that the reply names, in messages or recipients."""
     refusal_text: str = ""
     """The words of the refusal, to compare it with others; empty if the reply is no refusal."""
-    is_in_doubt: bool = False
-    """The deciding words may be the client's or the upstream's.  So the ruling harms no other mail."""
 
     @property
     def layer(self) -> Layer:
@@ -174,19 +171,12 @@ class Ruling:
 
 
 _RELAYED = Ruling(Verdict.RELAYED, Scope.MESSAGE)
-_UNCLEAR = Ruling(Verdict.DEFER, Scope.MESSAGE)
-_REST = Ruling(Verdict.PAUSE, Scope.UPSTREAM)
 
 
+@dataclass(slots=True)
 class Judge:
-    """The rules of one upstream.  `use` may replace them at any time, from the next reply on."""
-
-    def __init__(self, rules: Iterable[Rule]) -> None:
-        self.use(rules)
-
-    def use(self, rules: Iterable[Rule]) -> None:
-        """Ask these rules by layer, and inside a layer in the given order."""
-        self.rules = tuple(sorted(rules, key=lambda rule: rule.layer))
+    rules: tuple[Rule, ...]
+    """The rules of one upstream, by layer.  An edit may replace them at any time."""
 
     def ruling(self, phase: Phase, reply: Reply, words: ClientWords = NOTHING_SAID) -> Ruling:
         """Return what a reply means; `words` are the client's words so far, which the reply may repeat.
@@ -194,31 +184,37 @@ class Judge:
         A reply that is no refusal and was not due (2yz instead of 3yz, 354 to the dot) is DEFER, before MAIL
         PAUSE. It proves neither that the upstream took the message nor that it never will.
         """
-        unknown = _REST if phase in BEFORE_MAIL else _UNCLEAR
         if reply.code < 400:
-            return _RELAYED if phase is Phase.EOD and reply.code == 250 else unknown
+            return _RELAYED if phase is Phase.EOD and reply.code == 250 else _unknown(phase)
         text, doubtful, names_sender = without_echo(_lines(reply), words)
-        ruling = self._ruling(_reply_fields(phase, reply, text, names_sender=names_sender), unknown)
+        ruling = self._ruling(_reply_fields(phase, reply, text, names_sender=names_sender))
         if doubtful == text or phase in BEFORE_MAIL:
             return ruling
-        other = self._ruling(_reply_fields(phase, reply, doubtful, names_sender=names_sender), unknown)
+        other = self._ruling(_reply_fields(phase, reply, doubtful, names_sender=names_sender))
         is_agreed = (ruling.verdict, ruling.scope) == (other.verdict, other.scope)
         if is_agreed or (ruling.verdict in ABOUT_US and other.verdict in ABOUT_US):
             return other
+        # The deciding words may be the client's: nothing is decided that harms other mail.
         scope = Scope.RECIPIENT if phase is Phase.RCPT else Scope.MESSAGE
-        return Ruling(Verdict.DEFER, scope, refusal_text=other.refusal_text, is_in_doubt=True)
+        return Ruling(Verdict.DEFER, scope, refusal_text=other.refusal_text)
 
-    def _ruling(self, fields: ReplyFields, unknown: Ruling) -> Ruling:
+    def _ruling(self, fields: ReplyFields) -> Ruling:
         text = fields.text
         rule = next((rule for rule in self.rules if rule.matches(fields)), None)
         if rule is None:
-            return replace(unknown, refusal_text=text)
+            return replace(_unknown(fields.phase), refusal_text=text)
         if rule.verdict not in ABOUT_US:
             return Ruling(rule.verdict, rule.scope, rule, refusal_text=text)
         named, per_ns = named_in(text)
         window_ns = window_in(text) or per_ns
         wait_ns = retry_after_ns(text)
         return Ruling(rule.verdict, rule.scope, rule, wait_ns, window_ns, is_too_much(text), named, text)
+
+
+def _unknown(phase: Phase) -> Ruling:
+    if phase in BEFORE_MAIL:
+        return Ruling(Verdict.PAUSE, Scope.UPSTREAM)
+    return Ruling(Verdict.DEFER, Scope.MESSAGE)
 
 
 def _lines(reply: Reply) -> list[str]:

@@ -172,7 +172,7 @@ def mark_of(status: Status, *, is_told: bool) -> bytes:
 
 
 def _dsn_facts(dsn: DsnRequest) -> dict[str, object]:
-    notify = [None if asked.notify is None else str(asked.notify) for asked in dsn.recipients]
+    notify = [asked.notify or None for asked in dsn.recipients]
     orcpt = [asked.orcpt or None for asked in dsn.recipients]
     facts: dict[str, object] = {}
     if dsn.ret is not None:
@@ -187,7 +187,7 @@ def _dsn_of(facts: dict[str, Any], recipients: int) -> DsnRequest:
     notify, orcpt = facts.get("notify", none), facts.get("orcpt", none)
     requests = [
         RecipientRequest(
-            None if words is None else parse_notify(words),
+            "" if words is None else parse_notify(words),
             "" if address is None else parse_orcpt(address, smtputf8=True),
         )
         for words, address in zip(notify, orcpt, strict=True)

@@ -152,7 +152,7 @@ def _to_tell(envelope: Envelope, statuses: Sequence[Status]) -> list[int]:
     """Return the recipients to report: failures, unless NOTIFY forbids it, and requested successes."""
     if envelope.is_null:
         return []
-    silenced = [not envelope.dsn.wants(index, Notify.FAILURE) for index in range(len(statuses))]
+    silenced = [not envelope.dsn.of(index).wants(Notify.FAILURE) for index in range(len(statuses))]
     return [
         index
         for index, status in enumerate(statuses)

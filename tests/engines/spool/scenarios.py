@@ -21,8 +21,8 @@ from tests.fakes.disk import Fault, ModelDisk
 MOST_MESSAGES = 3
 MOST_RECIPIENTS = 4
 LONG = b"Subject: long\r\n\r\n" + b"0123456789\r\n" * 110
-WANTS_ALL = RecipientRequest(Notify.SUCCESS | Notify.FAILURE, "rfc822;list+2Bowner@example.org")
-WANTS_NONE = RecipientRequest(Notify.NEVER)
+WANTS_ALL = RecipientRequest("SUCCESS,FAILURE", "rfc822;list+2Bowner@example.org")
+WANTS_NONE = RecipientRequest("NEVER")
 
 
 def left_held(sender: Sender) -> None:

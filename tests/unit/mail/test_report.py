@@ -63,7 +63,6 @@ def written(*recipients: ReportedRecipient, about: ReportedMessage | None = None
         recipients,
         hostname="relay.example.net",
         sender="MAILER-DAEMON@relay.example.net",
-        at_ns=LAST_NS,
         suffix="w" if is_warning else "r",
         until_ns=UNTIL_NS if is_warning else None,
     )

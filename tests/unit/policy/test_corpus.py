@@ -229,7 +229,8 @@ def test_client_text_that_a_reply_quotes_never_changes_the_verdict(
     expected = judge_of(provider).ruling(phase, parsed(says(harmless)), words(harmless))
 
     # If it is uncertain whose words they are, the message is deferred, which harms no other mail.
-    assert ruling.is_in_doubt or ruling.words == expected.words
+    is_in_doubt = ruling.rule is None and ruling.verdict is Verdict.DEFER
+    assert is_in_doubt or ruling.words == expected.words
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.mail.dsn import Notify, Ret
+from relay.mail.dsn import Ret
 from relay.submission.command_line import Mode, SendmailCall, WrongUsage, parse_call
 from relay.submission.composing import (
     Author,
@@ -66,8 +66,8 @@ SENT_BY_A = SendmailCall(sender="a@b.test")
         *(("-bs", SendmailCall(mode=Mode.SMTP)), ("-bi", SendmailCall(mode=Mode.NEW_ALIASES))),
         *((words, SendmailCall(mode=Mode.FLUSH)) for words in ("-q", "-q15m", "-q -v")),
         ("--policy p.yaml --spool=s", SendmailCall(policy=Path("p.yaml"), spool=Path("s"))),
-        *(("-Nnever", SendmailCall(notify=Notify.NEVER)), ("-f ", SendmailCall(sender=""))),
-        ("-N success,DELAY", SendmailCall(notify=Notify.SUCCESS | Notify.DELAY)),
+        *(("-Nnever", SendmailCall(notify="NEVER")), ("-f ", SendmailCall(sender=""))),
+        ("-N success,DELAY", SendmailCall(notify="SUCCESS,DELAY")),
         ("-Rhdrs -V batch+1", SendmailCall(ret=Ret.HDRS, envid="batch+2B1")),
     ],
 )

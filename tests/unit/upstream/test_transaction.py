@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.mail.dsn import NOTHING_ASKED, DsnRequest, Notify, RecipientRequest, Ret
+from relay.mail.dsn import NOTHING_ASKED, DsnRequest, RecipientRequest, Ret
 from relay.mail.envelope import Shape
 from relay.smtp.dot_stuffing import UnsendableContent
 from relay.smtp.reply import Phase
@@ -217,7 +217,7 @@ async def test_a_command_with_a_line_break_is_not_sent() -> None:
         assert host.commands == ["EHLO client.example"]
 
 
-NOTIFY = DsnRequest(recipients=(RecipientRequest(Notify.NEVER), RecipientRequest(), RecipientRequest()))
+NOTIFY = DsnRequest(recipients=(RecipientRequest("NEVER"), RecipientRequest(), RecipientRequest()))
 RET = DsnRequest(Ret.HDRS)
 RET_AND_NOTIFY = DsnRequest(Ret.HDRS, recipients=NOTIFY.recipients)
 

@@ -204,7 +204,7 @@ def test_the_time_paused_is_the_number_of_paused_instants(script: list[tuple[int
 def test_a_pause_is_as_long_as_the_reply_the_rule_and_the_history_say(
     ruling: Ruling | None, step_: int, oldest_leaves_in: int | None, expected: int
 ) -> None:
-    assert rest_ns(ruling, step_, lambda _span_ns: oldest_leaves_in) == expected
+    assert rest_ns(ruling, step_, oldest_leaves_in) == expected
 
 
 STATE = AccountState(Health.PAUSED, "421 4.7.0 no", 800, in_a_row=2, spans=((100, 200), (400, FOREVER_NS)))
