@@ -41,7 +41,7 @@ def upgrade(where: Where, *, url: str | None) -> None:
     """Bring the tables to the version of this relay; stop all relays that use them first."""
     for login in _databases(where):
         found = upgrade_tables(_by(login, url))
-        words = f"its tables were of version {found}, and are of version {VERSION}"
+        words = f"its tables had version {found}, and have version {VERSION}"
         say(f"{login.postgresql}: {words}")
 
 

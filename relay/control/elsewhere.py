@@ -63,7 +63,7 @@ class Elsewhere:
         # A message that ended without an answer was relayed.
         results = dict.fromkeys(hosts, ABSENT)
         for each, answer in answers.items():
-            results[each] = answer or f"left to {hosts[each] or 'the next host'}, which has not answered yet"
+            results[each] = answer or f"requested from {hosts[each] or 'the next host'}; no answer yet"
         return results
 
     async def serve(self, act: Act) -> None:
@@ -73,7 +73,7 @@ class Elsewhere:
             try:
                 for wish, queue_ids in (await self._asked(lambda spool: spool.wishes())).items():
                     verb, *states = wish.split()
-                    results: Results = dict.fromkeys(queue_ids, f"it does not know {wish}")
+                    results: Results = dict.fromkeys(queue_ids, f"that host does not know the command {wish}")
                     if verb in VERBS and {*states} <= {*QueueState}:
                         results = await act(verb, queue_ids, [QueueState(each) for each in states])
                     # The wishes without a final result stay, and are read again.

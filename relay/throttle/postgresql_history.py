@@ -36,7 +36,9 @@ DRIFT = 5_000
 """Two clocks that nobody sets may drift apart by 1/DRIFT of the time that passes (200 ppm)."""
 REPLACE_ABOVE_GROUPS = 4096
 """A shorter history is never replaced."""
-ADVICE = "stop the relays, wait for the longest period of its limits, remove the .mark of each host, start"
+ADVICE = (
+    "stop the relays, wait for the longest period of the account's limits, remove each host's .mark, start"
+)
 
 
 # Other relays wait for the lock, so its holder sends few statements.
@@ -164,7 +166,8 @@ class PostgresqlHistory:
         if (mark := self._mark.load()) is not None:
             identity, position = mark
             if identity != self._identity:
-                raise DamagedHistory(f"it is another one; {NOTHING_SENT}.  To repair: {ADVICE}")
+                why = "the database has another history under this account's name"
+                raise DamagedHistory(f"{why}; {NOTHING_SENT}.  To repair: {ADVICE}")
             if position > self._position:
                 lost = f"it lost {position - self._position} commits"
                 raise DamagedHistory(f"{lost}; {NOTHING_SENT}.  To repair: {ADVICE}")

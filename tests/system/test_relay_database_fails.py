@@ -100,7 +100,7 @@ def test_a_standby_that_lost_commits_is_recognised_and_the_way_out_is_told(
         copy.start()
         copy.control("promote")
         send(relay, 3)
-        told = relay.wait_for_log(lambda line: "it lost " in line and "remove the .mark of each host" in line)
+        told = relay.wait_for_log(lambda line: "it lost " in line and "remove each host's .mark" in line)
         assert "nothing is sent" in told
         assert "it lost " in relay.command("status").stdout
         assert upstream.ledger.relayed == 2

@@ -126,7 +126,7 @@ def test_a_database_that_lost_commits_is_recognised_and_nothing_is_sent(
     with relay:
         send(relay, 2)
         told = relay.wait_for_log(lambda line: "it lost 1 commits" in line)
-        assert "remove the .mark of each host" in told
+        assert "remove each host's .mark" in told
         assert upstream.ledger.relayed == 1
     (mark,) = relay.folder.glob("history/*.mark")
     mark.unlink()
@@ -135,7 +135,7 @@ def test_a_database_that_lost_commits_is_recognised_and_nothing_is_sent(
     server.execute("DELETE FROM relay.history", "DELETE FROM relay.account", database="mail")
     with relay:
         send(relay, 3)
-        relay.wait_for_log(lambda line: "it is another one" in line)
+        relay.wait_for_log(lambda line: "another history under this account's name" in line)
     assert upstream.ledger.relayed == 2
 
 

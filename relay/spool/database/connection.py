@@ -157,7 +157,7 @@ def commit(connection: Connection) -> None:
 def one(connection: Connection, statement: LiteralString, values: Any = ()) -> tuple[Any, ...]:
     """Return the first row.  Raises DatabaseError if there is none."""
     if (row := connection.execute(statement, values).fetchone()) is None:
-        raise DatabaseError("it has no such row; relay database check")
+        raise DatabaseError("a row of the relay's tables is missing: run relay database check")
     return row
 
 
@@ -183,8 +183,8 @@ def _check(connection: Connection) -> None:
         raise DatabaseError("it has no tables of the relay, or its role has no rights: relay database init")
     (version,) = one(connection, "SELECT version FROM relay.schema_version")
     if version != VERSION:
-        what = "relay database upgrade" if version < VERSION else "this relay is older than they are"
-        raise DatabaseError(f"its tables are of version {version}, this relay knows {VERSION}: {what}")
+        what = "run relay database upgrade" if version < VERSION else "install a newer relay"
+        raise DatabaseError(f"its tables have version {version}, this relay needs {VERSION}: {what}")
 
 
 def _is_near(host: str) -> bool:

@@ -62,7 +62,8 @@ def upgrade(database: Database) -> int:
     with once(database, is_checked=False) as connection:
         (found,) = one(connection, "SELECT version FROM relay.schema_version FOR UPDATE")
         if found > VERSION:
-            raise DatabaseError(f"its tables are of version {found}, and this relay knows {VERSION}")
+            what = f"this relay supports up to {VERSION}: install a newer relay"
+            raise DatabaseError(f"its tables have version {found}, {what}")
         for step in UPGRADES[found - 1 :]:
             connection.execute(step)
         connection.execute("UPDATE relay.schema_version SET version = %s", (VERSION,))
@@ -78,7 +79,8 @@ def looked_at(database: Database) -> Iterator[str]:
             " current_setting('synchronous_standby_names')",
         )
         yield f"PostgreSQL {server}, as {role}, tables of version {VERSION}"
-        yield f"synchronous standbys: {standbys or 'none, so what it committed last is lost with its disk'}"
+        none = "none: if the server's disk is lost, its last commits are lost"
+        yield f"synchronous standbys: {standbys or none}"
         (lacks,) = one(
             connection,
             "SELECT string_agg(DISTINCT tablename, ', ')"
@@ -94,7 +96,7 @@ def looked_at(database: Database) -> Iterator[str]:
             yield f"account {name}: {commits} commits, {max(0, kept)} of them kept"
         for each in hosts_of(connection):
             if each.lease_seconds is not None:
-                lapsed = "" if each.lease_seconds else ", for any other host to take over"
+                lapsed = "" if each.lease_seconds else "; its lease is over: any host may take them"
                 yield f"host {each.host}: {each.claimed} messages{lapsed}"
             for name, age in each.ages.items():
                 yield f"host {each.host}: used account {name} {age:.0f} s ago"
@@ -103,4 +105,4 @@ def looked_at(database: Database) -> Iterator[str]:
             "SELECT count(*) FILTER (WHERE owner IS NULL AND corrupt IS NULL),"
             " count(*) FILTER (WHERE corrupt IS NOT NULL) FROM relay.message",
         )
-        yield f"no host yet: {free} messages; set aside: {aside}"
+        yield f"unclaimed: {free} messages; set aside: {aside} messages"

@@ -337,11 +337,11 @@ class PostgresqlSpool:
         letters = list(row.statuses)
         # Without marks the envelope may be empty: an operator's hold or release reads no recipients.
         if each.marks and decoded(row).envelope.recipients != each.envelope.recipients:
-            raise Corrupt("its recipients are not those that it was read with")
+            raise Corrupt("its recipients changed since it was read")
         for index, status in each.marks.items():
             before = _BY_LETTER[letters[index].upper()]
             if before not in (Status.TODO, status):
-                raise Corrupt(f"recipient {index} is {before.name} already, and not {status.name}")
+                raise Corrupt(f"recipient {index} is already {before.name} and cannot become {status.name}")
             letters[index] = letters[index] if before is status else status.value.decode()
         is_told = bool(each.told) and all(letters[index].islower() for index in each.told)
         if each.report is not None and not is_told and not (each.is_warned and row.is_warned):
@@ -352,7 +352,7 @@ class PostgresqlSpool:
             letters[index] = letters[index].lower()
         if each.ends:
             if Status.TODO.value.decode() in letters:
-                raise AssertionError(f"{each.queue_id} is to be removed with recipients to do")
+                raise AssertionError(f"{each.queue_id} cannot be removed: some recipients are not finished")
             connection.execute("DELETE FROM relay.message WHERE queue_id = %s", (row.queue_id,))
             return
         row.statuses, row.is_warned = "".join(letters), row.is_warned or each.is_warned
@@ -421,7 +421,8 @@ class PostgresqlSpool:
             self._who,
         )
         if hosts is not None:
-            raise SpoolBusy(f"its mail may be on its way from {hosts}: stop that, or wait for its lease")
+            what = "stop the relay there, or wait until its lease is over"
+            raise SpoolBusy(f"{hosts} may be sending mail of this queue: {what}")
 
     def _rows(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
         with asking(self._connection) as connection:
@@ -433,7 +434,7 @@ def decoded(row: MessageRow) -> Message:
     header = decode_header(bytes(row.header))
     facts, *lines = bytes(row.envelope).split(b"\n")
     if len(row.statuses) != len(lines) - 1:
-        raise Corrupt("it has not one status for each recipient")
+        raise Corrupt("the number of its statuses differs from the number of its recipients")
     marked = [letter.encode() + line[1:] for letter, line in zip(row.statuses, lines, strict=False)]
     message = message_file.decode(QueueId(row.queue_id), header, b"\n".join([facts, *marked, b""]))
     content = None if row.content is None else bytes(row.content)

@@ -106,7 +106,7 @@ class PostgresqlIntake:
                 for row in rows:
                     if not insert(connection, row):
                         # Not seen so far: two hosts drew the same id within a microsecond.
-                        raise DatabaseError(f"there is a message {row.queue_id}")
+                        raise DatabaseError(f"the queue id {row.queue_id} is already taken")
         except (Full, Unavailable) as error:
             return error
         return None

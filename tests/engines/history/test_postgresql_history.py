@@ -147,7 +147,7 @@ def test_what_a_host_knows_it_knows_after_a_restart(
     with pytest.raises(HistoryError, match="it lost 1 commits; nothing is sent"):
         commit(3)
     server.execute(f"UPDATE relay.account SET position = 2, identity = gen_random_uuid() {where}")
-    with pytest.raises(HistoryError, match="it is another one; nothing is sent"):
+    with pytest.raises(HistoryError, match="another history under this account's name; nothing is sent"):
         commit(3)
     # A crash may take a mark that was not synced.
     path.with_name(f"{path.name}.mark").write_bytes(bytes(64))

@@ -527,7 +527,7 @@ def test_a_conversion_cut_at_any_statement_loses_nothing_and_no_host_sends_a_cop
         assert [message.queue_id for message in other.claim(99)] == sorted(
             [new, *(message.queue_id for message, _ in before)]
         )
-        with pytest.raises(SpoolBusy, match="on its way from here: stop that"):
+        with pytest.raises(SpoolBusy, match="here may be sending mail of this queue"):
             convert(root, "maildir", disk, hosts[0].clock, lambda *_: None, engines=engines)
         other.close()
         assert another_host_has() == len(before) + 1

@@ -57,11 +57,11 @@ def test_who_owns_the_tables_lets_the_role_of_the_policy_use_them_and_nothing_el
         ("ALTER ROLE relay SET default_transaction_read_only = on", "it is read-only"),
         (
             "UPDATE relay.schema_version SET version = 2",
-            "of version 2, this relay knows 1: this relay is older",
+            "version 2, this relay needs 1: install a newer relay",
         ),
         (
             "UPDATE relay.schema_version SET version = 0",
-            "of version 0, this relay knows 1: relay database upg",
+            "version 0, this relay needs 1: run relay database upgrade",
         ),
         ("ALTER SYSTEM SET fsync = off", "fsync is off"),
         ("REVOKE USAGE ON SCHEMA relay FROM relay", "permission denied for schema relay"),
@@ -86,10 +86,13 @@ def test_what_a_relay_cannot_rely_on_is_refused(
 
 def test_an_upgrade_leads_to_the_version_of_this_relay(server: Server, url: str, run: Run) -> None:
     run("database", "init", "--as", url)
-    assert "of version 1, and are of version 1" in run("database", "upgrade", "--as", url).out
+    assert "had version 1, and have version 1" in run("database", "upgrade", "--as", url).out
     assert "permission denied" in run("database", "upgrade").err
     server.execute("UPDATE relay.schema_version SET version = 2", database="mail")
-    assert "of version 2, and this relay knows 1" in run("database", "upgrade", "--as", url).err
+    assert (
+        "version 2, this relay supports up to 1: install a newer"
+        in run("database", "upgrade", "--as", url).err
+    )
 
 
 def test_tls_is_verified_and_no_password_is_told(
