@@ -8,7 +8,7 @@ import click
 from relay.cli.options import Failed, Where, found_policy, say, where_options
 from relay.policy.database import DatabaseLogin
 from relay.spool.database.connection import VERSION, Database, database_of
-from relay.spool.database.schema import looked_at, make
+from relay.spool.database.schema import described, make
 from relay.spool.database.schema import upgrade as upgrade_tables
 from relay.status.hosts import databases_of
 
@@ -50,7 +50,7 @@ def upgrade(where: Where, *, url: str | None) -> None:
 def check(where: Where) -> None:
     """Look whether a relay can use them, and tell which hosts and accounts do."""
     for login in _databases(where):
-        lines = list(looked_at(database_of(login)))
+        lines = list(described(database_of(login)))
         say(f"{login.postgresql}: good")
         for line in lines:
             say(f"  {line}")

@@ -6,7 +6,7 @@ begins nothing that it reserves after the commit of a pause.  A fault of a host'
 sent nothing, are its own: its file has them (`state_file`).  While the database is away, events count on
 this host alone and are written later.
 
-Threads: `hear` and `look` may be called from any; the rest belongs to one event loop.
+Threads: `note_row` and `look` may be called from any; the rest belongs to one event loop.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from relay.sender.state_file import parse, render
 from relay.spool.database import DatabaseError
 from relay.spool.database.account import CLOCK_NS, AccountColumns, SharedAccount
 from relay.spool.database.connection import Connection, once, one
-from relay.throttle.postgresql_history import Told
+from relay.throttle.postgresql_history import RowState
 from relay.verdicts.account import AccountState, Event, Happening, PauseRecord, lapsed, step
 
 OWN = frozenset({Happening.FAULT, Happening.SOUND})
@@ -44,31 +44,33 @@ class AccountRow:
         """Events that are not in the row yet."""
         self._version = 0
         """The version of the row that this host knows."""
-        self._heard: Told | None = None
+        self._newer_row: RowState | None = None
         self._writing: asyncio.Task[str] | None = None
 
-    def hear(self, told: Told) -> None:
-        if told.version > self._version and (self._heard is None or told.version > self._heard.version):
-            self._heard = told
+    def note_row(self, told: RowState) -> None:
+        if told.version > self._version and (
+            self._newer_row is None or told.version > self._newer_row.version
+        ):
+            self._newer_row = told
 
     def look(self) -> str:
         """Read the row; return the error, empty if there is none."""
         try:
             with once(self._account.database) as connection:
-                self._hear_row(connection, self._account.locked(connection))
+                self._read_row(connection, self._account.locked(connection))
         except DatabaseError as error:
             return clean(str(error))
         return ""
 
     def news(self) -> AccountState | None:
         """Return the state that another host wrote, with the pending events applied; None if none is new."""
-        told, self._heard = self._heard, None
+        told, self._newer_row = self._newer_row, None
         if told is None or told.version <= self._version:
             return None
         self._version = told.version
         return self._after_all(told, self.pending)
 
-    def keep(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
         """Record an event in the row soon, unless it concerns this host alone."""
         if event.happening not in OWN:
             self.pending.append(event)
@@ -89,7 +91,7 @@ class AccountRow:
             with contextlib.suppress(psycopg.Error, DatabaseError):  # the history reports them
                 connection = await asyncio.to_thread(self._listening)
                 try:
-                    await self._hear_on(connection, on_news)
+                    await self._follow(connection, on_news)
                 finally:
                     connection.close()
             await asyncio.sleep(seconds(LISTENS_AGAIN_NS))
@@ -112,7 +114,7 @@ class AccountRow:
     def _change(self, events: list[Event]) -> None:
         with once(self._account.database) as connection:
             row = self._account.locked(connection)
-            told = self._hear_row(connection, row)
+            told = self._read_row(connection, row)
             after = self._after_all(told, events)
             record = PauseRecord(_OF_ANOTHER_BOOT, told.boottime_ns, told.now_ns, after)
             written = told._replace(version=told.version + 1, state=render(record).decode())
@@ -125,19 +127,19 @@ class AccountRow:
             # No other host changed the row, so this host has its state already.
             self._version = written.version
         else:
-            self._heard = written
+            self._newer_row = written
 
-    def _hear_row(self, connection: Connection, row: AccountColumns) -> Told:
+    def _read_row(self, connection: Connection, row: AccountColumns) -> RowState:
         """Return the content of the locked row; a newer version becomes news."""
         before_ns = self._clock.boottime_ns()
         (clock_ns,) = one(connection, f"SELECT {CLOCK_NS}")
         now_ns = max(row.now_ns, clock_ns + row.offset_ns)
-        told = Told(row.state_version, row.state or "", before_ns, now_ns)
+        told = RowState(row.state_version, row.state or "", before_ns, now_ns)
         if row.state is not None:
-            self.hear(told)
+            self.note_row(told)
         return told
 
-    def _after_all(self, told: Told, events: list[Event]) -> AccountState:
+    def _after_all(self, told: RowState, events: list[Event]) -> AccountState:
         state = AccountState()
         if told.state:
             try:
@@ -162,7 +164,7 @@ class AccountRow:
             raise
         return connection
 
-    async def _hear_on(self, connection: Connection, on_news: Callable[[], None]) -> None:
+    async def _follow(self, connection: Connection, on_news: Callable[[], None]) -> None:
         """Read the row at each notification; return when the connection is lost."""
         loop, came = asyncio.get_running_loop(), asyncio.Event()
         pgconn, fd = connection.pgconn, connection.fileno()

@@ -50,11 +50,12 @@ _WRITE = (
     "WITH added AS (INSERT INTO relay.history (account_id, position, events) VALUES (%s, %s, %s)),"
     " mark AS (INSERT INTO relay.mark (account_id, host) VALUES (%s, %s)"
     " ON CONFLICT (account_id, host) DO UPDATE SET at = excluded.at)"
-    " UPDATE relay.account SET position = %s, replaced = %s, offset_ns = %s, now_ns = %s WHERE id = %s"
+    " UPDATE relay.account SET first_position = %s, last_position = %s, offset_ns = %s, now_ns = %s"
+    " WHERE id = %s"
 )
 
 
-class Told(NamedTuple):
+class RowState(NamedTuple):
     """The pause in the account's row, and when it was read."""
 
     version: int
@@ -100,7 +101,7 @@ class PostgresqlHistory:
         mark: HighWaterMark,
         clock: Clock,
         *,
-        on_state: Callable[[Told], None] = lambda _: None,
+        on_state: Callable[[RowState], None] = lambda _: None,
         replace_above_groups: int = REPLACE_ABOVE_GROUPS,
     ) -> None:
         """Connect to nothing yet.
@@ -116,7 +117,7 @@ class PostgresqlHistory:
         self._seen: tuple[int, int, int] | None = None
         """The history's time at the last transaction, and boottime just before and just after it was read."""
         # State of the present transaction.
-        self._id = self._position = self._replaced = self._offset_ns = 0
+        self._id = self._first_position = self._last_position = self._offset_ns = 0
         self._identity = ""
         self._is_open = self._was_stepped = False
         self.now_ns = self.ahead_ns = 0
@@ -138,15 +139,15 @@ class PostgresqlHistory:
 
     @property
     def is_long(self) -> bool:
-        return self._position - self._replaced > self._replace_above
+        return self._last_position - self._first_position > self._replace_above
 
     def commit(self, events: Sequence[Event]) -> None:
-        self._commit(events, self._replaced or 1)
+        self._commit(events, self._first_position or 1)
 
     def replace(self, events: Sequence[Event]) -> bool:
         with self._failing_closed():
             self._locked().execute("DELETE FROM relay.history WHERE account_id = %s", (self._id,))
-        self._commit(events, self._position + 1)
+        self._commit(events, self._last_position + 1)
         return True
 
     def close(self) -> None:
@@ -162,29 +163,30 @@ class PostgresqlHistory:
 
     def _lock(self, connection: Connection) -> None:
         row = self._account.locked(connection)
-        self._id, self._identity, self._position, self._replaced, self._offset_ns, self.now_ns = row[:6]
+        self._id, self._identity, self._first_position, self._last_position = row[:4]
+        self._offset_ns, self.now_ns = row.offset_ns, row.now_ns
         if (mark := self._mark.load()) is not None:
             identity, position = mark
             if identity != self._identity:
                 why = "the database has another history under this account's name"
                 raise DamagedHistory(f"{why}; {NOTHING_SENT}.  To repair: {ADVICE}")
-            if position > self._position:
-                lost = f"it lost {position - self._position} commits"
+            if position > self._last_position:
+                lost = f"it lost {position - self._last_position} commits"
                 raise DamagedHistory(f"{lost}; {NOTHING_SENT}.  To repair: {ADVICE}")
         self._learn(connection)
         if row.state is not None:
-            self._on_state(Told(row.state_version, row.state, self.now_ns - self.ahead_ns, self.now_ns))
+            self._on_state(RowState(row.state_version, row.state, self.now_ns - self.ahead_ns, self.now_ns))
 
     def _learn(self, connection: Connection) -> None:
         """Read clock and news behind the lock, so that instants ascend and no group is missed."""
-        self.is_empty = self._position == 0
-        self.is_whole = self._cursor is None or self._cursor < self._replaced
-        since = self._replaced - 1 if self.is_whole else self._cursor
+        self.is_empty = self._last_position == 0
+        self.is_whole = self._cursor is None or self._cursor < self._first_position
+        since = self._first_position - 1 if self.is_whole else self._cursor
         before_ns = self._clock.boottime_ns()
         clock_ns, groups = one(connection, _CLOCK_AND_NEWS, (self._id, since))
         self._tell_time(before_ns, clock_ns + self._offset_ns, self._clock.boottime_ns())
         self.news = [event for text in groups for event in events_in(json.loads(text))]
-        self._cursor = self._position
+        self._cursor = self._last_position
 
     def _tell_time(self, before_ns: int, now_ns: int, after_ns: int) -> None:
         if self._seen is not None:
@@ -212,17 +214,18 @@ class PostgresqlHistory:
             else:
                 connection.rollback()
 
-    def _commit(self, events: Sequence[Event], replaced: int) -> None:
-        position = self._position + 1
+    def _commit(self, events: Sequence[Event], first_position: int) -> None:
+        position = self._last_position + 1
         group: list[Any] = [words_of(event) for event in events]
         with self._failing_closed():
             connection = self._locked()
             text = json.dumps(group, separators=(",", ":"))
-            mark, row = (self._id, self._account.host), (position, replaced, self._offset_ns, self.now_ns)
+            mark = self._id, self._account.host
+            row = first_position, position, self._offset_ns, self.now_ns
             connection.execute(_WRITE, (self._id, position, text, *mark, *row, self._id))
             commit(connection)
         self._is_open = False
-        self._cursor, self._position, self._replaced = position, position, replaced
+        self._cursor, self._last_position, self._first_position = position, position, first_position
         # Crash here: the mark is behind the history, which does no harm.
         with self._failing_closed():
             self._mark.save(self._identity, position)

@@ -119,8 +119,8 @@ def test_a_database_that_lost_commits_is_recognised_and_nothing_is_sent(
         send(relay, 1)
         relay.wait_until_empty()
     server.execute(
-        "UPDATE relay.account SET position = position - 1",
-        "DELETE FROM relay.history WHERE position > (SELECT position FROM relay.account)",
+        "UPDATE relay.account SET last_position = last_position - 1",
+        "DELETE FROM relay.history WHERE position > (SELECT last_position FROM relay.account)",
         database="mail",
     )
     with relay:

@@ -14,8 +14,8 @@ CLOCK_NS: LiteralString = "(extract(epoch FROM clock_timestamp()) * 1000000000):
 class AccountColumns(NamedTuple):
     id: int
     identity: str
-    position: int
-    replaced: int
+    first_position: int
+    last_position: int
     offset_ns: int
     now_ns: int
     state: str | None
@@ -36,8 +36,8 @@ class SharedAccount:
     def locked(self, connection: Connection) -> AccountColumns:
         """Return the row, created if missing, and lock it until the end of the transaction."""
         select: LiteralString = (
-            "SELECT id, identity::text, position, replaced, offset_ns, now_ns, state, state_version"
-            " FROM relay.account WHERE name = %s FOR UPDATE"
+            "SELECT id, identity::text, first_position, last_position, offset_ns, now_ns, state,"
+            " state_version FROM relay.account WHERE name = %s FOR UPDATE"
         )
         if (row := connection.execute(select, (self.name,)).fetchone()) is None:
             insert = "INSERT INTO relay.account (name) VALUES (%s) ON CONFLICT DO NOTHING"

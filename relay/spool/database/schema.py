@@ -70,7 +70,7 @@ def upgrade(database: Database) -> int:
         return int(found)
 
 
-def looked_at(database: Database) -> Iterator[str]:
+def described(database: Database) -> Iterator[str]:
     """Yield lines on a database and its users.  Raises DatabaseError if a relay would refuse it."""
     with once(database) as connection:
         server, role, standbys = one(
@@ -91,7 +91,8 @@ def looked_at(database: Database) -> Iterator[str]:
         if lacks is not None:
             raise DatabaseError(f"the role {role} lacks rights on {lacks}: relay database init --as")
         for name, commits, kept in connection.execute(
-            "SELECT name, position, position - greatest(replaced, 1) + 1 FROM relay.account ORDER BY name"
+            "SELECT name, last_position, last_position - greatest(first_position, 1) + 1"
+            " FROM relay.account ORDER BY name"
         ):
             yield f"account {name}: {commits} commits, {max(0, kept)} of them kept"
         for each in hosts_of(connection):

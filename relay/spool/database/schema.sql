@@ -10,9 +10,9 @@ CREATE TABLE relay.account (
     name        text NOT NULL UNIQUE,
     -- A history that is begun anew under the same name has another identity.
     identity    uuid NOT NULL DEFAULT gen_random_uuid(),
-    -- The position of the last group, and of the first group that is valid.
-    position    bigint NOT NULL DEFAULT 0,
-    replaced    bigint NOT NULL DEFAULT 0,
+    -- Positions in relay.history; both 0 before the first commit.
+    first_position bigint NOT NULL DEFAULT 0,
+    last_position  bigint NOT NULL DEFAULT 0,
     -- The history's time is the server's clock plus offset_ns; it is never before now_ns.
     offset_ns   bigint NOT NULL DEFAULT 0,
     now_ns      bigint NOT NULL DEFAULT 0,

@@ -43,7 +43,15 @@ from relay.spool.message import message_file, notes
 from relay.spool.message.draft import remove_abandoned
 from relay.spool.message.message_file import checksum, decode_header
 from relay.spool.postgresql import IN_A_DATABASE
-from relay.spool.postgresql.intake import ROOM_BYTES, MessageRow, asking, drafts_of, insert, prepare, stored
+from relay.spool.postgresql.intake import (
+    ROOM_BYTES,
+    MessageRow,
+    drafts_of,
+    insert,
+    prepare,
+    rows_for,
+    transaction,
+)
 from relay.spool.root.lock import take_lock
 from relay.spool.root.quarantine import OnCorrupt
 
@@ -61,7 +69,7 @@ _HEADS = f"{_BARE}, coalesce(substr(content, 1, {HEAD_BYTES}), {_LONG_HEAD})"
 _OURS = "owner = %(owner)s AND fence = %(fence)s AND corrupt IS NULL"
 _LAPSE: LiteralString = "UPDATE relay.owner SET until = clock_timestamp() WHERE identity = %(owner)s"
 _FOR_EVER = "1000 years"
-_FORGET: LiteralString = """
+_REMOVE_LEFTOVERS: LiteralString = """
     DELETE FROM relay.message WHERE queue_id IN (
         SELECT queue_id FROM relay.message WHERE owner = %(owner)s AND corrupt IS NULL LIMIT 1000
     )
@@ -71,7 +79,7 @@ _END = "~"
 _OTHERS = f"corrupt IS NULL AND ({_OURS}) IS NOT TRUE"
 _HOST = "coalesce((SELECT host FROM relay.owner WHERE identity = owner), '')"
 _OWN_BEFORE = "corrupt IS NULL AND owner = %(owner)s AND fence < %(fence)s"
-_FREE = (
+_CLAIMABLE = (
     f"corrupt IS NULL AND (owner IS NULL OR ({_OWN_BEFORE})"
     " OR owner IN (SELECT identity FROM relay.owner WHERE until < clock_timestamp() FOR UPDATE SKIP LOCKED))"
 )
@@ -122,24 +130,24 @@ class PostgresqlSpool:
         """
         prepare(root, disk)
         self._drafts = drafts_of(root)
-        self._stored = partial(stored, root=root, disk=disk, clock=clock)
+        self._rows_for = partial(rows_for, root=root, disk=disk, clock=clock)
         self._disk, self._on_corrupt = disk, on_corrupt
         self._connection = LastingConnection(database)
         self._lock_fd: int | None = take_lock(root, disk, IN_A_DATABASE)
-        self._who: dict[str, Any] = {}
-        self._is_source, self._outlives = home == root, home not in ("", root)
-        self._free = _OWN_BEFORE if self._outlives else _FREE
+        self._owner: dict[str, Any] = {}
+        self._is_conversion_source, self._keeps_lease = home == root, home not in ("", root)
+        self._claimable = _OWN_BEFORE if self._keeps_lease else _CLAIMABLE
         self._after = _END
         try:
-            lease = _FOR_EVER if self._outlives else f"{lease_seconds} seconds"
-            self._who |= {"owner": identity(home or root, disk), "host": host, "fence": 0, "lease": lease}
-            with asking(self._connection) as connection:
-                (self._who["fence"],) = one(
+            lease = _FOR_EVER if self._keeps_lease else f"{lease_seconds} seconds"
+            self._owner |= {"owner": identity(home or root, disk), "host": host, "fence": 0, "lease": lease}
+            with transaction(self._connection) as connection:
+                (self._owner["fence"],) = one(
                     connection,
                     "INSERT INTO relay.owner VALUES (%(owner)s, %(host)s, 1, clock_timestamp() + %(lease)s)"
                     " ON CONFLICT (identity) DO UPDATE SET host = excluded.host, until = excluded.until,"
                     " fence = relay.owner.fence + 1 RETURNING fence",
-                    self._who,
+                    self._owner,
                 )
         except BaseException:
             self.close()
@@ -148,14 +156,14 @@ class PostgresqlSpool:
     def claim(self, most: int) -> list[Message]:
         # If this call fails, its claim may be committed: then the next call returns all that is ours.
         after, self._after = self._after, ""
-        which, skips = self._free, "SKIP LOCKED"
+        which, skips = self._claimable, "SKIP LOCKED"
         if after != _END:
             which, skips = f"({which} OR ({_OURS} AND queue_id > %(after)s))", ""
-        with asking(self._connection) as connection:
+        with transaction(self._connection) as connection:
             self._renew(connection)
-            if self._is_source:
+            if self._is_conversion_source:
                 self._refuse_others(connection)
-            values = self._who | {"most": most, "after": after}
+            values = self._owner | {"most": most, "after": after}
             rows = sorted(connection.execute(_CLAIM.format(which, skips), values).fetchall())
             messages = [self._decoded(connection, row) for row in rows]
         self._after = rows[-1][0] if rows and after != _END else _END
@@ -163,10 +171,10 @@ class PostgresqlSpool:
 
     def read(self, queue_ids: Sequence[QueueId]) -> list[Message | Absent | Corrupt | Unavailable]:
         try:
-            with asking(self._connection) as connection:
+            with transaction(self._connection) as connection:
                 # Renew once half the lease is over: the other half covers the longest transaction.
                 is_old = "until < clock_timestamp() + %(lease)s::interval / 2"
-                connection.execute(f"{_RENEW} AND {is_old}".encode(), self._who)
+                connection.execute(f"{_RENEW} AND {is_old}".encode(), self._owner)
                 found = self._read(connection, queue_ids)
         except Unavailable as trouble:
             return [trouble] * len(queue_ids)
@@ -174,7 +182,7 @@ class PostgresqlSpool:
 
     def content(self, queue_id: QueueId) -> Iterator[bytes]:
         """As in Spool, for the message of any host: the sender has just read it as its own."""
-        with asking(self._connection) as connection:
+        with transaction(self._connection) as connection:
             message = self._read(connection, [queue_id], "corrupt IS NULL").get(queue_id) or Absent(queue_id)
         if not isinstance(message, Message):
             raise message
@@ -207,23 +215,23 @@ class PostgresqlSpool:
             return [trouble] * len(settlements)
 
     def adopt(self, adopted: Sequence[Adopted]) -> None:
-        with asking(self._connection) as connection:
+        with transaction(self._connection) as connection:
             for each in adopted:
                 message = each.message
-                with self._stored(message.queue_id, message.envelope, each.content) as row:
-                    insert(connection, row, self._who)
+                with self._rows_for(message.queue_id, message.envelope, each.content) as row:
+                    insert(connection, row, self._owner)
         for failure in self.settle([as_it_is(each.message) for each in adopted]):
             if failure is not None:
                 raise failure
 
     def look(self) -> SpoolLook:
-        with asking(self._connection) as connection:
+        with transaction(self._connection) as connection:
             self._renew(connection)
             aside, unclaimed = one(
                 connection,
-                f"SELECT count(*) FILTER (WHERE corrupt IS NOT NULL), count(*) FILTER (WHERE {self._free})"
-                " FROM relay.message",
-                self._who,
+                "SELECT count(*) FILTER (WHERE corrupt IS NOT NULL),"
+                f" count(*) FILTER (WHERE {self._claimable}) FROM relay.message",
+                self._owner,
             )
             return SpoolLook(2 * ROOM_BYTES, None, aside, unclaimed)
 
@@ -241,11 +249,11 @@ class PostgresqlSpool:
             return remove_abandoned(self._disk, self._drafts)
 
     def others(self, first: str, most: int) -> list[tuple[Message, str]]:
-        with asking(self._connection) as connection:
+        with transaction(self._connection) as connection:
             rows = connection.execute(
                 f"SELECT {_HEADS}, {_HOST} FROM relay.message WHERE {_OTHERS} AND queue_id >= %(first)s"
                 " ORDER BY queue_id LIMIT %(most)s",
-                self._who | {"first": first, "most": most},
+                self._owner | {"first": first, "most": most},
             ).fetchall()
             return [
                 (message, row[-1])
@@ -293,29 +301,29 @@ class PostgresqlSpool:
             wish=wish,
         )
 
-    def leave(self) -> None:
-        with asking(self._connection) as connection:
+    def keep_claims(self) -> None:
+        with transaction(self._connection) as connection:
             self._renew(connection, _FOR_EVER)
-        self._outlives = True
+        self._keeps_lease = True
 
     def close(self) -> None:
-        """End the lease, unless after `leave` or of a copy: any host may take the claims at once."""
-        if self._who.get("fence") and not self._outlives:
-            with contextlib.suppress(Full, Unavailable), asking(self._connection) as connection:
-                connection.execute(f"{_LAPSE} AND fence = %(fence)s", self._who)
+        """End the lease, unless after `keep_claims` or of a copy: any host may take the claims at once."""
+        if self._owner.get("fence") and not self._keeps_lease:
+            with contextlib.suppress(Full, Unavailable), transaction(self._connection) as connection:
+                connection.execute(f"{_LAPSE} AND fence = %(fence)s", self._owner)
         self._connection.close()
         if self._lock_fd is not None:
             self._disk.close(self._lock_fd)
             self._lock_fd = None
 
     def _settle(self, settlements: Sequence[Settlement]) -> list[Failure | None]:
-        with asking(self._connection) as connection:
+        with transaction(self._connection) as connection:
             self._renew(connection)
             wanted = [each.queue_id for each in settlements]
             rows = connection.execute(
                 f"SELECT {_BARE}, {_OURS} FROM relay.message WHERE queue_id = ANY(%(wanted)s)"
                 " ORDER BY queue_id FOR UPDATE",
-                self._who | {"wanted": wanted},
+                self._owner | {"wanted": wanted},
             ).fetchall()
             there = {row[0]: MessageRow(*row[:-1]) if row[-1] else None for row in rows}
             return [self._settle_one(connection, each, there) for each in settlements]
@@ -346,7 +354,7 @@ class PostgresqlSpool:
         is_told = bool(each.told) and all(letters[index].islower() for index in each.told)
         if each.report is not None and not is_told and not (each.is_warned and row.is_warned):
             report = each.report
-            with self._stored(report.queue_id, report.envelope, [report.content]) as new:
+            with self._rows_for(report.queue_id, report.envelope, [report.content]) as new:
                 insert(connection, new)
         for index in each.told:
             letters[index] = letters[index].lower()
@@ -377,7 +385,7 @@ class PostgresqlSpool:
         rows = connection.execute(
             f"SELECT {_COLUMNS}, {_LONG_HEAD} FROM relay.message"
             f" WHERE queue_id = ANY(%(wanted)s) AND {whose}",
-            self._who | {"wanted": list(queue_ids)},
+            self._owner | {"wanted": list(queue_ids)},
         ).fetchall()
         return {row[0]: self._decoded(connection, row) for row in rows}
 
@@ -400,7 +408,7 @@ class PostgresqlSpool:
             yield crc, chunk
 
     def _damaged(self, queue_id: QueueId) -> NoReturn:
-        with asking(self._connection) as connection:
+        with transaction(self._connection) as connection:
             self._set_aside(connection, queue_id, MISMATCH)
         raise Corrupt(MISMATCH)
 
@@ -409,7 +417,7 @@ class PostgresqlSpool:
         self._on_corrupt(queue_id, why)
 
     def _renew(self, connection: Connection, lease: str = "") -> None:
-        values = self._who | {"lease": lease or self._who["lease"]}
+        values = self._owner | {"lease": lease or self._owner["lease"]}
         if connection.execute(_RENEW + " RETURNING 1", values).fetchone() is None:
             raise Unavailable("another relay owns this host's messages: is its folder a copy?")
 
@@ -418,15 +426,15 @@ class PostgresqlSpool:
             connection,
             "SELECT string_agg(host, ', ') FROM relay.owner"
             " WHERE until > clock_timestamp() AND identity <> %(owner)s",
-            self._who,
+            self._owner,
         )
         if hosts is not None:
             what = "stop the relay there, or wait until its lease is over"
             raise SpoolBusy(f"{hosts} may be sending mail of this queue: {what}")
 
     def _rows(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
-        with asking(self._connection) as connection:
-            return connection.execute(statement.encode(), self._who | values).fetchall()
+        with transaction(self._connection) as connection:
+            return connection.execute(statement.encode(), self._owner | values).fetchall()
 
 
 def decoded(row: MessageRow) -> Message:
@@ -457,19 +465,19 @@ def _relayed_of(each: Settlement) -> Settlement:
     return Settlement(each.queue_id, each.envelope, marks)
 
 
-def forget(root: str, disk: Disk, *, database: Database) -> None:
-    """Remove this host's messages, left by a conversion, 1000 a transaction; then as `let_go`."""
+def remove_leftovers(root: str, disk: Disk, *, database: Database) -> None:
+    """Remove this host's messages, left by a conversion, 1000 a transaction; then as `release_claims`."""
     who, removed = {"owner": identity(root, disk)}, 1
     with contextlib.closing(LastingConnection(database)) as lasting:
         while removed:
-            with asking(lasting) as connection:
-                removed = connection.execute(_FORGET, who).rowcount
-    let_go(root, disk, database=database)
+            with transaction(lasting) as connection:
+                removed = connection.execute(_REMOVE_LEFTOVERS, who).rowcount
+    release_claims(root, disk, database=database)
 
 
-def let_go(root: str, disk: Disk, *, database: Database) -> None:
+def release_claims(root: str, disk: Disk, *, database: Database) -> None:
     """End the lease of this folder's host: any host may take its claims.  Raises Full and Unavailable."""
-    with contextlib.closing(LastingConnection(database)) as lasting, asking(lasting) as connection:
+    with contextlib.closing(LastingConnection(database)) as lasting, transaction(lasting) as connection:
         connection.execute(_LAPSE, {"owner": identity(root, disk)})
 
 

@@ -102,7 +102,7 @@ class PostgresqlIntake:
 
     def _commit(self, rows: Sequence[MessageRow]) -> Full | Unavailable | None:
         try:
-            with self._turn, kernel_errors("message"), asking(self._connection) as connection:
+            with self._turn, kernel_errors("message"), transaction(self._connection) as connection:
                 for row in rows:
                     if not insert(connection, row):
                         # Not seen so far: two hosts drew the same id within a microsecond.
@@ -113,7 +113,7 @@ class PostgresqlIntake:
 
 
 @contextlib.contextmanager
-def asking(lasting: LastingConnection) -> Iterator[Connection]:
+def transaction(lasting: LastingConnection) -> Iterator[Connection]:
     """Begin a transaction, and commit it at the end.  Raises Full and Unavailable."""
     try:
         with lasting.begin() as connection:
@@ -134,7 +134,7 @@ def row_of(draft: SpoolDraft, envelope: Envelope, disk: Disk, clock: Clock) -> M
 
 
 @contextlib.contextmanager
-def stored(
+def rows_for(
     queue_id: QueueId, envelope: Envelope, content: Iterable[bytes], *, root: str, disk: Disk, clock: Clock
 ) -> Iterator[MessageRow]:
     """Give the rows of a report or an adopted message.  Raises Full, Unavailable, and errors of `content`."""

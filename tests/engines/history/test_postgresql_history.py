@@ -143,10 +143,10 @@ def test_what_a_host_knows_it_knows_after_a_restart(
     for number in (1, 2):
         commit(number)
     where = f"WHERE name = '{account.name}'"
-    server.execute(f"UPDATE relay.account SET position = 1 {where}")
+    server.execute(f"UPDATE relay.account SET last_position = 1 {where}")
     with pytest.raises(HistoryError, match="it lost 1 commits; nothing is sent"):
         commit(3)
-    server.execute(f"UPDATE relay.account SET position = 2, identity = gen_random_uuid() {where}")
+    server.execute(f"UPDATE relay.account SET last_position = 2, identity = gen_random_uuid() {where}")
     with pytest.raises(HistoryError, match="another history under this account's name; nothing is sent"):
         commit(3)
     # A crash may take a mark that was not synced.
@@ -210,7 +210,7 @@ class Host:
         pause = PauseAsked("ann", minutes * 60 * SECOND_NS).begun(now_ns, 0) if minutes else None
         event = Event(happening, now_ns, "450 4.7.1 slow down", pause=pause)
         self.state = step(self.state, event)
-        self.row.keep(event)
+        self.row.record(event)
         return await self.row.written()
 
     def learn(self) -> AccountState:
@@ -307,7 +307,7 @@ async def test_behind_the_lock_of_a_reservation_a_host_knows_of_the_pause_of_ano
     account: SharedAccount, hosts: tuple[Host, Host], mark: Mark
 ) -> None:
     one, other = hosts
-    history = PostgresqlHistory(account, mark(), other.clock, on_state=other.row.hear)
+    history = PostgresqlHistory(account, mark(), other.clock, on_state=other.row.note_row)
     await one.meet(Happening.PAUSE)
     with history.transaction():
         shared = other.row.news()

@@ -555,10 +555,10 @@ def test_what_a_conversion_left_is_removed_some_at_a_time(
         # Behind that of the check of the connection.
         line.cut(b"COMMIT", after=2)
         with pytest.raises(Unavailable):
-            engine.forget(root, disk)
+            engine.remove_leftovers(root, disk)
         left = "FROM (SELECT count(*) AS left FROM relay.message) AS its WHERE its.left = {}"
         assert server.is_so(left.format(501), database="spool")
-        engine.forget(root, disk)
+        engine.remove_leftovers(root, disk)
     assert server.is_so(left.format(0), database="spool")
 
 

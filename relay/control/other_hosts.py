@@ -28,7 +28,7 @@ Returned = TypeVar("Returned")
 Act = Callable[[Verb, Sequence[QueueId], Sequence[QueueState]], Awaitable[Results]]
 
 
-class Elsewhere:
+class OtherHosts:
     def __init__(self, spool_thread: SpoolThread, clock: Clock) -> None:
         self._spool_thread, self._clock = spool_thread, clock
 
