@@ -51,7 +51,7 @@ ENDS: Mapping[str, tuple[int, str]] = {
     "relay.control.operations.Unreachable": (os.EX_TEMPFAIL, "{}"),
     "relay.spool.interface.SpoolBusy": (os.EX_TEMPFAIL, "the spool is in use, and no relay answers: {}"),
     "relay.spool.interface.SpoolError": (os.EX_TEMPFAIL, "the spool cannot be used now: {}"),
-    "relay.spool.database.DatabaseError": (os.EX_TEMPFAIL, "the database: {}"),
+    "relay.spool.database.DatabaseError": (os.EX_TEMPFAIL, "{}"),
     "relay.throttle.history.HistoryError": (os.EX_TEMPFAIL, "the history fails, so nothing opens: {}"),
     "sqlite3.Error": (os.EX_TEMPFAIL, "what ended cannot be read: {}"),
     "builtins.PermissionError": (os.EX_NOPERM, "{}; run this as the user that the relay runs as"),

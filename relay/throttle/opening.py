@@ -19,7 +19,7 @@ from relay.throttle.history_format import MAKE_OURS, MARK_BYTES, Contents, Damag
 from relay.throttle.limit import Limit
 
 if TYPE_CHECKING:
-    from relay.throttle.postgresql_history import RowState
+    from relay.spool.database.account import RowState
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ PostgreSQL's words.  What it does not know is an AssertionError, and no answer.
 Does not: check foreign keys, find deadlocks before locks time out, show who holds what.
 """
 
+import asyncio
 import functools
 import itertools
 import json
@@ -23,12 +24,11 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from importlib import resources
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import psycopg
-from psycopg.pq import ConnStatus
 
 from relay.clock import SECOND_NS
 from relay.spool.database.connection import IDLE_SECONDS, STATEMENT_SECONDS
@@ -83,7 +83,7 @@ _TO_PYTHON: dict[str, Callable[[Any], Any]] = {
     "json_group_array(queue_id)": json.loads,
     "news": json.loads,
 }
-_SETTINGS = {"transaction_read_only": "off", "synchronous_commit": "on", "fsync": "on"}
+_SETTINGS = {"fsync": "on"}
 _SPANS = {"second": 1, "seconds": 1, "hour": 3600, "years": 31_557_600}
 
 
@@ -112,22 +112,20 @@ class ModelDatabase:
         del seconds
         os.sched_yield()
 
-    def new_descriptor(self) -> int:
-        return -1
-
-    def wake(self, descriptor: int) -> None:
-        pass
-
     # The server.
 
     def connect(self, url: str, **parameters: object) -> "Session":
-        del url, parameters
+        del url
         self.sleep(self.rng.choice(DELAYS_S))
         if self.is_away:
             raise psycopg.OperationalError("connection refused")
-        session = Session(self)
+        session = Session(self, autocommit=bool(parameters.get("autocommit")))
         self.sessions.append(session)
         return session
+
+    async def connect_later(self, url: str, **parameters: object) -> "Listener":
+        """Do as `psycopg.AsyncConnection.connect`."""
+        return Listener(await asyncio.to_thread(self.connect, url, **parameters))
 
     def stop(self) -> None:
         """End every connection, and take none until `is_away` is false again."""
@@ -150,28 +148,26 @@ class ModelDatabase:
         for session in self.sessions:
             if channel in session.channels and not session.is_cut_off:
                 session.heard += 1
-                self.wake(session.descriptor)
+                session.wake()
 
 
 class Session:
-    """`psycopg.Connection`, and its `pgconn`."""
+    """`psycopg.Connection`."""
 
-    def __init__(self, store: ModelDatabase) -> None:
+    def __init__(self, store: ModelDatabase, *, autocommit: bool) -> None:
         self.store = store
-        self.closed = self.autocommit = False
+        self.closed, self.autocommit = False, autocommit
         self.is_cut_off = False
         """Neither side hears of the other any more, nor of the end of the other."""
         self.channels: set[str] = set()
         self.heard = 0
-        self.descriptor = store.new_descriptor()
+        """Notifications that nobody has seen yet."""
+        self.wake: Callable[[], None] = lambda: None
+        """Called when there is something to hear."""
         self.writes: dict[Key, Row | None] = {}
         self.notified: list[str] = []
         self._is_begun = self._has_failed = False
         self._idle_since_ns: int | None = None
-
-    @property
-    def pgconn(self) -> "Session":
-        return self
 
     def execute(self, statement: Any, values: Any = (), *, binary: bool = False) -> "_Answer":
         del binary
@@ -210,31 +206,13 @@ class Session:
     def add_notice_handler(self, handler: object) -> None:
         pass
 
-    def remove_notice_handler(self, handler: object) -> None:
-        pass
-
-    def fileno(self) -> int:
-        return self.descriptor
-
-    def consume_input(self) -> None:
-        if self.closed:
-            raise psycopg.OperationalError("server closed the connection unexpectedly")
-
-    def notifies(self) -> object:
-        self.heard, is_heard = max(0, self.heard - 1), self.heard > 0
-        return "it" if is_heard else None
-
-    @property
-    def status(self) -> ConnStatus:
-        return ConnStatus.BAD if self.closed else ConnStatus.OK
-
     def lose(self) -> None:
         """End the connection, as whichever side; what is not committed is gone."""
         if not self.closed:
             self.closed = True
             self._end(is_kept=False)
             self.store.sessions.remove(self)
-            self.store.wake(self.descriptor)
+            self.wake()
 
     def is_left_alone(self) -> bool:
         now_ns, since_ns = self.store.time_ns(), self._idle_since_ns
@@ -248,7 +226,7 @@ class Session:
             if self.closed:
                 raise psycopg.OperationalError("server closed the connection unexpectedly")
             if store.time_ns() > until_ns:
-                raise psycopg.errors.LockNotAvailable("canceling statement due to lock timeout")
+                raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
 
     def _asked(self, does: Callable[[], Any], what: str = "statement") -> Any:
         """Have the server do something; the time that it takes passes before that, or behind it."""
@@ -295,7 +273,37 @@ class Session:
             store.notify(channel)
 
 
+class Listener:
+    """`psycopg.AsyncConnection` of one who listens."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        self._session.close()
+
+    async def execute(self, statement: str) -> None:
+        await asyncio.to_thread(self._session.execute, statement)
+
+    async def notifies(self) -> AsyncIterator[None]:
+        session, loop = self._session, asyncio.get_running_loop()
+        while not session.closed:
+            while session.heard:
+                session.heard -= 1
+                yield
+            woken = loop.create_future()
+            session.wake = lambda woken=woken: woken.done() or woken.set_result(None)  # type: ignore[misc]  # bound now
+            await woken
+        raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+
 class _Answer:
+    description = ("rows",)
+    """A statement without rows answers that it has none."""
+
     def __init__(self, rows: list[Row]) -> None:
         self._rows = rows
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from relay.spool.database.connection import Database, once
 from relay.spool.postgresql import IN_A_DATABASE
 from tests.fakes.certificates import make_certificates
 from tests.fakes.postgresql import Server
@@ -52,9 +53,7 @@ def test_who_owns_the_tables_lets_the_role_of_the_policy_use_them_and_nothing_el
 @pytest.mark.parametrize(
     ("statement", "words"),
     [
-        ("ALTER ROLE relay SET synchronous_commit = off", "synchronous_commit is off: set it to on"),
-        ("ALTER ROLE relay SET synchronous_commit = local", "synchronous_commit is local"),
-        ("ALTER ROLE relay SET default_transaction_read_only = on", "it is read-only"),
+        ("ALTER ROLE relay SET default_transaction_read_only = on", "session is read-only"),
         (
             "UPDATE relay.schema_version SET version = 2",
             "version 2, this relay needs 1: install a newer relay",
@@ -82,6 +81,20 @@ def test_what_a_relay_cannot_rely_on_is_refused(
         )
     assert (code, out) == (75, "")
     assert words in err
+
+
+@pytest.mark.parametrize("weak", ["off", "local"])
+def test_a_commit_is_durable_whatever_the_role_or_the_environment_says(
+    server: Server, url: str, run: Run, monkeypatch: pytest.MonkeyPatch, weak: str
+) -> None:
+    run("database", "init", "--as", url)
+    server.execute(f"ALTER ROLE relay SET synchronous_commit = {weak}")
+    monkeypatch.setenv("PGOPTIONS", f"-c synchronous_commit={weak}")
+    try:
+        with once(Database(url.replace("postgres@", "relay@"))) as connection:
+            assert connection.execute("SHOW synchronous_commit").fetchall() == [("on",)]
+    finally:
+        server.execute("ALTER ROLE relay RESET ALL")
 
 
 def test_an_upgrade_leads_to_the_version_of_this_relay(server: Server, url: str, run: Run) -> None:
