@@ -39,7 +39,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "export": ("queue", "Write messages as .eml, with their envelopes."),
     "fsck": ("fsck", "Check the spool and the histories; changes nothing."),
     "spool": ("convert", "Convert the spool from one engine to another."),
-    "database": ("database", "Make, upgrade and check the tables in PostgreSQL."),
+    "database": ("database", "Make and check the tables in PostgreSQL."),
     "hash-password": ("check", "Hash a password for a users_file."),
 }
 """Of each verb its file in `relay.cli`, which is loaded when the verb is called, and what it does."""

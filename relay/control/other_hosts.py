@@ -49,9 +49,7 @@ class OtherHosts:
     async def act(self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState]) -> Results:
         """Have the owners act.  A message that is not elsewhere has no result."""
         try:
-            hosts: Mapping[QueueId, str] = await self._asked(
-                lambda spool: spool.ask(queue_ids, " ".join((verb, *states)))
-            )
+            hosts = await self._asked(lambda spool: spool.ask(queue_ids, " ".join((verb, *states))))
             answers: Mapping[QueueId, str | None] = {}
             for _ in range(int(ANSWER_SECONDS / LOOK_SECONDS * 4)):
                 if all(answers.get(each) for each in hosts):

@@ -15,10 +15,9 @@ from collections.abc import Callable
 
 import psycopg
 
-from relay.clock import SECOND_NS, Clock
+from relay.clock import Clock
 from relay.mail.text import clean
 from relay.policy.named_file import SecretError
-from relay.sender.host import seconds
 from relay.sender.state_file import parse, render
 from relay.spool.database import DatabaseError
 from relay.spool.database.account import CLOCK_NS, RowState, SharedAccount
@@ -27,7 +26,7 @@ from relay.verdicts.account import AccountState, Event, Happening, PauseRecord, 
 
 OWN = frozenset({Happening.FAULT, Happening.SOUND})
 """Events that concern one host alone; the row does not record them."""
-LISTENS_AGAIN_NS = SECOND_NS
+LISTENS_AGAIN_SECONDS = 1.0
 _OF_ANOTHER_BOOT = "of the database"
 """No host's boot id, so `moved` converts instants by the wall clock, which is the history's clock."""
 
@@ -95,16 +94,12 @@ class AccountRow:
                         await asyncio.to_thread(self.look)
                         on_news()
                         await anext(notifications)
-            await asyncio.sleep(seconds(LISTENS_AGAIN_NS))
-
-    def apply(self, event: Event) -> None:
-        """Apply an event to the row while no relay runs.  Raises DatabaseError."""
-        self._change([event])
+            await asyncio.sleep(LISTENS_AGAIN_SECONDS)
 
     async def _write(self) -> str:
         while events := list(self.pending):
             try:
-                await asyncio.to_thread(self._change, events)
+                await asyncio.to_thread(self.apply, events)
             except DatabaseError as failed:
                 error = clean(f"{self._account.name}: {failed}")
                 self._on_error(error)
@@ -112,7 +107,8 @@ class AccountRow:
             del self.pending[: len(events)]
         return ""
 
-    def _change(self, events: list[Event]) -> None:
+    def apply(self, events: list[Event]) -> None:
+        """Apply events to the row; call it while no relay runs.  Raises DatabaseError."""
         with once(self._account.database) as connection:
             row = self._read_row(connection)
             after = self._after_all(row, events)

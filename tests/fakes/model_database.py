@@ -177,6 +177,8 @@ class Session:
             self._is_begun = True
             if self._has_failed:
                 raise psycopg.errors.InFailedSqlTransaction("current transaction is aborted")
+            if "CREATE SCHEMA" in text:
+                raise psycopg.errors.DuplicateSchema('schema "relay" already exists')
             if text.startswith("LISTEN "):
                 self.channels.add(text.split()[1])
                 return []
@@ -339,7 +341,6 @@ class _Tables:
             "current_setting": _SETTINGS.__getitem__,
             "joined": lambda one, other: one + other,
             "to_regclass": str,
-            "to_regnamespace": str,
         }
         for name, function in functions.items():
             sql.create_function(name, -1, function)

@@ -32,7 +32,7 @@ def standby(server: Server, url: str) -> Iterator[tuple[Server, str]]:
     """Return one that follows the server, and the URL of whichever takes writes; then mend the server."""
     with server.standby() as copy:
         both = url.replace(f":{server.port}/", f":{server.port},127.0.0.1:{copy.port}/")
-        yield copy, f"{both}?target_session_attrs=read-write"
+        yield copy, both
         with contextlib.suppress(FileNotFoundError):
             server.kill()
         server.start()

@@ -44,11 +44,6 @@ class Database:
     ca_file: str = ""
     """Empty: trust the certificates of this system."""
 
-    @property
-    def role(self) -> str:
-        """Return the user in the URL, or an empty string."""
-        return str(conninfo_to_dict(self.url).get("user") or "")
-
     def parameters(self) -> dict[str, Any]:
         """Return the arguments of psycopg's `connect` beside the URL.  Raises SecretError."""
         settings = {
@@ -105,14 +100,17 @@ class LastingConnection:
         self._is_begun = True
         try:
             if self._connection is None or self._connection.closed:
-                self._connection = self._opened()
+                self._connection = psycopg.connect(self._database.url, **self._database.parameters())
+                self._connection.add_notice_handler(
+                    lambda told: self._warnings.append(str(told.message_primary))
+                )
                 if self._is_checked:
                     _check(self._connection)
             yield self._connection
             self.commit(self._connection)
         except BaseException as error:
             self.close()
-            if isinstance(error, psycopg.Error):
+            if isinstance(error, psycopg.Error | SecretError):
                 kind = DatabaseFull if isinstance(error, psycopg.errors.DiskFull) else DatabaseError
                 raise kind(in_words(error)) from error
             raise
@@ -131,14 +129,6 @@ class LastingConnection:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-
-    def _opened(self) -> Connection:
-        try:
-            connection = psycopg.connect(self._database.url, **self._database.parameters())
-        except (psycopg.Error, SecretError) as error:
-            raise DatabaseError(f"cannot connect: {in_words(error)}") from error
-        connection.add_notice_handler(lambda told: self._warnings.append(str(told.message_primary)))
-        return connection
 
 
 @contextlib.contextmanager
@@ -172,5 +162,5 @@ def _check(connection: Connection) -> None:
         raise DatabaseError("it has no tables of the relay, or its role has no rights: relay database init")
     (version,) = one(connection, "SELECT version FROM relay.schema_version")
     if version != VERSION:
-        what = "run relay database upgrade" if version < VERSION else "install a newer relay"
+        what = "install the relay that made them"
         raise DatabaseError(f"its tables have version {version}, this relay needs {VERSION}: {what}")

@@ -15,7 +15,6 @@ import contextlib
 import itertools
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, LiteralString, NoReturn
 
 from relay.clock import Clock
@@ -42,18 +41,16 @@ from relay.spool.interface import (
 )
 from relay.spool.message import message_file, notes
 from relay.spool.message.draft import remove_abandoned
-from relay.spool.message.message_file import checksum, decode_header
+from relay.spool.message.message_file import checksum, decode_header, mark_of
 from relay.spool.postgresql import IN_A_DATABASE
 from relay.spool.postgresql.intake import ROOM_BYTES, drafts_of, insert, new_draft, prepare, row_of
 from relay.spool.root.lock import take_lock
 from relay.spool.root.quarantine import OnCorrupt
 
 MISMATCH = "the content does not match its checksum"
-_BY_LETTER = {status.value.decode(): status for status in Status}
-_FACTS = "queue_id, header, envelope, statuses, notes, is_held, is_warned, next_attempt_at_ns"
 _CHUNK = "(SELECT {} FROM relay.chunk WHERE chunk.queue_id = message.queue_id AND number = 0)"
-_COLUMNS = f"{_FACTS}, {_CHUNK.format('content')}"
-_HEADS = f"{_FACTS}, {_CHUNK.format(f'substr(content, 1, {HEAD_BYTES})')}"
+_ROW = "queue_id, header, envelope, statuses, notes, is_held, is_warned, next_attempt_at_ns, {}"
+_WITH_CONTENT = _ROW.format(_CHUNK.format("content"))
 _OURS = "owner = %(owner)s AND fence = %(fence)s AND corrupt IS NULL"
 _LAPSE: LiteralString = "UPDATE relay.owner SET until = clock_timestamp() WHERE identity = %(owner)s"
 _FOR_EVER = "1000 years"
@@ -87,46 +84,70 @@ _CLAIM = f"""
     )
     UPDATE relay.message SET owner = %(owner)s, fence = %(fence)s,
         is_held = is_held OR {_STAYS}, wish = CASE WHEN {_STAYS} THEN split_part(wish, ' ', 1) ELSE wish END
-    FROM page WHERE queue_id = id AND coalesce(before, 0) < {PAGE_BYTES} RETURNING {_COLUMNS}
+    FROM page WHERE queue_id = id AND coalesce(before, 0) < {PAGE_BYTES} RETURNING {_WITH_CONTENT}
+"""
+_READ = f"SELECT {_WITH_CONTENT} FROM relay.message WHERE queue_id = ANY(%(wanted)s) AND {_OURS}"
+_LOCK = f"""
+    SELECT {_ROW.format("NULL")}, {_OURS} FROM relay.message WHERE queue_id = ANY(%(wanted)s)
+    ORDER BY queue_id FOR UPDATE
+"""
+# A release cancels an earlier wish.
+_SETTLE = """
+    UPDATE relay.message SET statuses = %(statuses)s, is_warned = %(is_warned)s,
+        is_held = coalesce(%(is_held)s, is_held),
+        next_attempt_at_ns = coalesce(%(next_ns)s, next_attempt_at_ns),
+        wish = CASE WHEN %(is_held)s IS FALSE THEN NULL ELSE wish END,
+        notes = notes || %(notes)s WHERE queue_id = %(id)s
+"""
+_LIST_OTHERS = f"""
+    SELECT {_ROW.format(_CHUNK.format(f"substr(content, 1, {HEAD_BYTES})"))}, {_HOST} FROM relay.message
+    WHERE {_OTHERS} AND queue_id >= %(first)s ORDER BY queue_id LIMIT %(most)s
+"""
+_ASK = f"""
+    WITH old AS (DELETE FROM relay.answer WHERE queue_id = ANY(%(wanted)s))
+    UPDATE relay.message SET wish = %(wish)s WHERE queue_id = ANY(%(wanted)s) AND {_OTHERS}
+    RETURNING queue_id, {_HOST}
+"""
+_ANSWERS = """
+    SELECT id, answer FROM unnest(%(wanted)s::text[]) AS id LEFT JOIN relay.answer ON queue_id = id
+    WHERE answer IS NOT NULL OR id IN (SELECT queue_id FROM relay.message WHERE queue_id = id)
+"""
+_WISHES = f"""
+    SELECT wish, array_agg(queue_id) FROM relay.message WHERE {_OURS} AND wish IS NOT NULL GROUP BY wish
+"""
+_ANSWER = f"""
+    WITH given AS (
+        SELECT * FROM unnest(%(wanted)s::text[], %(results)s::text[]) AS its (id, text)
+        WHERE NOT EXISTS (
+            SELECT FROM relay.message WHERE queue_id = id AND wish IS DISTINCT FROM %(wish)s)
+    ), over AS (
+        UPDATE relay.message SET wish = NULL FROM given WHERE queue_id = id AND wish = %(wish)s AND {_OURS}
+    )
+    INSERT INTO relay.answer (queue_id, answer) SELECT id, text FROM given
+    ON CONFLICT (queue_id) DO UPDATE SET answer = excluded.answer, at = excluded.at
 """
 
 
-@dataclass(slots=True)
-class MessageRow:
-    queue_id: str
-    header: bytes
-    envelope: bytes
-    statuses: str
-    notes: bytes
-    is_held: bool
-    is_warned: bool
-    next_attempt_at_ns: int | None
-    chunk: bytes | None = None
-    """The first chunk of the content, or its beginning."""
-
-
-def decoded(row: MessageRow) -> Message:
-    """Return the stored message with the beginning of its content, unchecked.  Raises Corrupt."""
-    facts, *lines = bytes(row.envelope).split(b"\n")
-    if len(row.statuses) != len(lines) - 1:
+def decoded(row: Sequence[Any]) -> Message:
+    """Return the message of a `_ROW` with the beginning of its content, unchecked.  Raises Corrupt."""
+    queue_id, header, envelope, letters, raw_notes, is_held, is_warned, next_ns, chunk = row
+    facts, *lines = bytes(envelope).split(b"\n")
+    if len(letters) != len(lines) - 1:
         raise Corrupt("the number of its statuses differs from the number of its recipients")
-    marked = [letter.encode() + line[1:] for letter, line in zip(row.statuses, lines, strict=False)]
-    envelope = b"\n".join([facts, *marked, b""])
-    message = message_file.decode(QueueId(row.queue_id), decode_header(bytes(row.header)), envelope)
-    return message._replace(
-        is_held=row.is_held,
-        is_warned=row.is_warned,
-        next_attempt_at_ns=row.next_attempt_at_ns,
-        long_head=bytes(row.chunk or b"")[:HEAD_BYTES],
-    ).with_notes(notes.latest(bytes(row.notes)))
+    marked = [letter.encode() + line[1:] for letter, line in zip(letters, lines, strict=False)]
+    raw = b"\n".join([facts, *marked, b""])
+    message = message_file.decode(QueueId(queue_id), decode_header(bytes(header)), raw)
+    head = bytes(chunk or b"")[:HEAD_BYTES]
+    message = message._replace(is_held=is_held, is_warned=is_warned, next_attempt_at_ns=next_ns)
+    return message._replace(long_head=head).with_notes(notes.latest(bytes(raw_notes)))
 
 
-def whole(row: MessageRow) -> Message:
-    """Return the stored message with its content, unless that is long.  Raises Corrupt."""
-    message, content = decoded(row), bytes(row.chunk or b"")
+def whole(row: Sequence[Any]) -> Message:
+    """Return the message of a `_ROW` with its content, unless that is long.  Raises Corrupt."""
+    message, content = decoded(row), bytes(row[-1] or b"")
     if message.shape.size_bytes > INLINE_BYTES:
         return message
-    if checksum(content) != decode_header(bytes(row.header)).content_crc:
+    if checksum(content) != decode_header(bytes(row[1])).content_crc:
         raise Corrupt(MISMATCH)
     return message._replace(content=content, long_head=b"")
 
@@ -155,7 +176,8 @@ class PostgresqlSpool:
         prepare(root, disk)
         self._root, self._disk, self._clock, self._on_corrupt = root, disk, clock, on_corrupt
         self._connection = LastingConnection(database)
-        self._lock_fd: int | None = take_lock(root, disk, IN_A_DATABASE)
+        self._lock = contextlib.ExitStack()
+        self._lock.callback(disk.close, take_lock(root, disk, IN_A_DATABASE))
         self._owner: dict[str, Any] = {}
         self._is_conversion_source, self._keeps_lease = home == root, home not in ("", root)
         self._claimable = _OWN_BEFORE if self._keeps_lease else _CLAIMABLE
@@ -188,12 +210,11 @@ class PostgresqlSpool:
         return [each for each in messages if isinstance(each, Message)]
 
     def read(self, queue_ids: Sequence[QueueId]) -> list[Message | Absent | Corrupt | Unavailable]:
-        select = f"SELECT {_COLUMNS} FROM relay.message WHERE queue_id = ANY(%(wanted)s) AND {_OURS}"
         try:
             with self._connection.begin():
                 # Renew once half the lease is over: the other half covers the longest transaction.
                 self._rows(f"{_RENEW} AND until < clock_timestamp() + %(lease)s::interval / 2")
-                rows = self._rows(select, wanted=list(queue_ids))
+                rows = self._rows(_READ, wanted=list(queue_ids))
                 found = {row[0]: self._decoded(row, whole) for row in rows}
         except Unavailable as trouble:
             return [trouble] * len(queue_ids)
@@ -260,54 +281,21 @@ class PostgresqlSpool:
 
     def others(self, first: str, most: int) -> list[tuple[Message, str]]:
         with self._connection.begin():
-            rows = self._rows(
-                f"SELECT {_HEADS}, {_HOST} FROM relay.message WHERE {_OTHERS} AND queue_id >= %(first)s"
-                " ORDER BY queue_id LIMIT %(most)s",
-                first=first,
-                most=most,
-            )
+            rows = self._rows(_LIST_OTHERS, first=first, most=most)
             found = [(self._decoded(row, decoded), host) for *row, host in rows]
         return [(message, host) for message, host in found if isinstance(message, Message)]
 
     def ask(self, queue_ids: Sequence[QueueId], wish: str) -> dict[QueueId, str]:
-        return dict(
-            self._rows(
-                "WITH old AS (DELETE FROM relay.answer WHERE queue_id = ANY(%(wanted)s))"
-                " UPDATE relay.message SET wish = %(wish)s WHERE queue_id = ANY(%(wanted)s)"
-                f" AND {_OTHERS} RETURNING queue_id, {_HOST}",
-                wanted=list(queue_ids),
-                wish=wish,
-            )
-        )
+        return dict(self._rows(_ASK, wanted=list(queue_ids), wish=wish))
 
     def answers(self, queue_ids: Sequence[QueueId]) -> dict[QueueId, str | None]:
-        return dict(
-            self._rows(
-                "SELECT id, answer FROM unnest(%(wanted)s::text[]) AS id"
-                " LEFT JOIN relay.answer ON queue_id = id"
-                " WHERE answer IS NOT NULL OR id IN (SELECT queue_id FROM relay.message WHERE queue_id = id)",
-                wanted=list(queue_ids),
-            )
-        )
+        return dict(self._rows(_ANSWERS, wanted=list(queue_ids)))
 
     def wishes(self) -> dict[str, list[QueueId]]:
-        where = f"{_OURS} AND wish IS NOT NULL"
-        statement = f"SELECT wish, array_agg(queue_id) FROM relay.message WHERE {where} GROUP BY wish"
-        return dict(self._rows(statement))
+        return dict(self._rows(_WISHES))
 
     def answer(self, wish: str, results: Mapping[QueueId, str]) -> None:
-        self._rows(
-            "WITH given AS (SELECT * FROM unnest(%(wanted)s::text[], %(results)s::text[]) AS its (id, text)"
-            " WHERE NOT EXISTS (SELECT FROM relay.message"
-            " WHERE queue_id = id AND wish IS DISTINCT FROM %(wish)s)),"
-            " over AS (UPDATE relay.message SET wish = NULL FROM given"
-            f" WHERE queue_id = id AND wish = %(wish)s AND {_OURS})"
-            " INSERT INTO relay.answer (queue_id, answer) SELECT id, text FROM given"
-            " ON CONFLICT (queue_id) DO UPDATE SET answer = excluded.answer, at = excluded.at",
-            wanted=list(results),
-            results=list(results.values()),
-            wish=wish,
-        )
+        self._rows(_ANSWER, wanted=list(results), results=list(results.values()), wish=wish)
 
     def keep_claims(self) -> None:
         self._owner["lease"], self._keeps_lease = _FOR_EVER, True
@@ -320,67 +308,61 @@ class PostgresqlSpool:
             with contextlib.suppress(Unavailable):
                 self._rows(f"{_LAPSE} AND fence = %(fence)s")
         self._connection.close()
-        if self._lock_fd is not None:
-            self._disk.close(self._lock_fd)
-            self._lock_fd = None
+        self._lock.close()
 
     def _settle(self, settlements: Sequence[Settlement]) -> list[Failure | None]:
         with self._connection.begin():
             self._renew()
-            rows = self._rows(
-                f"SELECT {_FACTS}, {_OURS} FROM relay.message WHERE queue_id = ANY(%(wanted)s)"
-                " ORDER BY queue_id FOR UPDATE",
-                wanted=[each.queue_id for each in settlements],
-            )
-            there = {row[0]: MessageRow(*row) if is_ours else None for *row, is_ours in rows}
+            there: dict[str, Message | Absent | Corrupt] = {
+                row[0]: self._decoded(row, decoded) if is_ours else Absent(row[0])
+                for *row, is_ours in self._rows(_LOCK, wanted=[each.queue_id for each in settlements])
+            }
             return [self._settle_one(each, there) for each in settlements]
 
-    def _settle_one(self, each: Settlement, there: Mapping[str, MessageRow | None]) -> Failure | None:
-        if (row := there.get(each.queue_id)) is None:
+    def _settle_one(
+        self, each: Settlement, there: dict[str, Message | Absent | Corrupt]
+    ) -> Absent | Corrupt | None:
+        found = there.get(each.queue_id)
+        if found is None:
             # A repeated end is done.
-            return None if each.ends and each.queue_id not in there else Absent(each.queue_id)
+            return None if each.ends else Absent(each.queue_id)
+        if not isinstance(found, Message):
+            return found
         try:
-            self._write(each, row)
+            there[each.queue_id] = self._write(each, found)
         except Corrupt as fault:
             self._set_aside(each.queue_id, str(fault))
             return fault
         return None
 
-    def _write(self, each: Settlement, row: MessageRow) -> None:
-        letters = list(row.statuses)
+    def _write(self, each: Settlement, message: Message) -> Message:
         # Without marks the envelope may be empty: an operator's hold or release reads no recipients.
-        if each.marks and decoded(row).envelope.recipients != each.envelope.recipients:
+        if each.marks and message.envelope.recipients != each.envelope.recipients:
             raise Corrupt("its recipients changed since it was read")
         for index, status in each.marks.items():
-            before = _BY_LETTER[letters[index].upper()]
-            if before not in (Status.TODO, status):
+            if (before := message.statuses[index]) not in (Status.TODO, status):
                 raise Corrupt(f"recipient {index} is already {before.name} and cannot become {status.name}")
-            letters[index] = letters[index] if before is status else status.value.decode()
-        is_told = bool(each.told) and all(letters[index].islower() for index in each.told)
-        if each.report is not None and not is_told and not (each.is_warned and row.is_warned):
+        is_told = bool(each.told) and message.told.issuperset(each.told)
+        if each.report is not None and not is_told and not (each.is_warned and message.is_warned):
             self._insert(each.report.queue_id, each.report.envelope, [each.report.content])
-        for index in each.told:
-            letters[index] = letters[index].lower()
-        if each.ends:
-            if Status.TODO.value.decode() in letters:
-                raise AssertionError(f"{each.queue_id} cannot be removed: some recipients are not finished")
-            self._rows("DELETE FROM relay.message WHERE queue_id = %(id)s", id=row.queue_id)
-            return
-        row.statuses, row.is_warned = "".join(letters), row.is_warned or each.is_warned
-        self._rows(
-            "UPDATE relay.message SET statuses = %(statuses)s, is_warned = %(is_warned)s,"
-            " is_held = coalesce(%(is_held)s, is_held),"
-            " next_attempt_at_ns = coalesce(%(next_ns)s, next_attempt_at_ns),"
-            # A release cancels an earlier wish.
-            " wish = CASE WHEN %(is_held)s IS FALSE THEN NULL ELSE wish END,"
-            " notes = notes || %(notes)s WHERE queue_id = %(id)s",
-            id=row.queue_id,
-            statuses=row.statuses,
-            is_warned=row.is_warned,
-            is_held=each.is_held,
-            next_ns=each.next_attempt_at_ns or None,
-            notes=notes.encode(each.notes) if each.notes else b"",
-        )
+        is_warned = message.is_warned or each.is_warned
+        message = message.after(each.marks)._replace(told=message.told.union(each.told), is_warned=is_warned)
+        if not each.ends:
+            marks = [mark_of(status, is_told=i in message.told) for i, status in enumerate(message.statuses)]
+            self._rows(
+                _SETTLE,
+                id=each.queue_id,
+                statuses=b"".join(marks).decode(),
+                is_warned=is_warned,
+                is_held=each.is_held,
+                next_ns=each.next_attempt_at_ns or None,
+                notes=notes.encode(each.notes) if each.notes else b"",
+            )
+        elif message.left:
+            raise AssertionError(f"{each.queue_id} cannot be removed: some recipients are not finished")
+        else:
+            self._rows("DELETE FROM relay.message WHERE queue_id = %(id)s", id=each.queue_id)
+        return message
 
     def _insert(self, queue_id: QueueId, envelope: Envelope, content: Iterable[bytes], *owner: Any) -> None:
         """Insert a report or an adopted message.  Raises Full, Unavailable, and errors of `content`."""
@@ -392,9 +374,9 @@ class PostgresqlSpool:
         finally:
             draft.discard()
 
-    def _decoded(self, row: Sequence[Any], decode: Callable[[MessageRow], Message]) -> Message | Corrupt:
+    def _decoded(self, row: Sequence[Any], decode: Callable[[Sequence[Any]], Message]) -> Message | Corrupt:
         try:
-            return decode(MessageRow(*row))
+            return decode(row)
         except Corrupt as fault:
             self._set_aside(row[0], str(fault))
             return fault

@@ -6,6 +6,7 @@ fails, none of its messages is queued.  Until then a long draft is in a file of 
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from threading import Lock
 from typing import NamedTuple
 
@@ -25,8 +26,6 @@ from relay.spool.root.lock import as_intake, prepare_root
 
 ROOM_BYTES = 1 << 40
 """The room that is reported: the server does not say how much it has."""
-
-
 PIECES = ("drafts",)
 
 
@@ -60,7 +59,8 @@ class PostgresqlIntake:
         database: Database,
         random_bytes: Callable[[int], bytes] = os.urandom,
     ) -> None:
-        self._lock_fd: int | None = as_intake(root, disk, IN_A_DATABASE)
+        self._lock = ExitStack()
+        self._lock.callback(disk.close, as_intake(root, disk, IN_A_DATABASE))
         self._root, self._disk, self._clock = root, disk, clock
         self._identities = Identities(clock, random_bytes)
         self._connection = LastingConnection(database)
@@ -88,9 +88,7 @@ class PostgresqlIntake:
 
     def close(self) -> None:
         self._connection.close()
-        if self._lock_fd is not None:
-            self._disk.close(self._lock_fd)
-            self._lock_fd = None
+        self._lock.close()
 
     def _commit(self, rows: Sequence[NewRow]) -> Full | Unavailable | None:
         try:

@@ -273,7 +273,7 @@ async def test_what_comes_to_pass_while_it_is_away_is_written_later(
     one, other = hosts
     server.stop()
     try:
-        assert "the database: cannot connect" in await one.meet(Happening.PAUSE)
+        assert "the database: connection failed" in await one.meet(Happening.PAUSE)
     finally:
         server.start()
     assert one.told
