@@ -93,10 +93,7 @@ class PostgresqlHistory:
         on_state: Callable[[RowState], None] = lambda _: None,
         replace_above_groups: int = REPLACE_ABOVE_GROUPS,
     ) -> None:
-        """Connect to nothing yet.
-
-        Each transaction calls `on_state` with the account's pause, behind the lock and before any grant.
-        """
+        """Each transaction gives `on_state` the account's pause, behind the lock and before any grant."""
         self._account, self._mark, self._clock = account, mark, clock
         self._on_state = on_state
         self._replace_above = replace_above_groups

@@ -340,7 +340,6 @@ class _Tables:
             "gen_random_uuid": lambda: str(uuid.UUID(int=store.rng.getrandbits(128))),
             "current_setting": _SETTINGS.__getitem__,
             "joined": lambda one, other: one + other,
-            "to_regclass": str,
         }
         for name, function in functions.items():
             sql.create_function(name, -1, function)

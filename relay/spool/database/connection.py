@@ -29,8 +29,6 @@ STATEMENT_SECONDS = 20
 IDLE_SECONDS = 4
 SILENT_SECONDS = 10
 """Silence of the server before TCP keepalive probes it."""
-NEAR = ("localhost", "127.0.0.1", "::1")
-"""To these hosts, a connection needs no TLS."""
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -66,7 +64,9 @@ class Database:
         }
         # Without a host, libpq uses a Unix socket, where it does no TLS, or the host of the environment.
         hosts = str(conninfo_to_dict(self.url).get("host") or "-").split(",")
-        if not all(host.startswith(("/", "@")) or host in NEAR for host in hosts):
+        if not all(
+            host.startswith(("/", "@")) or host in ("localhost", "127.0.0.1", "::1") for host in hosts
+        ):
             parameters |= {"sslmode": "verify-full", "sslrootcert": self.ca_file or "system"}
         if password := self.password():
             parameters["password"] = password
@@ -153,14 +153,14 @@ def in_words(error: Exception) -> str:
 
 
 def _check(connection: Connection) -> None:
-    synced, is_made = one(
-        connection, "SELECT current_setting('fsync'), to_regclass('relay.schema_version') IS NOT NULL"
-    )
+    try:
+        synced, version = one(
+            connection, "SELECT current_setting('fsync'), version FROM relay.schema_version"
+        )
+    except psycopg.errors.UndefinedTable as error:
+        raise DatabaseError("it has no tables of the relay: run relay database init") from error
     if synced != "on":
         raise DatabaseError("fsync is off: what it commits does not survive a crash")
-    if not is_made:
-        raise DatabaseError("it has no tables of the relay, or its role has no rights: relay database init")
-    (version,) = one(connection, "SELECT version FROM relay.schema_version")
     if version != VERSION:
         what = "install the relay that made them"
         raise DatabaseError(f"its tables have version {version}, this relay needs {VERSION}: {what}")

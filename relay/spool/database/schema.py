@@ -49,12 +49,9 @@ def make(database: Database, role: str = "") -> None:
 def described(database: Database) -> Iterator[str]:
     """Yield lines on a database and its users.  Raises DatabaseError if a relay would refuse it."""
     with once(database) as connection:
-        server, role, standbys = one(
-            connection,
-            "SELECT current_setting('server_version'), current_user,"
-            " current_setting('synchronous_standby_names')",
-        )
+        server, role = connection.info.parameter_status("server_version"), connection.info.user
         yield f"PostgreSQL {server}, as {role}, tables of version {VERSION}"
+        (standbys,) = one(connection, "SHOW synchronous_standby_names")
         none = "none: if the server's disk is lost, its last commits are lost"
         yield f"synchronous standbys: {standbys or none}"
         (lacks,) = one(

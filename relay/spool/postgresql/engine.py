@@ -47,6 +47,7 @@ from relay.spool.postgresql.intake import ROOM_BYTES, drafts_of, insert, new_dra
 from relay.spool.root.lock import take_lock
 from relay.spool.root.quarantine import OnCorrupt
 
+_Found = Message | Absent | Corrupt
 MISMATCH = "the content does not match its checksum"
 _CHUNK = "(SELECT {} FROM relay.chunk WHERE chunk.queue_id = message.queue_id AND number = 0)"
 _ROW = "queue_id, header, envelope, statuses, notes, is_held, is_warned, next_attempt_at_ns, {}"
@@ -313,17 +314,14 @@ class PostgresqlSpool:
     def _settle(self, settlements: Sequence[Settlement]) -> list[Failure | None]:
         with self._connection.begin():
             self._renew()
-            there: dict[str, Message | Absent | Corrupt] = {
+            there: dict[str, _Found] = {
                 row[0]: self._decoded(row, decoded) if is_ours else Absent(row[0])
                 for *row, is_ours in self._rows(_LOCK, wanted=[each.queue_id for each in settlements])
             }
             return [self._settle_one(each, there) for each in settlements]
 
-    def _settle_one(
-        self, each: Settlement, there: dict[str, Message | Absent | Corrupt]
-    ) -> Absent | Corrupt | None:
-        found = there.get(each.queue_id)
-        if found is None:
+    def _settle_one(self, each: Settlement, there: dict[str, _Found]) -> Failure | None:
+        if (found := there.get(each.queue_id)) is None:
             # A repeated end is done.
             return None if each.ends else Absent(each.queue_id)
         if not isinstance(found, Message):

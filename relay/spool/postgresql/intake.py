@@ -78,19 +78,6 @@ class PostgresqlIntake:
                     rows.append(row_of(ours(draft), envelope, self._disk, self._clock))
             except (Full, Unavailable) as error:
                 results[index] = error
-        failure = self._commit(rows)
-        for draft, _ in drafts:
-            draft.discard()
-        return [each or failure for each in results]
-
-    def room(self) -> int:
-        return ROOM_BYTES
-
-    def close(self) -> None:
-        self._connection.close()
-        self._lock.close()
-
-    def _commit(self, rows: Sequence[NewRow]) -> Full | Unavailable | None:
         try:
             with self._turn, kernel_errors("message"), self._connection.begin() as connection:
                 for row in rows:
@@ -98,8 +85,17 @@ class PostgresqlIntake:
                         # Not seen so far: two hosts drew the same id within a microsecond.
                         raise DatabaseError(f"the queue id {row.queue_id} is already taken")
         except (Full, Unavailable) as error:
-            return error
-        return None
+            results = [each or error for each in results]
+        for draft, _ in drafts:
+            draft.discard()
+        return results
+
+    def room(self) -> int:
+        return ROOM_BYTES
+
+    def close(self) -> None:
+        self._connection.close()
+        self._lock.close()
 
 
 def new_draft(root: str, disk: Disk, queue_id: QueueId) -> SpoolDraft:
