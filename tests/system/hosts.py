@@ -48,7 +48,7 @@ FAILURES: dict[str, tuple[Callable[[Server], None], Callable[[Server], None], st
     "read-only": (
         lambda server: server.execute("ALTER ROLE relay SET default_transaction_read_only = on", DISCONNECT),
         lambda server: server.execute("ALTER ROLE relay RESET ALL"),
-        "it is read-only, as a standby is",
+        "session is read-only",
     ),
     "with tables of another version": (
         lambda server: server.execute(VERSION.format(2), DISCONNECT, database="mail"),

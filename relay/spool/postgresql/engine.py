@@ -227,8 +227,8 @@ class PostgresqlSpool:
         while chunk := self._chunk(queue_id, len(checksums) - 1):
             checksums.append(checksum(chunk, checksums[-1]))
             yield b""
-        rows = self._rows("SELECT header FROM relay.message WHERE queue_id = %(id)s", id=queue_id)
-        if not rows:
+        select = "SELECT header FROM relay.message WHERE queue_id = %(id)s AND corrupt IS NULL"
+        if not (rows := self._rows(select, id=queue_id)):
             raise Absent(queue_id)
         if checksums[-1] != decode_header(bytes(rows[0][0])).content_crc:
             self._damaged(queue_id)
@@ -299,9 +299,9 @@ class PostgresqlSpool:
         self._rows(_ANSWER, wanted=list(results), results=list(results.values()), wish=wish)
 
     def keep_claims(self) -> None:
-        self._owner["lease"], self._keeps_lease = _FOR_EVER, True
-        with self._connection.begin():
-            self._renew()
+        self._owner["lease"] = _FOR_EVER
+        self._renew()
+        self._keeps_lease = True
 
     def close(self) -> None:
         """End the lease, unless after `keep_claims` or of a copy: any host may take the claims at once."""
