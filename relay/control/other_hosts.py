@@ -47,7 +47,7 @@ class OtherHosts:
         return None
 
     async def act(self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState]) -> Results:
-        """Have the owners act.  A message that is not elsewhere has no result."""
+        """Have the owners act.  A message that no other host has gets no result."""
         try:
             hosts = await self._asked(lambda spool: spool.ask(queue_ids, " ".join((verb, *states))))
             answers: Mapping[QueueId, str | None] = {}

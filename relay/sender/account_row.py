@@ -90,7 +90,7 @@ class AccountRow:
                 async with await connecting as connection:
                     await connection.execute("LISTEN relay_account")
                     notifications = connection.notifies()
-                    while True:  # first because the row may have changed before LISTEN
+                    while True:  # the first time, because the row may have changed before LISTEN
                         await asyncio.to_thread(self.look)
                         on_news()
                         await anext(notifications)
