@@ -57,7 +57,7 @@ _WORDS = (
     (r"wish ~ '\^\(hold\|bounce\|delete\)'", "substr(wish, 1, 4) IN ('hold', 'boun', 'dele')"),
     (r"string_to_array\(wish, ' '\) @> ARRAY\[(.*?)\]", r"instr(wish, ' ' || \1)"),
     (r"split_part\((\w+), ' ', 1\)", r"substr(\1, 1, instr(\1 || ' ', ' ') - 1)"),
-    (r"= notes \|\| (\S+)", r"= joined(notes, \1)"),
+    (r"= notes \|\| (%\(\w+\)s)", r"= joined(notes, \1)"),
     (r"SELECT FROM", "SELECT 1 FROM"),
     (r"IS DISTINCT FROM", "IS NOT"),
     (r"array_agg\(", "json_group_array("),

@@ -64,6 +64,11 @@ _CLAIMABLE = (
     f"corrupt IS NULL AND (owner IS NULL OR ({_OWN_BEFORE})"
     " OR owner IN (SELECT identity FROM relay.owner WHERE until < clock_timestamp() FOR UPDATE SKIP LOCKED))"
 )
+_OWN = """
+    INSERT INTO relay.owner VALUES (%(owner)s, %(host)s, 1, clock_timestamp() + %(lease)s)
+    ON CONFLICT (identity) DO UPDATE SET host = excluded.host, until = excluded.until,
+        fence = relay.owner.fence + 1 RETURNING fence
+"""
 _RENEW = (
     "UPDATE relay.owner SET until = clock_timestamp() + %(lease)s"
     " WHERE identity = %(owner)s AND fence = %(fence)s"
@@ -95,10 +100,9 @@ _LOCK = f"""
 # A release cancels an earlier wish.
 _SETTLE = """
     UPDATE relay.message SET statuses = %(statuses)s, is_warned = %(is_warned)s,
-        is_held = coalesce(%(is_held)s, is_held),
+        is_held = coalesce(%(is_held)s, is_held), notes = notes || %(notes)s,
         next_attempt_at_ns = coalesce(%(next_ns)s, next_attempt_at_ns),
-        wish = CASE WHEN %(is_held)s IS FALSE THEN NULL ELSE wish END,
-        notes = notes || %(notes)s WHERE queue_id = %(id)s
+        wish = CASE WHEN %(is_held)s IS FALSE THEN NULL ELSE wish END WHERE queue_id = %(id)s
 """
 _LIST_OTHERS = f"""
     SELECT {_ROW.format(_CHUNK.format(f"substr(content, 1, {HEAD_BYTES})"))}, {_HOST} FROM relay.message
@@ -186,11 +190,9 @@ class PostgresqlSpool:
         try:
             lease = _FOR_EVER if self._keeps_lease else f"{lease_seconds} seconds"
             self._owner |= {"owner": identity(home or root, disk), "host": host, "fence": 0, "lease": lease}
-            ((self._owner["fence"],),) = self._rows(
-                "INSERT INTO relay.owner VALUES (%(owner)s, %(host)s, 1, clock_timestamp() + %(lease)s)"
-                " ON CONFLICT (identity) DO UPDATE SET host = excluded.host, until = excluded.until,"
-                " fence = relay.owner.fence + 1 RETURNING fence"
-            )
+            with self._connection.begin():
+                # Known before COMMIT, so that `close` ends the lease also if its reply is lost.
+                ((self._owner["fence"],),) = self._rows(_OWN)
         except BaseException:
             self.close()
             raise
@@ -421,8 +423,7 @@ def _relayed_of(each: Settlement) -> Settlement:
 def remove_leftovers(root: str, disk: Disk, *, database: Database) -> None:
     """Remove this host's messages, which a conversion left, and release its claims."""
     with once(database) as connection:
-        # However many they are.
-        connection.execute("SET LOCAL statement_timeout = 0")
+        connection.execute("SET LOCAL statement_timeout = 0")  # however many messages there are
         who = {"owner": identity(root, disk)}
         connection.execute("DELETE FROM relay.message WHERE owner = %(owner)s AND corrupt IS NULL", who)
         connection.execute(_LAPSE, who)

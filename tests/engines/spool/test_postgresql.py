@@ -258,6 +258,17 @@ def test_a_claim_repeated_after_a_lost_reply_waits_for_what_it_has_already(
     assert found == ids
 
 
+def test_a_start_that_fails_after_its_commit_leaves_no_lease(hosts: Hosts, server: Server) -> None:
+    prepared, _ = (host.start() for host in hosts)
+    prepared.close()
+    with CutLine(server.port) as line:
+        by_line(hosts[0], line)
+        line.cut(b"COMMIT")
+        with pytest.raises(Unavailable):
+            hosts[0].start()
+    assert server.is_so("FROM relay.owner WHERE fence = 2 AND until < clock_timestamp()", database="spool")
+
+
 @pytest.mark.parametrize(
     ("wish", "state", "stays"),
     [
