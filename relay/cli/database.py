@@ -1,14 +1,13 @@
-"""`relay database`: makes, upgrades and checks the tables in PostgreSQL."""
+"""`relay database`: creates, upgrades and checks the tables in PostgreSQL."""
 
 import os
-from collections.abc import Iterator
 
 import click
+from psycopg.conninfo import conninfo_to_dict
 
 from relay.cli.options import Failed, Target, found_policy, say, target_options
-from relay.policy.database import DatabaseLogin
 from relay.spool.database.connection import VERSION, Database, database_of
-from relay.spool.database.schema import looked_at, make
+from relay.spool.database.schema import described, make
 from relay.spool.database.schema import upgrade as upgrade_tables
 from relay.status.hosts import databases_of
 
@@ -29,9 +28,9 @@ def init(target: Target, *, url: str | None) -> None:
     With --as, the role of that URL makes and owns them; the policy's role may only use them.  libpq finds
     the password of the role of --as (PGPASSWORD, ~/.pgpass).
     """
-    for login in _databases(target):
-        make(_by(login, url), "" if url is None else database_of(login).role)
-        say(f"{login.postgresql}: its tables are made")
+    for each in _databases(target):
+        make(_by(each, url), "" if url is None else str(conninfo_to_dict(each.url).get("user") or ""))
+        say(f"{each.url}: its tables are made")
 
 
 @database.command()
@@ -39,29 +38,25 @@ def init(target: Target, *, url: str | None) -> None:
 @AS
 def upgrade(target: Target, *, url: str | None) -> None:
     """Bring the tables to the version of this relay; stop all relays that use them first."""
-    for login in _databases(target):
-        found = upgrade_tables(_by(login, url))
-        words = f"its tables were of version {found}, and are of version {VERSION}"
-        say(f"{login.postgresql}: {words}")
+    for each in _databases(target):
+        found = upgrade_tables(_by(each, url))
+        say(f"{each.url}: its tables had version {found}, and have version {VERSION}")
 
 
 @database.command()
 @target_options
 def check(target: Target) -> None:
     """Check that a relay can use the tables; list their hosts and accounts."""
-    for login in _databases(target):
-        lines = list(looked_at(database_of(login)))
-        say(f"{login.postgresql}: good")
-        for line in lines:
-            say(f"  {line}")
+    for each in _databases(target):
+        for line in (f"{each.url}: good", *(f"  {line}" for line in described(each))):
+            say(line)
 
 
-def _databases(target: Target) -> Iterator[DatabaseLogin]:
-    """Yield each database once."""
+def _databases(target: Target) -> list[Database]:
     if not (logins := databases_of(found_policy(target))):
         raise Failed("the policy names no database: docs/several-hosts.md", os.EX_CONFIG)
-    yield from logins.values()
+    return [database_of(login) for login in logins.values()]
 
 
-def _by(login: DatabaseLogin, url: str | None) -> Database:
-    return database_of(login) if url is None else Database(url, ca_file=database_of(login).ca_file)
+def _by(each: Database, url: str | None) -> Database:
+    return each if url is None else Database(url, ca_file=each.ca_file)

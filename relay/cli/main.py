@@ -39,7 +39,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "export": ("queue", "Write messages as .eml, with their envelopes."),
     "fsck": ("fsck", "Check spool and histories; set damage aside."),
     "spool": ("convert", "Convert the spool from one engine to another."),
-    "database": ("database", "Make, upgrade and check the tables in PostgreSQL."),
+    "database": ("database", "Make and check the tables in PostgreSQL."),
     "hash-password": ("check", "Hash a password for a users_file."),
 }
 """For each verb, its file in `relay.cli`, which is loaded when the verb is called, and its summary."""
@@ -51,7 +51,7 @@ ENDS: Mapping[str, tuple[int, str]] = {
     "relay.control.operations.Unreachable": (os.EX_TEMPFAIL, "{}"),
     "relay.spool.interface.SpoolBusy": (os.EX_TEMPFAIL, "the spool is in use, and no relay answers: {}"),
     "relay.spool.interface.SpoolError": (os.EX_TEMPFAIL, "the spool cannot be used now: {}"),
-    "relay.spool.database.DatabaseError": (os.EX_TEMPFAIL, "the database: {}"),
+    "relay.spool.database.DatabaseError": (os.EX_TEMPFAIL, "{}"),
     "relay.throttle.history.HistoryError": (os.EX_TEMPFAIL, "the history cannot be used: {}"),
     "sqlite3.Error": (os.EX_TEMPFAIL, "the database of ended messages cannot be read: {}"),
     "builtins.PermissionError": (os.EX_NOPERM, "{}; run this as the user that the relay runs as"),

@@ -16,7 +16,6 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
-from relay.control.elsewhere import Elsewhere
 from relay.control.operations import (
     ABSENT,
     CHANGED,
@@ -32,6 +31,7 @@ from relay.control.operations import (
     Results,
     Verb,
 )
+from relay.control.other_hosts import OtherHosts
 from relay.control.recorded import recorded_upstreams
 from relay.mail.dsn import decode_xtext
 from relay.mail.envelope import QUEUE_ID_PATTERN, Envelope, QueueId
@@ -102,11 +102,11 @@ class Operator:
         self._upstreams = sender.upstreams
         self._status_view = status_view
         self._events = events
-        self._elsewhere = Elsewhere(sender.spool_thread, status_view.clock)
+        self._other_hosts = OtherHosts(sender.spool_thread, status_view.clock)
 
     async def serve_others(self) -> None:
         """Carry out the verbs of operators on other hosts with the same queue, for ever."""
-        await self._elsewhere.serve(lambda verb, queue_ids, states: self._each(verb, queue_ids, {}, states))
+        await self._other_hosts.serve(lambda verb, queue_ids, states: self._each(verb, queue_ids, {}, states))
 
     async def _load_queue(self, queue_ids: Collection[QueueId] | None = None) -> None:
         """Load the queue, or these messages, into memory.  A running relay has them there already."""
@@ -178,7 +178,7 @@ class Operator:
             ]
             await asyncio.sleep(0)
         if self._spool_thread.is_shared:
-            async for some in self._elsewhere.listed():
+            async for some in self._other_hosts.listed():
                 # Skip messages that were taken over from here: our queue forgets them at their turn.
                 yield [row for row in some if row.view.queue_id not in self._queue and filters.judge(row)]
         yield [row for row in map(listing.set_aside, aside) if filters.judge(row)]
@@ -265,7 +265,7 @@ class Operator:
         results = dict(await self._each(verb, queue_ids, states=states))
         unknown = [each for each, of in results.items() if of in (ABSENT, UNREAD)]
         if unknown and self._spool_thread.is_shared:
-            results |= await self._elsewhere.act(verb, unknown, states)
+            results |= await self._other_hosts.act(verb, unknown, states)
         corrupt = await self._corrupt() if ABSENT in results.values() else {}
         return {each: corrupt.get(each, of) if of == ABSENT else of for each, of in results.items()}
 
@@ -419,7 +419,7 @@ class Operator:
     async def _load_anywhere(self, queue_id: QueueId) -> tuple[Message, MessageView | None]:
         """Return a message, and its view if another host has it.  Raises NotDone."""
         is_elsewhere = queue_id not in self._queue and self._spool_thread.is_shared
-        if is_elsewhere and (found := await self._elsewhere.found(queue_id)) is not None:
+        if is_elsewhere and (found := await self._other_hosts.found(queue_id)) is not None:
             return found
         return await self._load(queue_id), None
 

@@ -39,7 +39,7 @@ def record(policy: Policy, name: str, asked: PauseAsked | None, disk: Disk, cloc
         account_file(policy, name, disk).save(after)
     # Also if nothing is new: the database row may differ, and is unreadable while the database is away.
     if (row := account_row(policy.history_of(name), clock)) is not None:
-        row.apply(event)
+        row.apply([event])
     return is_new
 
 

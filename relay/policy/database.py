@@ -13,23 +13,22 @@ from pydantic import AfterValidator
 from relay.policy.document import Fault
 from relay.policy.units import CredentialName, PolicyPath, Section, VariableName
 
-_SCHEMES = ("postgresql://", "postgres://")
 _URL = re.compile(
     r"postgres(?:ql)?://(?:[^\s:@/?#]+@)?[A-Za-z0-9._:,\[\]-]*/[^\s/?#]+"
-    r"(?:\?(?:host|target_session_attrs|sslcert|sslkey)=[^\s&#]+(?:&(?:host|target_session_attrs|sslcert|sslkey)=[^\s&#]+)*)?\Z"
+    r"(?:\?(?:host|sslcert|sslkey)=[^\s&#]+(?:&(?:host|sslcert|sslkey)=[^\s&#]+)*)?\Z"
 )
 PASSWORDS = ("password_file", "password_env", "password_credential")
 
 
 def is_database_url(value: object) -> bool:
-    return isinstance(value, str) and value.startswith(_SCHEMES)
+    return isinstance(value, str) and value.startswith(("postgresql://", "postgres://"))
 
 
 def _database_url(value: str) -> str:
     if not _URL.match(value):
         raise ValueError(
             "expected a URL such as postgresql://relay@db.example.net/relay, without a password and with no "
-            "parameters but host, target_session_attrs, sslcert and sslkey"
+            "parameters but host, sslcert and sslkey"
         )
     return value
 

@@ -84,9 +84,9 @@ class Account:
         self._judge = Judge(())
         history = policy.history_of(name)
         row = account_row(history, host.clock, self._tell_unrecorded)
-        hear = (lambda _: None) if row is None else row.hear
+        on_row = (lambda _: None) if row is None else row.note_row
         exact = Throttle(
-            open_history(history, host.disk, host.clock, hear),
+            open_history(history, host.disk, host.clock, on_row),
             with_ceilings(self.upstream.limits, policy.lanes),
             self.upstream.guard_ns,
             host.clock,

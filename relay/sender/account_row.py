@@ -6,7 +6,7 @@ begins nothing that it reserves after the commit of a pause.  A fault of a host'
 sent nothing, are its own: its file has them (`state_file`).  While the database is away, events count on
 this host alone and are written later.
 
-Threads: `hear` and `look` may be called from any; the rest belongs to one event loop.
+Threads: `note_row` and `look` may be called from any; the rest belongs to one event loop.
 """
 
 import asyncio
@@ -14,21 +14,19 @@ import contextlib
 from collections.abc import Callable
 
 import psycopg
-from psycopg.pq import ConnStatus
 
-from relay.clock import SECOND_NS, Clock
+from relay.clock import Clock
 from relay.mail.text import clean
-from relay.sender.host import seconds
+from relay.policy.named_file import SecretError
 from relay.sender.state_file import parse, render
 from relay.spool.database import DatabaseError
-from relay.spool.database.account import CLOCK_NS, AccountColumns, SharedAccount
+from relay.spool.database.account import CLOCK_NS, RowState, SharedAccount
 from relay.spool.database.connection import Connection, once, one
-from relay.throttle.postgresql_history import Told
 from relay.verdicts.account import AccountState, Event, EventKind, PauseRecord, lapsed, step
 
 OWN = frozenset({EventKind.FAULT, EventKind.SOUND})
 """Events that concern one host alone; the row does not record them."""
-LISTENS_AGAIN_NS = SECOND_NS
+LISTENS_AGAIN_SECONDS = 1.0
 _OF_ANOTHER_BOOT = "of the database"
 """No host's boot id, so `moved` converts instants by the wall clock, which is the history's clock."""
 
@@ -39,36 +37,35 @@ class AccountRow:
     ) -> None:
         """`on_error` gets the text of each failed write, and of a row that cannot be parsed."""
         self._account, self._clock, self._on_error = account, clock, on_error
-        self._named = f"{account.name} in the database"
         self.pending: list[Event] = []
         """Events that are not in the row yet."""
+        self._row = RowState(0, "", 0, 0)
+        """The newest version of the row that was read."""
         self._version = 0
-        """The version of the row that this host knows."""
-        self._heard: Told | None = None
+        """The version of the row by which this host goes."""
         self._writing: asyncio.Task[str] | None = None
 
-    def hear(self, told: Told) -> None:
-        if told.version > self._version and (self._heard is None or told.version > self._heard.version):
-            self._heard = told
+    def note_row(self, row: RowState) -> None:
+        self._row = max(self._row, row)
 
     def look(self) -> str:
         """Read the row; return the error, empty if there is none."""
         try:
             with once(self._account.database) as connection:
-                self._hear_row(connection, self._account.locked(connection))
+                self._read_row(connection)
         except DatabaseError as error:
             return clean(str(error))
         return ""
 
     def news(self) -> AccountState | None:
         """Return the state that another host wrote, with the pending events applied; None if none is new."""
-        told, self._heard = self._heard, None
-        if told is None or told.version <= self._version:
+        row = self._row
+        if row.version <= self._version:
             return None
-        self._version = told.version
-        return self._after_all(told, self.pending)
+        self._version = row.version
+        return self._after_all(row, self.pending)
 
-    def keep(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
         """Record an event in the row soon, unless it concerns this host alone."""
         if event.kind not in OWN:
             self.pending.append(event)
@@ -84,105 +81,68 @@ class AccountRow:
         return "" if self._writing is None else await asyncio.shield(self._writing)
 
     async def listen(self, on_news: Callable[[], None]) -> None:
-        """Read the row each time another host changed it, for ever."""
+        """Read the row each time another host changed one, for ever."""
+        database = self._account.database
         while True:
-            with contextlib.suppress(psycopg.Error, DatabaseError):  # the history reports them
-                connection = await asyncio.to_thread(self._listening)
-                try:
-                    await self._hear_on(connection, on_news)
-                finally:
-                    connection.close()
-            await asyncio.sleep(seconds(LISTENS_AGAIN_NS))
-
-    def apply(self, event: Event) -> None:
-        """Apply an event to the row while no relay runs.  Raises DatabaseError."""
-        self._change([event])
+            with contextlib.suppress(psycopg.Error, SecretError):  # the history reports them
+                parameters = await asyncio.to_thread(database.parameters)
+                connecting = psycopg.AsyncConnection.connect(database.url, autocommit=True, **parameters)
+                async with await connecting as connection:
+                    await connection.execute("LISTEN relay_account")
+                    notifications = connection.notifies()
+                    while True:  # the first time, because the row may have changed before LISTEN
+                        await asyncio.to_thread(self.look)
+                        on_news()
+                        await anext(notifications)
+            await asyncio.sleep(LISTENS_AGAIN_SECONDS)
 
     async def _write(self) -> str:
         while events := list(self.pending):
             try:
-                await asyncio.to_thread(self._change, events)
+                await asyncio.to_thread(self.apply, events)
             except DatabaseError as failed:
-                error = clean(f"{self._named}: {failed}")
+                error = clean(f"{self._account.name}: {failed}")
                 self._on_error(error)
                 return error
             del self.pending[: len(events)]
         return ""
 
-    def _change(self, events: list[Event]) -> None:
+    def apply(self, events: list[Event]) -> None:
+        """Apply events to the row; call it while no relay runs.  Raises DatabaseError."""
         with once(self._account.database) as connection:
-            row = self._account.locked(connection)
-            told = self._hear_row(connection, row)
-            after = self._after_all(told, events)
-            record = PauseRecord(_OF_ANOTHER_BOOT, told.boottime_ns, told.now_ns, after)
-            written = told._replace(version=told.version + 1, state=render(record).decode())
+            row = self._read_row(connection)
+            after = self._after_all(row, events)
+            record = PauseRecord(_OF_ANOTHER_BOOT, row.boottime_ns, row.now_ns, after)
+            written = row._replace(version=row.version + 1, state=render(record).decode())
             connection.execute(
-                "WITH kept AS (UPDATE relay.account SET state = %s, state_version = %s WHERE id = %s)"
-                " SELECT pg_notify(%s, '')",
-                (written.state, written.version, row.id, row.channel),
+                "WITH kept AS (UPDATE relay.account SET state = %s, state_version = %s WHERE name = %s)"
+                " SELECT pg_notify('relay_account', '')",
+                (written.state, written.version, self._account.name),
             )
-        if told.version == self._version:
+        if row.version == self._version:
             # No other host changed the row, so this host has its state already.
             self._version = written.version
-        else:
-            self._heard = written
+        self.note_row(written)
 
-    def _hear_row(self, connection: Connection, row: AccountColumns) -> Told:
-        """Return the content of the locked row; a newer version becomes news."""
-        before_ns = self._clock.boottime_ns()
+    def _read_row(self, connection: Connection) -> RowState:
+        """Lock the row, and return its content; a newer version becomes news."""
+        row = self._account.locked(connection)
+        boottime_ns = self._clock.boottime_ns()
         (clock_ns,) = one(connection, f"SELECT {CLOCK_NS}")
         now_ns = max(row.now_ns, clock_ns + row.offset_ns)
-        told = Told(row.state_version, row.state or "", before_ns, now_ns)
-        if row.state is not None:
-            self.hear(told)
-        return told
+        found = RowState(row.state_version, row.state, boottime_ns, now_ns)
+        self.note_row(found)
+        return found
 
-    def _after_all(self, told: Told, events: list[Event]) -> AccountState:
+    def _after_all(self, row: RowState, events: list[Event]) -> AccountState:
         state = AccountState()
-        if told.state:
+        if row.version:
             try:
-                record = parse(told.state.encode())
+                record = parse(row.state.encode())
             except ValueError as error:
-                self._on_error(clean(f"{self._named}: {error}"))
+                self._on_error(clean(f"{self._account.name}: the database: {error}"))
             else:
-                state = record.moved(self._clock.boot_id(), told.boottime_ns, told.now_ns).state
+                state = record.moved(self._clock.boot_id(), row.boottime_ns, row.now_ns).state
         for event in events:
             state = step(lapsed(state, event.at_ns), event)
         return lapsed(state, self._clock.boottime_ns())
-
-    def _listening(self) -> Connection:
-        connection = self._account.database.connect()
-        try:
-            channel = self._account.locked(connection).channel
-            connection.commit()
-            connection.autocommit = True
-            connection.execute(f"LISTEN {channel}".encode())
-        except psycopg.Error:
-            connection.close()
-            raise
-        return connection
-
-    async def _hear_on(self, connection: Connection, on_news: Callable[[], None]) -> None:
-        """Read the row at each notification; return when the connection is lost."""
-        loop, came = asyncio.get_running_loop(), asyncio.Event()
-        pgconn, fd = connection.pgconn, connection.fileno()
-        came.set()  # the row may have changed before LISTEN
-
-        def read() -> None:
-            try:
-                pgconn.consume_input()
-            except psycopg.Error:
-                loop.remove_reader(fd)
-            came.set()
-
-        loop.add_reader(fd, read)
-        try:
-            while pgconn.status == ConnStatus.OK:
-                await came.wait()
-                came.clear()
-                while pgconn.notifies() is not None:
-                    pass
-                await asyncio.to_thread(self.look)
-                on_news()
-        finally:
-            loop.remove_reader(fd)

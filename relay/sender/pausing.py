@@ -180,7 +180,7 @@ class Pausing:
         before = self.state
         self._become(step(before, event))
         if self.row is not None and self.state != before and self.owns_state_file():
-            self.row.keep(event)
+            self.row.record(event)
 
     def _become(self, after: AccountState) -> None:
         """Take a new state; save it, and log how it differs from the one before."""

@@ -10,8 +10,8 @@
 
 Guarantees: no message is lost or changed, whichever call a crash interrupts.  Out of a database, all messages
 are converted, or none if another host may own some.  No host sends messages that were copied into a database
-before that copy is in force.  If a conversion out of a database fails before `leave`, any host may claim the
-messages at once; if it is killed, once its lease has ended.
+before that copy is in force.  If a conversion out of a database fails before `keep_claims`, any host may
+claim the messages at once; if it is killed, once its lease has ended.
 Assumes: nobody owns the queue and no intake is open.  Holds both locks meanwhile.
 Does not: convert damaged messages; they stay in corrupt/, or set aside in the database.
 """
@@ -77,7 +77,7 @@ def convert(
                     _remove_pieces(each, root, disk)
             if found != target:
                 with ExitStack() as undoing:
-                    undoing.callback(engines[target].forget, root, disk)
+                    undoing.callback(engines[target].remove_leftovers, root, disk)
                     engines[target].prepare(new, disk)
                     open_copy = partial(engines[target].spool, new, disk, clock, _nothing_is_damaged)
                     with closing(open_copy()) as copy:
@@ -87,12 +87,12 @@ def convert(
                     with closing(open_copy()) as copy:
                         _compare_all(source, copy, queue_ids)
                     if source.is_shared:
-                        cast(SharedSpool, source).leave()
+                        cast(SharedSpool, source).keep_claims()
                     undoing.pop_all()
                 _count(root, engines[target], disk)
                 # Crash here: the new spool is in force; the next call removes the pieces of the old one.
                 _remove_pieces(old, root, disk)
-                engines[target].let_go(root, disk)
+                engines[target].release_claims(root, disk)
     return done
 
 
@@ -162,7 +162,7 @@ def _remove_pieces(engine: Engine, root: str, disk: Disk) -> None:
     for name in engine.pieces:
         _remove(disk, f"{root}/{name}")
     disk.sync_directory(root)
-    engine.forget(root, disk)
+    engine.remove_leftovers(root, disk)
 
 
 def _remove(disk: Disk, path: str) -> None:

@@ -36,9 +36,9 @@ class Engine:
     spool: Callable[[str, Disk, Clock, OnCorrupt], Spool]
     prepare: Callable[[str, Disk], None]
     intake: Callable[[str, Disk, Clock], Intake]
-    forget: Callable[[str, Disk], None] = lambda _root, _disk: None
+    remove_leftovers: Callable[[str, Disk], None] = lambda _root, _disk: None
     """Remove what a conversion left outside the folder, in a database."""
-    let_go: Callable[[str, Disk], None] = lambda _root, _disk: None
+    release_claims: Callable[[str, Disk], None] = lambda _root, _disk: None
     """Let other hosts claim the messages that a conversion copied into a database."""
 
 
@@ -137,6 +137,6 @@ def _in_database(policy: Policy, *, is_converted: bool = False) -> Engine:
         ),
         intake.prepare,
         partial(intake.PostgresqlIntake, database=database),
-        partial(engine.forget, database=database),
-        partial(engine.let_go, database=database),
+        partial(engine.remove_leftovers, database=database),
+        partial(engine.release_claims, database=database),
     )

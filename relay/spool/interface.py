@@ -339,5 +339,5 @@ class SharedSpool(Spool, Protocol):
 
     def answer(self, wish: str, results: Mapping[QueueId, str]) -> None: ...
 
-    def leave(self) -> None:
+    def keep_claims(self) -> None:
         """Keep other hosts from claiming what is claimed here, even after `close`: it is copied elsewhere."""

@@ -8,7 +8,6 @@ import asyncio
 import heapq
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from itertools import islice
 
 from relay import __version__
@@ -24,7 +23,7 @@ from relay.sender.sender import Sender
 from relay.sender.upstreams import UpstreamView
 from relay.spool.root.headroom import why_no_room
 from relay.status.eta import NOT_IN_POLICY, AccountForecast, Listing, Load, opens_ns
-from relay.status.hosts import Hosts, databases_of
+from relay.status.hosts import databases_of, listed_hosts
 from relay.status.plan import OverLimit, Plan, PlannedUpstream
 from relay.status.snapshot import (
     CertificateStatus,
@@ -75,13 +74,11 @@ class StatusView:
     async def look_at_hosts(self, every_s: float | None = None) -> None:
         """Query the hosts' databases once, or every `every_s` seconds for ever."""
         while True:
-            with closing(Hosts(self.policy)) as hosts:
-                while hosts.policy is self.policy:
-                    if databases_of(self.policy):
-                        self.hosts = await asyncio.to_thread(hosts.look)
-                    if every_s is None:
-                        return
-                    await asyncio.sleep(every_s)
+            if databases_of(self.policy):
+                self.hosts = await asyncio.to_thread(listed_hosts, self.policy)
+            if every_s is None:
+                return
+            await asyncio.sleep(every_s)
 
     def why_not_ready(self) -> str:
         """Return why no mail is accepted; empty while it is."""

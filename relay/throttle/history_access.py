@@ -19,7 +19,7 @@ from relay.throttle.history_format import MAKE_OURS, MARK_BYTES, Contents, Damag
 from relay.throttle.limit import Limit
 
 if TYPE_CHECKING:
-    from relay.throttle.postgresql_history import Told
+    from relay.spool.database.account import RowState
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Finding:
 
 
 def open_history(
-    place: HistoryPlace, disk: Disk, clock: Clock, on_state: "Callable[[Told], None]" = lambda _: None
+    place: HistoryPlace, disk: Disk, clock: Clock, on_state: "Callable[[RowState], None]" = lambda _: None
 ) -> History:
     """Touch neither disk nor network yet.  Only a database calls `on_state`."""
     if place.database is None:

@@ -18,17 +18,16 @@ nothing is sent.
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, LiteralString, NamedTuple
-
-import psycopg
+from typing import LiteralString
 
 from relay.clock import SECOND_NS, Clock
 from relay.spool.database import DatabaseError
-from relay.spool.database.account import CLOCK_NS, SharedAccount
-from relay.spool.database.connection import Connection, commit, in_words, one
+from relay.spool.database.account import CLOCK_NS, AccountColumns, RowState, SharedAccount
+from relay.spool.database.connection import Connection, LastingConnection, in_words, one
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.replacing import replace_file
-from relay.throttle.history import NOTHING_SENT, Event, HistoryError
+from relay.throttle.file_history import refusal
+from relay.throttle.history import Event, HistoryError
 from relay.throttle.history_format import DamagedHistory, events_in, fields_of
 
 SKEW_NS = SECOND_NS // 2
@@ -36,7 +35,9 @@ DRIFT = 5_000
 """Two clocks that nobody sets may drift apart by 1/DRIFT of the time that passes (200 ppm)."""
 REPLACE_ABOVE_GROUPS = 4096
 """A shorter history is never replaced."""
-ADVICE = "stop the relays, wait for the longest period of its limits, remove the .mark of each host, start"
+ADVICE = (
+    "stop the relays, wait for the longest period of the account's limits, remove each host's .mark, start"
+)
 
 
 # Other relays wait for the lock, so its holder sends few statements.
@@ -45,21 +46,13 @@ _CLOCK_AND_NEWS: LiteralString = (
     " WHERE account_id = %s AND position > %s ORDER BY position)"
 )
 _WRITE = (
-    "WITH added AS (INSERT INTO relay.history (account_id, position, events) VALUES (%s, %s, %s)),"
-    " mark AS (INSERT INTO relay.mark (account_id, host) VALUES (%s, %s)"
+    "WITH added AS (INSERT INTO relay.history (account_id, position, events)"
+    " VALUES (%(id)s, %(position)s, %(events)s)),"
+    " mark AS (INSERT INTO relay.mark (account_id, host) VALUES (%(id)s, %(host)s)"
     " ON CONFLICT (account_id, host) DO UPDATE SET at = excluded.at)"
-    " UPDATE relay.account SET position = %s, replaced = %s, offset_ns = %s, now_ns = %s WHERE id = %s"
+    " UPDATE relay.account SET first_position = %(first)s, last_position = %(position)s,"
+    " offset_ns = %(offset_ns)s, now_ns = %(now_ns)s WHERE id = %(id)s"
 )
-
-
-class Told(NamedTuple):
-    """The pause in the account's row, and when it was read."""
-
-    version: int
-    state: str
-    boottime_ns: int
-    now_ns: int
-    """The history's clock at `boottime_ns`."""
 
 
 class HighWaterMark:
@@ -77,8 +70,7 @@ class HighWaterMark:
         if self._disk.inode(self._path) is None:
             return None
         with opened(self._disk, self._disk.open_read(self._path)) as fd:
-            line, _, _ = self._disk.pread(fd, 128, 0).partition(b"\n")
-        words = line.decode("ascii", "replace").split()
+            words = self._disk.pread(fd, 128, 0).decode("ascii", "replace").split()
         return (words[0], int(words[1])) if len(words) == 2 and words[1].isdecimal() else None
 
     def save(self, identity: str, position: int) -> None:
@@ -98,138 +90,106 @@ class PostgresqlHistory:
         mark: HighWaterMark,
         clock: Clock,
         *,
-        on_state: Callable[[Told], None] = lambda _: None,
+        on_state: Callable[[RowState], None] = lambda _: None,
         replace_above_groups: int = REPLACE_ABOVE_GROUPS,
     ) -> None:
-        """Connect to nothing yet.
-
-        Each transaction calls `on_state` with the account's pause, behind the lock and before any grant.
-        """
+        """Each transaction gives `on_state` the account's pause, behind the lock and before any grant."""
         self._account, self._mark, self._clock = account, mark, clock
         self._on_state = on_state
         self._replace_above = replace_above_groups
-        self._connection: Connection | None = None
+        self._lasting = LastingConnection(account.database)
         self._cursor: int | None = None
-        """The position of the last group that is known here."""
+        """The position of the last group that is known here; None if memory must begin anew."""
         self._seen: tuple[int, int, int] | None = None
         """The history's time at the last transaction, and boottime just before and just after it was read."""
         # State of the present transaction.
-        self._id = self._position = self._replaced = self._offset_ns = 0
-        self._identity = ""
-        self._is_open = self._was_stepped = False
+        self._connection: Connection
+        self._row: AccountColumns
         self.now_ns = self.ahead_ns = 0
         self.news: Sequence[Event] = ()
         self.is_whole = self.is_empty = False
 
     @contextlib.contextmanager
     def transaction(self) -> "Iterator[PostgresqlHistory]":
-        with self._failing_closed():
-            if self._connection is None or self._connection.closed:
-                self._connection, self._cursor = self._account.database.connect(), None
-            connection, self._is_open = self._connection, True
-            self._lock(connection)
+        cursor, self._cursor = self._cursor, None  # it stays None after an error
         try:
-            yield self
-        finally:
-            if self._is_open:
-                self._end(connection)
+            with self._lasting.begin() as self._connection:
+                row = self._row = self._account.locked(self._connection)
+                self._check_mark()
+                self._learn(cursor)
+                boottime_ns = self.now_ns - self.ahead_ns
+                self._on_state(RowState(row.state_version, row.state, boottime_ns, self.now_ns))
+                yield self
+                if self._row is row:
+                    # Nothing was written.  A COMMIT would wait for the disk and keep the lock meanwhile.
+                    self._connection.rollback()
+        except DamagedHistory as damage:
+            raise refusal(f"the history of {self._account.name} in the database", damage) from damage
+        except (DatabaseError, OSError) as error:
+            raise HistoryError(f"the history of {self._account.name}: {in_words(error)}") from error
+        self._cursor = self._row.last_position
 
     @property
     def is_long(self) -> bool:
-        return self._position - self._replaced > self._replace_above
+        return self._row.last_position - self._row.first_position > self._replace_above
 
     def commit(self, events: Sequence[Event]) -> None:
-        self._commit(events, self._replaced or 1)
+        """Do as `HistoryTransaction`, but only the transaction's end turns an error into HistoryError."""
+        self._commit(events, self._row.first_position or 1)
 
     def replace(self, events: Sequence[Event]) -> bool:
-        with self._failing_closed():
-            self._locked().execute("DELETE FROM relay.history WHERE account_id = %s", (self._id,))
-        self._commit(events, self._position + 1)
+        self._connection.execute("DELETE FROM relay.history WHERE account_id = %s", (self._row.id,))
+        self._commit(events, self._row.last_position + 1)
         return True
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = self._cursor = None
+        self._lasting.close()
+        self._cursor = None
 
-    def _locked(self) -> Connection:
-        """Return the connection that has the lock, never a new connection."""
-        if self._connection is None or not self._is_open:
-            raise DatabaseError("the transaction is over")
-        return self._connection
+    def _check_mark(self) -> None:
+        """Raise DamagedHistory if this is not the history that this host knows, or less of it."""
+        identity, position = self._mark.load() or (self._row.identity, 0)
+        if identity != self._row.identity:
+            raise DamagedHistory("the database has another history under this account's name", ADVICE)
+        if position > self._row.last_position:
+            raise DamagedHistory(f"it lost {position - self._row.last_position} commits", ADVICE)
 
-    def _lock(self, connection: Connection) -> None:
-        row = self._account.locked(connection)
-        self._id, self._identity, self._position, self._replaced, self._offset_ns, self.now_ns = row[:6]
-        if (mark := self._mark.load()) is not None:
-            identity, position = mark
-            if identity != self._identity:
-                raise DamagedHistory(f"it is another one; {NOTHING_SENT}.  To repair: {ADVICE}")
-            if position > self._position:
-                lost = f"it lost {position - self._position} commits"
-                raise DamagedHistory(f"{lost}; {NOTHING_SENT}.  To repair: {ADVICE}")
-        self._learn(connection)
-        if row.state is not None:
-            self._on_state(Told(row.state_version, row.state, self.now_ns - self.ahead_ns, self.now_ns))
-
-    def _learn(self, connection: Connection) -> None:
+    def _learn(self, cursor: int | None) -> None:
         """Read clock and news behind the lock, so that instants ascend and no group is missed."""
-        self.is_empty = self._position == 0
-        self.is_whole = self._cursor is None or self._cursor < self._replaced
-        since = self._replaced - 1 if self.is_whole else self._cursor
+        row = self._row
+        self.is_empty = row.last_position == 0
+        self.is_whole = cursor is None or cursor < row.first_position
+        since = row.first_position - 1 if self.is_whole else cursor
         before_ns = self._clock.boottime_ns()
-        clock_ns, groups = one(connection, _CLOCK_AND_NEWS, (self._id, since))
-        self._tell_time(before_ns, clock_ns + self._offset_ns, self._clock.boottime_ns())
-        self.news = [event for text in groups for event in events_in(json.loads(text))]
-        self._cursor = self._position
+        clock_ns, groups = one(self._connection, _CLOCK_AND_NEWS, (row.id, since))
+        self._tell_time(before_ns, clock_ns + row.offset_ns, self._clock.boottime_ns())
+        try:
+            self.news = [event for text in groups for event in events_in(json.loads(text))]
+        except (ValueError, TypeError) as error:
+            raise DamagedHistory("it has a group that this version cannot read", ADVICE) from error
 
     def _tell_time(self, before_ns: int, now_ns: int, after_ns: int) -> None:
         if self._seen is not None:
             then_ns, then_before_ns, then_after_ns = self._seen
             least_ns, most_ns = before_ns - then_after_ns, after_ns - then_before_ns
             step_ns = now_ns - then_ns - max(least_ns, min(most_ns, now_ns - then_ns))
-            self._was_stepped = abs(step_ns) > SKEW_NS + most_ns // DRIFT
-            if self._was_stepped:
-                self._offset_ns -= step_ns
+            if abs(step_ns) > SKEW_NS + most_ns // DRIFT:
                 now_ns -= step_ns
-        self.now_ns = max(self.now_ns, now_ns)
+                # Written now, for the other hosts: this transaction may commit nothing else.
+                self._row = self._row._replace(offset_ns=self._row.offset_ns - step_ns)
+                update = "UPDATE relay.account SET offset_ns = %s WHERE id = %s"
+                self._connection.execute(update, (self._row.offset_ns, self._row.id))
+        self.now_ns = max(self._row.now_ns, now_ns)
         self.ahead_ns = self.now_ns - before_ns
         self._seen = self.now_ns, before_ns, after_ns
 
-    def _end(self, connection: Connection) -> None:
-        """End a transaction that committed nothing; keep a new offset of the clock for the other hosts."""
-        self._is_open = False
-        with contextlib.suppress(psycopg.Error, DatabaseError):
-            if self._was_stepped:
-                connection.execute(
-                    "UPDATE relay.account SET offset_ns = %s, now_ns = %s WHERE id = %s",
-                    (self._offset_ns, self.now_ns, self._id),
-                )
-                commit(connection)
-            else:
-                connection.rollback()
-
-    def _commit(self, events: Sequence[Event], replaced: int) -> None:
-        position = self._position + 1
-        group: list[Any] = [fields_of(event) for event in events]
-        with self._failing_closed():
-            connection = self._locked()
-            text = json.dumps(group, separators=(",", ":"))
-            mark, row = (self._id, self._account.host), (position, replaced, self._offset_ns, self.now_ns)
-            connection.execute(_WRITE, (self._id, position, text, *mark, *row, self._id))
-            commit(connection)
-        self._is_open = False
-        self._cursor, self._position, self._replaced = position, position, replaced
+    def _commit(self, events: Sequence[Event], first: int) -> None:
+        row, position = self._row, self._row.last_position + 1
+        values = {"id": row.id, "position": position, "first": first, "host": self._account.host}
+        values |= {"offset_ns": row.offset_ns, "now_ns": self.now_ns}
+        values["events"] = json.dumps([fields_of(event) for event in events], separators=(",", ":"))
+        self._connection.execute(_WRITE, values)
+        self._lasting.commit(self._connection)
+        self._row = row._replace(last_position=position)
         # Crash here: the mark is behind the history, which does no harm.
-        with self._failing_closed():
-            self._mark.save(self._identity, position)
-
-    @contextlib.contextmanager
-    def _failing_closed(self) -> Iterator[None]:
-        try:
-            yield
-        except (psycopg.Error, DatabaseError, DamagedHistory, OSError, ValueError, TypeError) as error:
-            self.close()
-            raise HistoryError(
-                f"the history of {self._account.name} in the database: {in_words(error)}"
-            ) from error
+        self._mark.save(row.identity, position)

@@ -14,6 +14,7 @@ PostgreSQL's words for it. A word that it does not know raises AssertionError. T
 foreign keys, detects no deadlock before a lock times out, and does not show who holds a lock.
 """
 
+import asyncio
 import functools
 import itertools
 import json
@@ -24,12 +25,11 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from importlib import resources
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import psycopg
-from psycopg.pq import ConnStatus
 
 from relay.clock import SECOND_NS
 from relay.spool.database.connection import IDLE_SECONDS, STATEMENT_SECONDS
@@ -58,7 +58,7 @@ _WORDS = (
     (r"wish ~ '\^\(hold\|bounce\|delete\)'", "substr(wish, 1, 4) IN ('hold', 'boun', 'dele')"),
     (r"string_to_array\(wish, ' '\) @> ARRAY\[(.*?)\]", r"instr(wish, ' ' || \1)"),
     (r"split_part\((\w+), ' ', 1\)", r"substr(\1, 1, instr(\1 || ' ', ' ') - 1)"),
-    (r"= notes \|\| (\S+)", r"= joined(notes, \1)"),
+    (r"= notes \|\| (%\(\w+\)s)", r"= joined(notes, \1)"),
     (r"SELECT FROM", "SELECT 1 FROM"),
     (r"IS DISTINCT FROM", "IS NOT"),
     (r"array_agg\(", "json_group_array("),
@@ -84,7 +84,7 @@ _TO_PYTHON: dict[str, Callable[[Any], Any]] = {
     "json_group_array(queue_id)": json.loads,
     "news": json.loads,
 }
-_SETTINGS = {"transaction_read_only": "off", "synchronous_commit": "on", "fsync": "on"}
+_SETTINGS = {"fsync": "on"}
 _SPANS = {"second": 1, "seconds": 1, "hour": 3600, "years": 31_557_600}
 
 
@@ -113,22 +113,20 @@ class ModelDatabase:
         del seconds
         os.sched_yield()
 
-    def new_descriptor(self) -> int:
-        return -1
-
-    def wake(self, descriptor: int) -> None:
-        pass
-
     # The server.
 
     def connect(self, url: str, **parameters: object) -> "Session":
-        del url, parameters
+        del url
         self.sleep(self.rng.choice(DELAYS_S))
         if self.is_away:
             raise psycopg.OperationalError("connection refused")
-        session = Session(self)
+        session = Session(self, autocommit=bool(parameters.get("autocommit")))
         self.sessions.append(session)
         return session
+
+    async def connect_later(self, url: str, **parameters: object) -> "Listener":
+        """Do as `psycopg.AsyncConnection.connect`."""
+        return Listener(await asyncio.to_thread(self.connect, url, **parameters))
 
     def stop(self) -> None:
         """End every connection, and refuse new ones until `is_away` is false."""
@@ -151,28 +149,26 @@ class ModelDatabase:
         for session in self.sessions:
             if channel in session.channels and not session.is_cut_off:
                 session.heard += 1
-                self.wake(session.descriptor)
+                session.wake()
 
 
 class Session:
-    """Stands for `psycopg.Connection` and its `pgconn`."""
+    """`psycopg.Connection`."""
 
-    def __init__(self, store: ModelDatabase) -> None:
+    def __init__(self, store: ModelDatabase, *, autocommit: bool) -> None:
         self.store = store
-        self.closed = self.autocommit = False
+        self.closed, self.autocommit = False, autocommit
         self.is_cut_off = False
         """Neither side receives anything from the other, not even the end of the connection."""
         self.channels: set[str] = set()
         self.heard = 0
-        self.descriptor = store.new_descriptor()
+        """Notifications that nobody has seen yet."""
+        self.wake: Callable[[], None] = lambda: None
+        """Called when there is something to hear."""
         self.writes: dict[Key, Row | None] = {}
         self.notified: list[str] = []
         self._is_begun = self._has_failed = False
         self._idle_since_ns: int | None = None
-
-    @property
-    def pgconn(self) -> "Session":
-        return self
 
     def execute(self, statement: Any, values: Any = (), *, binary: bool = False) -> "_Answer":
         del binary
@@ -182,6 +178,8 @@ class Session:
             self._is_begun = True
             if self._has_failed:
                 raise psycopg.errors.InFailedSqlTransaction("current transaction is aborted")
+            if "CREATE SCHEMA" in text:
+                raise psycopg.errors.DuplicateSchema('schema "relay" already exists')
             if text.startswith("LISTEN "):
                 self.channels.add(text.split()[1])
                 return []
@@ -211,31 +209,13 @@ class Session:
     def add_notice_handler(self, handler: object) -> None:
         pass
 
-    def remove_notice_handler(self, handler: object) -> None:
-        pass
-
-    def fileno(self) -> int:
-        return self.descriptor
-
-    def consume_input(self) -> None:
-        if self.closed:
-            raise psycopg.OperationalError("server closed the connection unexpectedly")
-
-    def notifies(self) -> object:
-        self.heard, is_heard = max(0, self.heard - 1), self.heard > 0
-        return "it" if is_heard else None
-
-    @property
-    def status(self) -> ConnStatus:
-        return ConnStatus.BAD if self.closed else ConnStatus.OK
-
     def lose(self) -> None:
         """End the connection from either side; uncommitted changes are gone."""
         if not self.closed:
             self.closed = True
             self._end(is_kept=False)
             self.store.sessions.remove(self)
-            self.store.wake(self.descriptor)
+            self.wake()
 
     def is_left_alone(self) -> bool:
         now_ns, since_ns = self.store.time_ns(), self._idle_since_ns
@@ -249,7 +229,7 @@ class Session:
             if self.closed:
                 raise psycopg.OperationalError("server closed the connection unexpectedly")
             if store.time_ns() > until_ns:
-                raise psycopg.errors.LockNotAvailable("canceling statement due to lock timeout")
+                raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
 
     def _asked(self, does: Callable[[], Any], what: str = "statement") -> Any:
         """Let the server execute something. Its time passes before the effect or after it."""
@@ -296,7 +276,37 @@ class Session:
             store.notify(channel)
 
 
+class Listener:
+    """`psycopg.AsyncConnection` of one who listens."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        self._session.close()
+
+    async def execute(self, statement: str) -> None:
+        await asyncio.to_thread(self._session.execute, statement)
+
+    async def notifies(self) -> AsyncIterator[None]:
+        session, loop = self._session, asyncio.get_running_loop()
+        while not session.closed:
+            while session.heard:
+                session.heard -= 1
+                yield
+            woken = loop.create_future()
+            session.wake = lambda woken=woken: woken.done() or woken.set_result(None)  # type: ignore[misc]  # bound now
+            await woken
+        raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+
 class _Answer:
+    description = ("rows",)
+    """A statement without rows answers that it has none."""
+
     def __init__(self, rows: list[Row]) -> None:
         self._rows = rows
 
@@ -331,8 +341,6 @@ class _Tables:
             "gen_random_uuid": lambda: str(uuid.UUID(int=store.rng.getrandbits(128))),
             "current_setting": _SETTINGS.__getitem__,
             "joined": lambda one, other: one + other,
-            "to_regclass": str,
-            "to_regnamespace": str,
         }
         for name, function in functions.items():
             sql.create_function(name, -1, function)

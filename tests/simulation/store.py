@@ -29,12 +29,6 @@ class SimulatedStore(ModelDatabase):
         if (life := LIFE.get()) in self.after:
             self.after[life]()
 
-    def new_descriptor(self) -> int:
-        return self._loop.new_reader()
-
-    def wake(self, descriptor: int) -> None:
-        self._loop.wake(descriptor)
-
     def connect(self, url: str, **parameters: object) -> Session:
         session, life = super().connect(url, **parameters), LIFE.get()
         self._lives[session] = life

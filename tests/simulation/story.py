@@ -131,9 +131,14 @@ class Story:
 
     def run(self) -> Outcome:
         """Run the story. Raises Broken if a promise was not kept; `outcome` then ends there."""
-        connect = psycopg.connect if self._store is None else self._store.connect
-        shorter = patch.object(engines, "LEAST_LEASE_NS", LEASE_S * SECOND_NS)
-        with _quietly(), _ids_by_seed(self._rng), patch.object(psycopg, "connect", connect), shorter:
+        with contextlib.ExitStack() as patched:
+            patched.enter_context(_quietly())
+            patched.enter_context(_ids_by_seed(self._rng))
+            patched.enter_context(patch.object(engines, "LEAST_LEASE_NS", LEASE_S * SECOND_NS))
+            if self._store is not None:
+                patched.enter_context(patch.object(psycopg, "connect", self._store.connect))
+                later = self._store.connect_later
+                patched.enter_context(patch.object(psycopg.AsyncConnection, "connect", later))
             # Errors of killed processes do not count.
             self._loop.set_exception_handler(lambda _loop, _context: None)
             try:

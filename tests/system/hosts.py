@@ -48,12 +48,12 @@ FAILURES: dict[str, tuple[Callable[[Server], None], Callable[[Server], None], st
     "read-only": (
         lambda server: server.execute("ALTER ROLE relay SET default_transaction_read_only = on", DISCONNECT),
         lambda server: server.execute("ALTER ROLE relay RESET ALL"),
-        "it is read-only, as a standby is",
+        "session is read-only",
     ),
     "with tables of another version": (
         lambda server: server.execute(VERSION.format(2), DISCONNECT, database="mail"),
         lambda server: server.execute(VERSION.format(1), database="mail"),
-        "its tables are of version 2, this relay knows 1",
+        "its tables have version 2, this relay needs 1",
     ),
     "with no connection left": (
         lambda server: server.execute("ALTER ROLE relay CONNECTION LIMIT 0", DISCONNECT),

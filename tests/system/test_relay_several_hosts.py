@@ -32,7 +32,7 @@ def test_a_relay_without_its_history_takes_mail_and_sends_nothing(
             relay.wait_for_log(lambda line: "event=history_failed" in line and "nothing is sent" in line)
             relay.wait_for_log(lambda line: words in line)
             assert [each["state"] for each in relay.queue()] == ["waiting"]
-            assert "in the database" in relay.command("status").stdout
+            assert "the database: " in relay.command("status").stdout
             assert upstream.ledger.relayed == 1
         finally:
             mend(server)
@@ -119,14 +119,14 @@ def test_a_database_that_lost_commits_stops_the_sending_until_an_operator_acts(
         send(relay, 1)
         relay.wait_until_empty()
     server.execute(
-        "UPDATE relay.account SET position = position - 1",
-        "DELETE FROM relay.history WHERE position > (SELECT position FROM relay.account)",
+        "UPDATE relay.account SET last_position = last_position - 1",
+        "DELETE FROM relay.history WHERE position > (SELECT last_position FROM relay.account)",
         database="mail",
     )
     with relay:
         send(relay, 2)
         told = relay.wait_for_log(lambda line: "it lost 1 commits" in line)
-        assert "remove the .mark of each host" in told
+        assert "remove each host's .mark" in told
         assert upstream.ledger.relayed == 1
     (mark,) = relay.folder.glob("history/*.mark")
     mark.unlink()
@@ -135,7 +135,7 @@ def test_a_database_that_lost_commits_stops_the_sending_until_an_operator_acts(
     server.execute("DELETE FROM relay.history", "DELETE FROM relay.account", database="mail")
     with relay:
         send(relay, 3)
-        relay.wait_for_log(lambda line: "it is another one" in line)
+        relay.wait_for_log(lambda line: "another history under this account's name" in line)
     assert upstream.ledger.relayed == 2
 
 

@@ -149,7 +149,7 @@ def test_verbs_on_one_host_show_and_change_messages_that_another_host_claimed(
             left = b.command("queue", "hold", ids[2])
             assert (left.returncode, left.stderr) == (
                 1,
-                f"{ids[2]}: left to a.test, which has not answered yet\n",
+                f"{ids[2]}: requested from a.test; no answer yet\n",
             )
             server.execute(ENDED, database="mail")
             wait_until(lambda: {each["queue_id"]: each["host"] for each in b.queue()}[ids[2]] == "b.test")
@@ -243,8 +243,8 @@ def undergo(folder: Path, server: Server, url: str, *, seed: int, mishaps: int) 
             assert told_relayed_twice(relay.log()) == []
         left = relays[0].command("database", "check").stdout
     assert [(each.returncode, each.stderr) for each in audits] == [(0, ""), (0, "")]
-    assert "no host yet: 0 messages; set aside: 0" in left
-    assert left.count(": 0 messages") == 3
+    assert "unclaimed: 0 messages; set aside: 0 messages" in left
+    assert left.count(": 0 messages") == 4
     verdict = judge(
         upstream.seen(),
         upstream.tried,

@@ -7,8 +7,15 @@ schema          the tables (schema.sql): creates, upgrades and checks them
 All need the extra `relay-smarthost[postgresql]`, and are imported only if a policy names a database.
 """
 
+from relay.spool.interface import Full, Unavailable
 
-class DatabaseError(Exception):
+
+class DatabaseError(Unavailable):
     """The text says what is wrong, and what to do.  Whether a COMMIT took effect is unknown."""
 
-    is_full = False
+    def __str__(self) -> str:
+        return f"the database: {super().__str__()}"
+
+
+class DatabaseFull(DatabaseError, Full):  # noqa: N818 - a state of the server
+    """The server has no room."""

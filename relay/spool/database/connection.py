@@ -1,28 +1,26 @@
 """Connections to PostgreSQL, as queue and histories use them.
 
 Guarantees of each connection:
-- TLS is verified, unless the URL names a Unix socket or a loopback address.
+- TLS is verified, unless the URL names a Unix socket or this host.
 - A committed transaction is on the server's disk, and on its synchronous standbys if it has any.
 - The server is writable, and has our tables in a version that we know.
-- No statement and no wait for a lock takes longer than STATEMENT_SECONDS.
+- No statement takes longer than STATEMENT_SECONDS, including its wait for locks.
 - The server ends a transaction that is idle for IDLE_SECONDS, so that a suspended host blocks no other.
-Errors are psycopg's, and DatabaseError with a text for operators; no error contains a password.
+Errors are DatabaseError, with a text for operators; no error contains a password.
 """
 
 import contextlib
-import ipaddress
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, LiteralString
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
-from psycopg.errors import Diagnostic
 
 from relay.policy.database import DatabaseLogin
 from relay.policy.named_file import SecretError
 from relay.policy.secrets import database_password
-from relay.spool.database import DatabaseError
+from relay.spool.database import DatabaseError, DatabaseFull
 
 VERSION = 1
 """Version of our tables."""
@@ -31,8 +29,6 @@ STATEMENT_SECONDS = 20
 IDLE_SECONDS = 4
 SILENT_SECONDS = 10
 """Silence of the server before TCP keepalive probes it."""
-DURABLE = frozenset({"on", "remote_apply"})
-"""Values of synchronous_commit by which the server and its synchronous standbys flush a commit."""
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -46,47 +42,31 @@ class Database:
     ca_file: str = ""
     """Empty: trust the certificates of this system."""
 
-    def connect(self, *, is_checked: bool = True) -> Connection:
-        """Return a connection without a transaction.  Raises DatabaseError.
-
-        With `is_checked` False, the server's settings and tables are not checked.
-        """
-        try:
-            connection = psycopg.connect(self.url, **self._parameters())
-        except (psycopg.Error, SecretError) as error:
-            raise DatabaseError(f"cannot connect: {in_words(error)}") from error
-        try:
-            if is_checked:
-                _check(connection)
-            connection.commit()
-        except (psycopg.Error, DatabaseError) as error:
-            connection.close()
-            raise DatabaseError(in_words(error)) from error
-        return connection
-
-    @property
-    def role(self) -> str:
-        """Return the user in the URL, or an empty string."""
-        return str(conninfo_to_dict(self.url).get("user") or "")
-
-    def _parameters(self) -> dict[str, Any]:
-        timeouts = {
-            "statement_timeout": STATEMENT_SECONDS,
-            "lock_timeout": STATEMENT_SECONDS,
-            "idle_in_transaction_session_timeout": IDLE_SECONDS,
+    def parameters(self) -> dict[str, Any]:
+        """Return the arguments of psycopg's `connect` beside the URL.  Raises SecretError."""
+        settings = {
+            "statement_timeout": f"{STATEMENT_SECONDS}s",
+            "idle_in_transaction_session_timeout": f"{IDLE_SECONDS}s",
+            # A role may have a weaker setting.
+            "synchronous_commit": "on",
         }
         parameters: dict[str, Any] = {
             "connect_timeout": CONNECT_SECONDS,
             "application_name": "relay",
+            # This refuses a standby.
+            "target_session_attrs": "read-write",
             # These detect a server that is gone.
             "tcp_user_timeout": STATEMENT_SECONDS * 1000,
             "keepalives_idle": SILENT_SECONDS,
             "keepalives_interval": CONNECT_SECONDS,
             "keepalives_count": 3,
-            "options": " ".join(f"-c {name}={seconds}s" for name, seconds in timeouts.items()),
+            "options": " ".join(f"-c {name}={value}" for name, value in settings.items()),
         }
         # Without a host, libpq uses a Unix socket, where it does no TLS, or the host of the environment.
-        if not all(map(_is_near, str(conninfo_to_dict(self.url).get("host") or "-").split(","))):
+        hosts = str(conninfo_to_dict(self.url).get("host") or "-").split(",")
+        if not all(
+            host.startswith(("/", "@")) or host in ("localhost", "127.0.0.1", "::1") for host in hosts
+        ):
             parameters |= {"sslmode": "verify-full", "sslrootcert": self.ca_file or "system"}
         if password := self.password():
             parameters["password"] = password
@@ -102,25 +82,48 @@ class LastingConnection:
     """One connection, opened at first use, and again after an error.  For one thread at a time."""
 
     def __init__(self, database: Database, *, is_checked: bool = True) -> None:
+        """With `is_checked` False, the server's settings and tables are not checked."""
         self._database, self._is_checked = database, is_checked
         self._connection: Connection | None = None
+        self._is_begun = False
+        self._warnings: list[str] = []
 
     @contextlib.contextmanager
     def begin(self) -> Iterator[Connection]:
-        """Commit at the end; after an error close the connection.  Raises DatabaseError."""
+        """Commit at the end; after an error close the connection.  Raises DatabaseError.
+
+        Within another `begin` this is a part of its transaction.
+        """
+        if self._is_begun and self._connection is not None:
+            yield self._connection
+            return
+        self._is_begun = True
         try:
             if self._connection is None or self._connection.closed:
-                self._connection = self._database.connect(is_checked=self._is_checked)
+                self._connection = psycopg.connect(self._database.url, **self._database.parameters())
+                self._connection.add_notice_handler(
+                    lambda told: self._warnings.append(str(told.message_primary))
+                )
+                if self._is_checked:
+                    _check(self._connection)
             yield self._connection
-            commit(self._connection)
-        except psycopg.Error as error:
+            self.commit(self._connection)
+        except BaseException as error:
             self.close()
-            told = DatabaseError(in_words(error))
-            told.is_full = isinstance(error, psycopg.errors.DiskFull)
-            raise told from error
-        except BaseException:
-            self.close()
+            if isinstance(error, psycopg.Error | SecretError):
+                kind = DatabaseFull if isinstance(error, psycopg.errors.DiskFull) else DatabaseError
+                raise kind(in_words(error)) from error
             raise
+        finally:
+            self._is_begun = False
+
+    def commit(self, connection: Connection) -> None:
+        """Commit within `begin`.  After an error it is unknown whether, and where, it is committed."""
+        self._warnings.clear()
+        connection.commit()
+        # A COMMIT whose wait for the standbys was cancelled succeeds with only a warning.
+        if self._warnings:
+            raise DatabaseError("; ".join(self._warnings))
 
     def close(self) -> None:
         if self._connection is not None:
@@ -136,28 +139,10 @@ def once(database: Database, *, is_checked: bool = True) -> Iterator[Connection]
         yield connection
 
 
-def commit(connection: Connection) -> None:
-    """Raise DatabaseError and psycopg.Error: then it is unknown whether, and where, it is committed."""
-    warnings: list[str] = []
-
-    def warned(told: Diagnostic) -> None:
-        # A COMMIT whose wait for the standbys was cancelled succeeds with only a warning.
-        warnings.append(str(told.message_primary))
-
-    connection.add_notice_handler(warned)
-    try:
-        connection.commit()
-    finally:
-        connection.remove_notice_handler(warned)
-    if warnings:
-        connection.close()
-        raise DatabaseError("; ".join(warnings))
-
-
 def one(connection: Connection, statement: LiteralString, values: Any = ()) -> tuple[Any, ...]:
     """Return the first row.  Raises DatabaseError if there is none."""
     if (row := connection.execute(statement, values).fetchone()) is None:
-        raise DatabaseError("it has no such row; relay database check")
+        raise DatabaseError("a row of the relay's tables is missing: run relay database check")
     return row
 
 
@@ -168,29 +153,14 @@ def in_words(error: Exception) -> str:
 
 
 def _check(connection: Connection) -> None:
-    read_only, durable, synced, is_made = one(
-        connection,
-        "SELECT current_setting('transaction_read_only'), current_setting('synchronous_commit'),"
-        " current_setting('fsync'), to_regclass('relay.schema_version') IS NOT NULL",
-    )
-    if read_only != "off":
-        raise DatabaseError("it is read-only, as a standby is: name the server that takes writes")
-    if durable not in DURABLE:
-        raise DatabaseError(f"synchronous_commit is {durable}: set it to on for the role of the relay")
+    try:
+        synced, version = one(
+            connection, "SELECT current_setting('fsync'), version FROM relay.schema_version"
+        )
+    except psycopg.errors.UndefinedTable as error:
+        raise DatabaseError("it has no tables of the relay: run relay database init") from error
     if synced != "on":
         raise DatabaseError("fsync is off: what it commits does not survive a crash")
-    if not is_made:
-        raise DatabaseError("it has no tables of the relay, or its role has no rights: relay database init")
-    (version,) = one(connection, "SELECT version FROM relay.schema_version")
     if version != VERSION:
-        what = "relay database upgrade" if version < VERSION else "this relay is older than they are"
-        raise DatabaseError(f"its tables are of version {version}, this relay knows {VERSION}: {what}")
-
-
-def _is_near(host: str) -> bool:
-    if host.startswith(("/", "@")) or host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+        what = "run relay database upgrade" if version < VERSION else "install a newer relay"
+        raise DatabaseError(f"its tables have version {version}, this relay needs {VERSION}: {what}")

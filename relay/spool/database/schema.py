@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from importlib import resources
-from typing import LiteralString, NamedTuple
+from typing import LiteralString
 
 from psycopg import sql
 
@@ -10,13 +10,12 @@ from relay.spool.database import DatabaseError
 from relay.spool.database.connection import VERSION, Connection, Database, once, one
 
 UPGRADES: tuple[bytes, ...] = ()
-"""Statements from each version to the next; the first leads from 1 to 2."""
-RIGHTS: tuple[LiteralString, ...] = (
-    "USAGE ON SCHEMA relay",
-    "SELECT ON relay.schema_version",
-    "SELECT, INSERT, UPDATE, DELETE ON relay.account, relay.history, relay.mark",
-    "SELECT, INSERT, UPDATE, DELETE ON relay.owner, relay.message, relay.chunk, relay.answer",
-)
+"""SQL from each version of the tables to the next; the first entry leads from 1 to 2."""
+_GRANT: LiteralString = """
+    GRANT USAGE ON SCHEMA relay TO {0};
+    GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA relay TO {0};
+    REVOKE INSERT, UPDATE, DELETE ON relay.schema_version FROM {0}
+"""
 _HOSTS = """
     WITH claims AS (
         SELECT host, sum(claimed)::bigint AS claimed,
@@ -33,52 +32,43 @@ _HOSTS = """
 """
 
 
-class HostRow(NamedTuple):
-    host: str
-    claimed: int
-    lease_seconds: float | None
-    """0: other hosts may take its messages; None: the host has no queue here."""
-    ages: dict[str, float]
-    """Seconds since its last commit to the history of each account."""
+def hosts_of(connection: Connection) -> list[tuple[str, int, float | None, dict[str, float]]]:
+    """Return for each host its name, the number of its messages, seconds of its lease, ages of its accounts.
 
-
-def hosts_of(connection: Connection) -> list[HostRow]:
-    return [HostRow(*row) for row in connection.execute(_HOSTS)]
+    A lease of 0 is over: other hosts may take its messages.  It is None for a host without a queue here.  The
+    age of an account is the time in seconds since the host's last commit to its history.
+    """
+    return [(host, claimed, lease, ages) for host, claimed, lease, ages in connection.execute(_HOSTS)]
 
 
 def make(database: Database, role: str = "") -> None:
-    """Create the tables, and grant a role what a relay needs, and no more.  Raises DatabaseError."""
+    """Create the tables, and grant a role their use.  Raises DatabaseError."""
     with once(database, is_checked=False) as connection:
-        (is_made,) = one(connection, "SELECT to_regnamespace('relay') IS NOT NULL")
-        if is_made:
-            raise DatabaseError("it has the schema `relay` already: relay database check, or upgrade")
         connection.execute(resources.files(__package__).joinpath("schema.sql").read_bytes())
-        for grant in RIGHTS if role else ():
-            connection.execute(sql.SQL("GRANT {} TO {}").format(sql.SQL(grant), sql.Identifier(role)))
+        if role:
+            connection.execute(sql.SQL(_GRANT).format(sql.Identifier(role)))
 
 
 def upgrade(database: Database) -> int:
-    """Bring the tables to VERSION, in one transaction; return their old version.  Raises DatabaseError."""
+    """Bring the tables to VERSION, in one transaction; return their former version.  Raises DatabaseError."""
     with once(database, is_checked=False) as connection:
         (found,) = one(connection, "SELECT version FROM relay.schema_version FOR UPDATE")
         if found > VERSION:
-            raise DatabaseError(f"its tables are of version {found}, and this relay knows {VERSION}")
+            raise DatabaseError(f"its tables have version {found}, this relay supports up to {VERSION}")
         for step in UPGRADES[found - 1 :]:
             connection.execute(step)
         connection.execute("UPDATE relay.schema_version SET version = %s", (VERSION,))
         return int(found)
 
 
-def looked_at(database: Database) -> Iterator[str]:
+def described(database: Database) -> Iterator[str]:
     """Yield lines on a database and its users.  Raises DatabaseError if a relay would refuse it."""
     with once(database) as connection:
-        server, role, standbys = one(
-            connection,
-            "SELECT current_setting('server_version'), current_user,"
-            " current_setting('synchronous_standby_names')",
-        )
+        server, role = connection.info.parameter_status("server_version"), connection.info.user
         yield f"PostgreSQL {server}, as {role}, tables of version {VERSION}"
-        yield f"synchronous standbys: {standbys or 'none, so what it committed last is lost with its disk'}"
+        (standbys,) = one(connection, "SHOW synchronous_standby_names")
+        none = "none: if the server's disk is lost, its last commits are lost"
+        yield f"synchronous standbys: {standbys or none}"
         (lacks,) = one(
             connection,
             "SELECT string_agg(DISTINCT tablename, ', ')"
@@ -89,18 +79,19 @@ def looked_at(database: Database) -> Iterator[str]:
         if lacks is not None:
             raise DatabaseError(f"the role {role} lacks rights on {lacks}: relay database init --as")
         for name, commits, kept in connection.execute(
-            "SELECT name, position, position - greatest(replaced, 1) + 1 FROM relay.account ORDER BY name"
+            "SELECT name, last_position, last_position - greatest(first_position, 1) + 1"
+            " FROM relay.account ORDER BY name"
         ):
             yield f"account {name}: {commits} commits, {max(0, kept)} of them kept"
-        for each in hosts_of(connection):
-            if each.lease_seconds is not None:
-                lapsed = "" if each.lease_seconds else ", for any other host to take over"
-                yield f"host {each.host}: {each.claimed} messages{lapsed}"
-            for name, age in each.ages.items():
-                yield f"host {each.host}: used account {name} {age:.0f} s ago"
+        for host, claimed, lease_seconds, ages in hosts_of(connection):
+            if lease_seconds is not None:
+                lapsed = "" if lease_seconds else "; its lease is over: any host may take them"
+                yield f"host {host}: {claimed} messages{lapsed}"
+            for name, age in ages.items():
+                yield f"host {host}: used account {name} {age:.0f} s ago"
         free, aside = one(
             connection,
             "SELECT count(*) FILTER (WHERE owner IS NULL AND corrupt IS NULL),"
             " count(*) FILTER (WHERE corrupt IS NOT NULL) FROM relay.message",
         )
-        yield f"no host yet: {free} messages; set aside: {aside}"
+        yield f"unclaimed: {free} messages; set aside: {aside} messages"

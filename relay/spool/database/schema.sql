@@ -10,13 +10,14 @@ CREATE TABLE relay.account (
     name        text NOT NULL UNIQUE,
     -- A history that is begun anew under the same name has another identity.
     identity    uuid NOT NULL DEFAULT gen_random_uuid(),
-    -- The position of the last group, and of the first group that is valid.
-    position    bigint NOT NULL DEFAULT 0,
-    replaced    bigint NOT NULL DEFAULT 0,
+    -- Positions in relay.history; both 0 before the first commit.
+    first_position bigint NOT NULL DEFAULT 0,
+    last_position  bigint NOT NULL DEFAULT 0,
     -- The history's time is the server's clock plus offset_ns; it is never before now_ns.
     offset_ns   bigint NOT NULL DEFAULT 0,
     now_ns      bigint NOT NULL DEFAULT 0,
-    state       text,
+    -- The pause; empty in version 0.
+    state       text NOT NULL DEFAULT '',
     state_version bigint NOT NULL DEFAULT 0
 );
 
@@ -49,8 +50,6 @@ CREATE TABLE relay.message (
     -- Both as in a message file (relay/spool/message/message_file.py), with every recipient to do.
     header      bytea NOT NULL,
     envelope    bytea NOT NULL,
-    -- Null: the content is in relay.chunk.
-    content     bytea,
     -- One letter for each recipient, in lower case once a report told of that recipient.
     statuses    text NOT NULL,
     notes       bytea NOT NULL DEFAULT '',
@@ -68,6 +67,7 @@ CREATE INDEX message_wish ON relay.message (owner) WHERE wish IS NOT NULL;
 CREATE INDEX message_new ON relay.message (queue_id) WHERE owner IS NULL AND corrupt IS NULL;
 CREATE INDEX message_owned ON relay.message (owner, fence) WHERE corrupt IS NULL;
 
+-- The content of a message, in chunks of 256 KiB.
 CREATE TABLE relay.chunk (
     queue_id    text COLLATE "C" NOT NULL REFERENCES relay.message ON DELETE CASCADE,
     number      integer NOT NULL,
@@ -82,5 +82,4 @@ CREATE TABLE relay.answer (
     at          timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
-ALTER TABLE relay.message ALTER content SET STORAGE EXTERNAL;
 ALTER TABLE relay.chunk ALTER content SET STORAGE EXTERNAL;

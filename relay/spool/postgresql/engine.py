@@ -12,15 +12,15 @@ Does not: know the server's free space.  A statement that the server refuses for
 """
 
 import contextlib
+import itertools
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, LiteralString, NoReturn
 
 from relay.clock import Clock
-from relay.mail.envelope import QueueId
+from relay.mail.envelope import Envelope, QueueId
 from relay.spool.base import PAGE_BYTES, Failure, adopting_settlement
-from relay.spool.database.connection import Connection, Database, LastingConnection, one
+from relay.spool.database.connection import Database, LastingConnection, once
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.replacing import replace_file
 from relay.spool.errors import kernel_errors
@@ -41,40 +41,34 @@ from relay.spool.interface import (
 )
 from relay.spool.message import message_file, notes
 from relay.spool.message.draft import remove_abandoned
-from relay.spool.message.message_file import checksum, decode_header
+from relay.spool.message.message_file import checksum, decode_header, mark_of
 from relay.spool.postgresql import IN_A_DATABASE
-from relay.spool.postgresql.intake import ROOM_BYTES, MessageRow, asking, drafts_of, insert, prepare, stored
+from relay.spool.postgresql.intake import ROOM_BYTES, drafts_of, insert, new_draft, prepare, row_of
 from relay.spool.root.lock import take_lock
 from relay.spool.root.quarantine import OnCorrupt
 
+_Found = Message | Absent | Corrupt
 MISMATCH = "the content does not match its checksum"
-_BY_LETTER = {status.value.decode(): status for status in Status}
-_FACTS = "statuses, notes, is_held, is_warned, next_attempt_at_ns"
-_COLUMNS = f"queue_id, header, envelope, content, {_FACTS}"
-_LONG_HEAD = (
-    f"(SELECT substr(chunk.content, 1, {HEAD_BYTES}) FROM relay.chunk"
-    " WHERE chunk.queue_id = message.queue_id AND number = 0)"
-)
-_BARE = f"queue_id, header, envelope, NULL, {_FACTS}"
-"""The columns of a message without content."""
-_HEADS = f"{_BARE}, coalesce(substr(content, 1, {HEAD_BYTES}), {_LONG_HEAD})"
+_CHUNK = "(SELECT {} FROM relay.chunk WHERE chunk.queue_id = message.queue_id AND number = 0)"
+_ROW = "queue_id, header, envelope, statuses, notes, is_held, is_warned, next_attempt_at_ns, {}"
+_WITH_CONTENT = _ROW.format(_CHUNK.format("content"))
 _OURS = "owner = %(owner)s AND fence = %(fence)s AND corrupt IS NULL"
 _LAPSE: LiteralString = "UPDATE relay.owner SET until = clock_timestamp() WHERE identity = %(owner)s"
 _FOR_EVER = "1000 years"
-_FORGET: LiteralString = """
-    DELETE FROM relay.message WHERE queue_id IN (
-        SELECT queue_id FROM relay.message WHERE owner = %(owner)s AND corrupt IS NULL LIMIT 1000
-    )
-"""
 _END = "~"
 """Sorts after all ids."""
 _OTHERS = f"corrupt IS NULL AND ({_OURS}) IS NOT TRUE"
 _HOST = "coalesce((SELECT host FROM relay.owner WHERE identity = owner), '')"
 _OWN_BEFORE = "corrupt IS NULL AND owner = %(owner)s AND fence < %(fence)s"
-_FREE = (
+_CLAIMABLE = (
     f"corrupt IS NULL AND (owner IS NULL OR ({_OWN_BEFORE})"
     " OR owner IN (SELECT identity FROM relay.owner WHERE until < clock_timestamp() FOR UPDATE SKIP LOCKED))"
 )
+_OWN = """
+    INSERT INTO relay.owner VALUES (%(owner)s, %(host)s, 1, clock_timestamp() + %(lease)s)
+    ON CONFLICT (identity) DO UPDATE SET host = excluded.host, until = excluded.until,
+        fence = relay.owner.fence + 1 RETURNING fence
+"""
 _RENEW = (
     "UPDATE relay.owner SET until = clock_timestamp() + %(lease)s"
     " WHERE identity = %(owner)s AND fence = %(fence)s"
@@ -88,15 +82,79 @@ _STAYS = """
 """
 _CLAIM = f"""
     WITH free AS (
-        SELECT queue_id, coalesce(octet_length(content), {HEAD_BYTES}) AS size FROM relay.message
-        WHERE {{}} ORDER BY queue_id LIMIT %(most)s FOR UPDATE {{}}
+        SELECT queue_id AS id FROM relay.message WHERE {{}} ORDER BY queue_id LIMIT %(most)s FOR UPDATE {{}}
     ), page AS (
-        SELECT queue_id AS id, sum(size) OVER (ORDER BY queue_id) - size AS before FROM free
+        SELECT id, sum(octet_length(content)) OVER (
+            ORDER BY id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+        ) AS before FROM free LEFT JOIN relay.chunk ON queue_id = id AND number = 0
     )
     UPDATE relay.message SET owner = %(owner)s, fence = %(fence)s,
         is_held = is_held OR {_STAYS}, wish = CASE WHEN {_STAYS} THEN split_part(wish, ' ', 1) ELSE wish END
-    FROM page WHERE queue_id = id AND before < {PAGE_BYTES} RETURNING {_COLUMNS}, {_LONG_HEAD}
+    FROM page WHERE queue_id = id AND coalesce(before, 0) < {PAGE_BYTES} RETURNING {_WITH_CONTENT}
 """
+_READ = f"SELECT {_WITH_CONTENT} FROM relay.message WHERE queue_id = ANY(%(wanted)s) AND {_OURS}"
+_LOCK = f"""
+    SELECT {_ROW.format("NULL")}, {_OURS} FROM relay.message WHERE queue_id = ANY(%(wanted)s)
+    ORDER BY queue_id FOR UPDATE
+"""
+# A release cancels an earlier wish.
+_SETTLE = """
+    UPDATE relay.message SET statuses = %(statuses)s, is_warned = %(is_warned)s,
+        is_held = coalesce(%(is_held)s, is_held), notes = notes || %(notes)s,
+        next_attempt_at_ns = coalesce(%(next_ns)s, next_attempt_at_ns),
+        wish = CASE WHEN %(is_held)s IS FALSE THEN NULL ELSE wish END WHERE queue_id = %(id)s
+"""
+_LIST_OTHERS = f"""
+    SELECT {_ROW.format(_CHUNK.format(f"substr(content, 1, {HEAD_BYTES})"))}, {_HOST} FROM relay.message
+    WHERE {_OTHERS} AND queue_id >= %(first)s ORDER BY queue_id LIMIT %(most)s
+"""
+_ASK = f"""
+    WITH old AS (DELETE FROM relay.answer WHERE queue_id = ANY(%(wanted)s))
+    UPDATE relay.message SET wish = %(wish)s WHERE queue_id = ANY(%(wanted)s) AND {_OTHERS}
+    RETURNING queue_id, {_HOST}
+"""
+_ANSWERS = """
+    SELECT id, answer FROM unnest(%(wanted)s::text[]) AS id LEFT JOIN relay.answer ON queue_id = id
+    WHERE answer IS NOT NULL OR id IN (SELECT queue_id FROM relay.message WHERE queue_id = id)
+"""
+_WISHES = f"""
+    SELECT wish, array_agg(queue_id) FROM relay.message WHERE {_OURS} AND wish IS NOT NULL GROUP BY wish
+"""
+_ANSWER = f"""
+    WITH given AS (
+        SELECT * FROM unnest(%(wanted)s::text[], %(results)s::text[]) AS its (id, text)
+        WHERE NOT EXISTS (
+            SELECT FROM relay.message WHERE queue_id = id AND wish IS DISTINCT FROM %(wish)s)
+    ), over AS (
+        UPDATE relay.message SET wish = NULL FROM given WHERE queue_id = id AND wish = %(wish)s AND {_OURS}
+    )
+    INSERT INTO relay.answer (queue_id, answer) SELECT id, text FROM given
+    ON CONFLICT (queue_id) DO UPDATE SET answer = excluded.answer, at = excluded.at
+"""
+
+
+def decoded(row: Sequence[Any]) -> Message:
+    """Return the message of a `_ROW` with the beginning of its content, unchecked.  Raises Corrupt."""
+    queue_id, header, envelope, letters, raw_notes, is_held, is_warned, next_ns, chunk = row
+    facts, *lines = bytes(envelope).split(b"\n")
+    if len(letters) != len(lines) - 1:
+        raise Corrupt("the number of its statuses differs from the number of its recipients")
+    marked = [letter.encode() + line[1:] for letter, line in zip(letters, lines, strict=False)]
+    raw = b"\n".join([facts, *marked, b""])
+    message = message_file.decode(QueueId(queue_id), decode_header(bytes(header)), raw)
+    head = bytes(chunk or b"")[:HEAD_BYTES]
+    message = message._replace(is_held=is_held, is_warned=is_warned, next_attempt_at_ns=next_ns)
+    return message._replace(long_head=head).with_notes(notes.latest(bytes(raw_notes)))
+
+
+def whole(row: Sequence[Any]) -> Message:
+    """Return the message of a `_ROW` with its content, unless that is long.  Raises Corrupt."""
+    message, content = decoded(row), bytes(row[-1] or b"")
+    if message.shape.size_bytes > INLINE_BYTES:
+        return message
+    if checksum(content) != decode_header(bytes(row[1])).content_crc:
+        raise Corrupt(MISMATCH)
+    return message._replace(content=content, long_head=b"")
 
 
 class PostgresqlSpool:
@@ -121,26 +179,20 @@ class PostgresqlSpool:
         Raises SpoolBusy, OSError, ValueError, and Unavailable if the database cannot be asked.
         """
         prepare(root, disk)
-        self._drafts = drafts_of(root)
-        self._stored = partial(stored, root=root, disk=disk, clock=clock)
-        self._disk, self._on_corrupt = disk, on_corrupt
+        self._root, self._disk, self._clock, self._on_corrupt = root, disk, clock, on_corrupt
         self._connection = LastingConnection(database)
-        self._lock_fd: int | None = take_lock(root, disk, IN_A_DATABASE)
-        self._who: dict[str, Any] = {}
-        self._is_source, self._outlives = home == root, home not in ("", root)
-        self._free = _OWN_BEFORE if self._outlives else _FREE
+        self._lock = contextlib.ExitStack()
+        self._lock.callback(disk.close, take_lock(root, disk, IN_A_DATABASE))
+        self._owner: dict[str, Any] = {}
+        self._is_conversion_source, self._keeps_lease = home == root, home not in ("", root)
+        self._claimable = _OWN_BEFORE if self._keeps_lease else _CLAIMABLE
         self._after = _END
         try:
-            lease = _FOR_EVER if self._outlives else f"{lease_seconds} seconds"
-            self._who |= {"owner": identity(home or root, disk), "host": host, "fence": 0, "lease": lease}
-            with asking(self._connection) as connection:
-                (self._who["fence"],) = one(
-                    connection,
-                    "INSERT INTO relay.owner VALUES (%(owner)s, %(host)s, 1, clock_timestamp() + %(lease)s)"
-                    " ON CONFLICT (identity) DO UPDATE SET host = excluded.host, until = excluded.until,"
-                    " fence = relay.owner.fence + 1 RETURNING fence",
-                    self._who,
-                )
+            lease = _FOR_EVER if self._keeps_lease else f"{lease_seconds} seconds"
+            self._owner |= {"owner": identity(home or root, disk), "host": host, "fence": 0, "lease": lease}
+            with self._connection.begin():
+                # Known before COMMIT, so that `close` ends the lease also if its reply is lost.
+                ((self._owner["fence"],),) = self._rows(_OWN)
         except BaseException:
             self.close()
             raise
@@ -148,50 +200,43 @@ class PostgresqlSpool:
     def claim(self, most: int) -> list[Message]:
         # If this call fails, its claim may be committed: then the next call returns all that is ours.
         after, self._after = self._after, ""
-        which, skips = self._free, "SKIP LOCKED"
+        which, skips = self._claimable, "SKIP LOCKED"
         if after != _END:
             which, skips = f"({which} OR ({_OURS} AND queue_id > %(after)s))", ""
-        with asking(self._connection) as connection:
-            self._renew(connection)
-            if self._is_source:
-                self._refuse_others(connection)
-            values = self._who | {"most": most, "after": after}
-            rows = sorted(connection.execute(_CLAIM.format(which, skips), values).fetchall())
-            messages = [self._decoded(connection, row) for row in rows]
+        with self._connection.begin():
+            self._renew()
+            if self._is_conversion_source:
+                self._refuse_others()
+            rows = sorted(self._rows(_CLAIM.format(which, skips), most=most, after=after))
+            messages = [self._decoded(row, whole) for row in rows]
         self._after = rows[-1][0] if rows and after != _END else _END
         return [each for each in messages if isinstance(each, Message)]
 
     def read(self, queue_ids: Sequence[QueueId]) -> list[Message | Absent | Corrupt | Unavailable]:
         try:
-            with asking(self._connection) as connection:
+            with self._connection.begin():
                 # Renew once half the lease is over: the other half covers the longest transaction.
-                is_old = "until < clock_timestamp() + %(lease)s::interval / 2"
-                connection.execute(f"{_RENEW} AND {is_old}".encode(), self._who)
-                found = self._read(connection, queue_ids)
+                self._rows(f"{_RENEW} AND until < clock_timestamp() + %(lease)s::interval / 2")
+                rows = self._rows(_READ, wanted=list(queue_ids))
+                found = {row[0]: self._decoded(row, whole) for row in rows}
         except Unavailable as trouble:
             return [trouble] * len(queue_ids)
         return [found.get(each) or Absent(each) for each in queue_ids]
 
     def content(self, queue_id: QueueId) -> Iterator[bytes]:
         """As in Spool, for the message of any host: the sender has just read it as its own."""
-        with asking(self._connection) as connection:
-            message = self._read(connection, [queue_id], "corrupt IS NULL").get(queue_id) or Absent(queue_id)
-        if not isinstance(message, Message):
-            raise message
-        if message.content is not None:
-            yield message.content
-            return
-        checksums: list[int] = []
-        for crc, _ in self._chunks(message):
-            checksums.append(crc)
+        checksums = [0]
+        while chunk := self._chunk(queue_id, len(checksums) - 1):
+            checksums.append(checksum(chunk, checksums[-1]))
             yield b""
-        headers = self._rows("SELECT header FROM relay.message WHERE queue_id = %(id)s", id=queue_id)
-        if not headers:
+        select = "SELECT header FROM relay.message WHERE queue_id = %(id)s AND corrupt IS NULL"
+        if not (rows := self._rows(select, id=queue_id)):
             raise Absent(queue_id)
-        if checksums[-1] != decode_header(bytes(headers[0][0])).content_crc:
+        if checksums[-1] != decode_header(bytes(rows[0][0])).content_crc:
             self._damaged(queue_id)
-        for expected, (crc, chunk) in zip(checksums, self._chunks(message), strict=True):
-            if crc != expected:
+        for number, (before, after) in enumerate(itertools.pairwise(checksums)):
+            chunk = self._chunk(queue_id, number)
+            if checksum(chunk, before) != after:
                 self._damaged(queue_id)
             yield chunk
 
@@ -207,248 +252,167 @@ class PostgresqlSpool:
             return [trouble] * len(settlements)
 
     def adopt(self, adopted: Sequence[Adopted]) -> None:
-        with asking(self._connection) as connection:
+        owner = self._owner["owner"], self._owner["fence"]
+        with self._connection.begin():
             for each in adopted:
-                message = each.message
-                with self._stored(message.queue_id, message.envelope, each.content) as row:
-                    insert(connection, row, self._who)
+                self._insert(each.message.queue_id, each.message.envelope, each.content, *owner)
         for failure in self.settle([adopting_settlement(each.message) for each in adopted]):
             if failure is not None:
                 raise failure
 
     def look(self) -> SpoolCounts:
-        with asking(self._connection) as connection:
-            self._renew(connection)
-            aside, unclaimed = one(
-                connection,
-                f"SELECT count(*) FILTER (WHERE corrupt IS NOT NULL), count(*) FILTER (WHERE {self._free})"
-                " FROM relay.message",
-                self._who,
+        with self._connection.begin():
+            self._renew()
+            ((aside, unclaimed),) = self._rows(
+                "SELECT count(*) FILTER (WHERE corrupt IS NOT NULL),"
+                f" count(*) FILTER (WHERE {self._claimable}) FROM relay.message"
             )
-            return SpoolCounts(2 * ROOM_BYTES, None, aside, unclaimed)
+        return SpoolCounts(2 * ROOM_BYTES, None, aside, unclaimed)
 
     def set_aside(self, most: int) -> list[SetAside]:
         rows = self._rows(
-            "SELECT queue_id, coalesce(octet_length(content), 0), corrupt FROM relay.message"
-            " WHERE corrupt IS NOT NULL ORDER BY queue_id LIMIT %(most)s",
+            f"SELECT queue_id, coalesce({_CHUNK.format('octet_length(content)')}, 0), corrupt"
+            " FROM relay.message WHERE corrupt IS NOT NULL ORDER BY queue_id LIMIT %(most)s",
             most=most,
         )
         return [SetAside(queue_id, size, 0, "", 0, why) for queue_id, size, why in rows]
 
     def tidy(self) -> int:
-        self._rows("DELETE FROM relay.answer WHERE at < clock_timestamp() - interval '1 hour' RETURNING 1")
+        self._rows("DELETE FROM relay.answer WHERE at < clock_timestamp() - interval '1 hour'")
         with kernel_errors("tidy"):
-            return remove_abandoned(self._disk, self._drafts)
+            return remove_abandoned(self._disk, drafts_of(self._root))
 
     def others(self, first: str, most: int) -> list[tuple[Message, str]]:
-        with asking(self._connection) as connection:
-            rows = connection.execute(
-                f"SELECT {_HEADS}, {_HOST} FROM relay.message WHERE {_OTHERS} AND queue_id >= %(first)s"
-                " ORDER BY queue_id LIMIT %(most)s",
-                self._who | {"first": first, "most": most},
-            ).fetchall()
-            return [
-                (message, row[-1])
-                for row in rows
-                if isinstance(message := self._decoded(connection, row[:-1]), Message)
-            ]
+        with self._connection.begin():
+            rows = self._rows(_LIST_OTHERS, first=first, most=most)
+            found = [(self._decoded(row, decoded), host) for *row, host in rows]
+        return [(message, host) for message, host in found if isinstance(message, Message)]
 
     def ask(self, queue_ids: Sequence[QueueId], wish: str) -> dict[QueueId, str]:
-        return dict(
-            self._rows(
-                "WITH old AS (DELETE FROM relay.answer WHERE queue_id = ANY(%(wanted)s))"
-                " UPDATE relay.message SET wish = %(wish)s WHERE queue_id = ANY(%(wanted)s)"
-                f" AND {_OTHERS} RETURNING queue_id, {_HOST}",
-                wanted=list(queue_ids),
-                wish=wish,
-            )
-        )
+        return dict(self._rows(_ASK, wanted=list(queue_ids), wish=wish))
 
     def answers(self, queue_ids: Sequence[QueueId]) -> dict[QueueId, str | None]:
-        return dict(
-            self._rows(
-                "SELECT id, answer FROM unnest(%(wanted)s::text[]) AS id"
-                " LEFT JOIN relay.answer ON queue_id = id"
-                " WHERE answer IS NOT NULL OR id IN (SELECT queue_id FROM relay.message WHERE queue_id = id)",
-                wanted=list(queue_ids),
-            )
-        )
+        return dict(self._rows(_ANSWERS, wanted=list(queue_ids)))
 
     def wishes(self) -> dict[str, list[QueueId]]:
-        where = f"{_OURS} AND wish IS NOT NULL"
-        statement = f"SELECT wish, array_agg(queue_id) FROM relay.message WHERE {where} GROUP BY wish"
-        return dict(self._rows(statement))
+        return dict(self._rows(_WISHES))
 
     def answer(self, wish: str, results: Mapping[QueueId, str]) -> None:
-        self._rows(
-            "WITH given AS (SELECT * FROM unnest(%(wanted)s::text[], %(results)s::text[]) AS its (id, text)"
-            " WHERE NOT EXISTS (SELECT FROM relay.message"
-            " WHERE queue_id = id AND wish IS DISTINCT FROM %(wish)s)),"
-            " over AS (UPDATE relay.message SET wish = NULL FROM given"
-            f" WHERE queue_id = id AND wish = %(wish)s AND {_OURS})"
-            " INSERT INTO relay.answer (queue_id, answer) SELECT id, text FROM given"
-            " ON CONFLICT (queue_id) DO UPDATE SET answer = excluded.answer, at = excluded.at RETURNING 1",
-            wanted=list(results),
-            results=list(results.values()),
-            wish=wish,
-        )
+        self._rows(_ANSWER, wanted=list(results), results=list(results.values()), wish=wish)
 
-    def leave(self) -> None:
-        with asking(self._connection) as connection:
-            self._renew(connection, _FOR_EVER)
-        self._outlives = True
+    def keep_claims(self) -> None:
+        self._owner["lease"] = _FOR_EVER
+        self._renew()
+        self._keeps_lease = True
 
     def close(self) -> None:
-        """End the lease, unless after `leave` or of a copy: any host may take the claims at once."""
-        if self._who.get("fence") and not self._outlives:
-            with contextlib.suppress(Full, Unavailable), asking(self._connection) as connection:
-                connection.execute(f"{_LAPSE} AND fence = %(fence)s", self._who)
+        """End the lease, unless after `keep_claims` or of a copy: any host may take the claims at once."""
+        if self._owner.get("fence") and not self._keeps_lease:
+            with contextlib.suppress(Unavailable):
+                self._rows(f"{_LAPSE} AND fence = %(fence)s")
         self._connection.close()
-        if self._lock_fd is not None:
-            self._disk.close(self._lock_fd)
-            self._lock_fd = None
+        self._lock.close()
 
     def _settle(self, settlements: Sequence[Settlement]) -> list[Failure | None]:
-        with asking(self._connection) as connection:
-            self._renew(connection)
-            wanted = [each.queue_id for each in settlements]
-            rows = connection.execute(
-                f"SELECT {_BARE}, {_OURS} FROM relay.message WHERE queue_id = ANY(%(wanted)s)"
-                " ORDER BY queue_id FOR UPDATE",
-                self._who | {"wanted": wanted},
-            ).fetchall()
-            there = {row[0]: MessageRow(*row[:-1]) if row[-1] else None for row in rows}
-            return [self._settle_one(connection, each, there) for each in settlements]
+        with self._connection.begin():
+            self._renew()
+            there: dict[str, _Found] = {
+                row[0]: self._decoded(row, decoded) if is_ours else Absent(row[0])
+                for *row, is_ours in self._rows(_LOCK, wanted=[each.queue_id for each in settlements])
+            }
+            return [self._settle_one(each, there) for each in settlements]
 
-    def _settle_one(
-        self, connection: Connection, each: Settlement, there: Mapping[str, MessageRow | None]
-    ) -> Failure | None:
-        if (row := there.get(each.queue_id)) is None:
+    def _settle_one(self, each: Settlement, there: dict[str, _Found]) -> Failure | None:
+        if (found := there.get(each.queue_id)) is None:
             # A repeated end is done.
-            return None if each.ends and each.queue_id not in there else Absent(each.queue_id)
+            return None if each.ends else Absent(each.queue_id)
+        if not isinstance(found, Message):
+            return found
         try:
-            self._write(connection, each, row)
+            there[each.queue_id] = self._write(each, found)
         except Corrupt as fault:
-            self._set_aside(connection, each.queue_id, str(fault))
+            self._set_aside(each.queue_id, str(fault))
             return fault
         return None
 
-    def _write(self, connection: Connection, each: Settlement, row: MessageRow) -> None:
-        letters = list(row.statuses)
+    def _write(self, each: Settlement, message: Message) -> Message:
         # Without marks the envelope may be empty: an operator's hold or release reads no recipients.
-        if each.marks and decoded(row).envelope.recipients != each.envelope.recipients:
-            raise Corrupt("its recipients are not those that it was read with")
+        if each.marks and message.envelope.recipients != each.envelope.recipients:
+            raise Corrupt("its recipients changed since it was read")
         for index, status in each.marks.items():
-            before = _BY_LETTER[letters[index].upper()]
-            if before not in (Status.TODO, status):
-                raise Corrupt(f"recipient {index} is {before.name} already, and not {status.name}")
-            letters[index] = letters[index] if before is status else status.value.decode()
-        is_told = bool(each.told) and all(letters[index].islower() for index in each.told)
-        if each.report is not None and not is_told and not (each.is_warned and row.is_warned):
-            report = each.report
-            with self._stored(report.queue_id, report.envelope, [report.content]) as new:
-                insert(connection, new)
-        for index in each.told:
-            letters[index] = letters[index].lower()
-        if each.ends:
-            if Status.TODO.value.decode() in letters:
-                raise AssertionError(f"{each.queue_id} is to be removed with recipients to do")
-            connection.execute("DELETE FROM relay.message WHERE queue_id = %s", (row.queue_id,))
-            return
-        row.statuses, row.is_warned = "".join(letters), row.is_warned or each.is_warned
-        # A release cancels an earlier wish.
-        facts = (
-            row.statuses,
-            row.is_warned,
-            each.is_held,
-            each.next_attempt_at_ns or None,
-            each.is_held is False,
-        )
-        connection.execute(
-            "UPDATE relay.message SET statuses = %s, is_warned = %s, is_held = coalesce(%s, is_held),"
-            " next_attempt_at_ns = coalesce(%s, next_attempt_at_ns), wish = CASE WHEN %s THEN NULL ELSE wish"
-            " END, notes = notes || %s WHERE queue_id = %s",
-            (*facts, notes.encode(each.notes) if each.notes else b"", row.queue_id),
-        )
+            if (before := message.statuses[index]) not in (Status.TODO, status):
+                raise Corrupt(f"recipient {index} is already {before.name} and cannot become {status.name}")
+        is_told = bool(each.told) and message.told.issuperset(each.told)
+        if each.report is not None and not is_told and not (each.is_warned and message.is_warned):
+            self._insert(each.report.queue_id, each.report.envelope, [each.report.content])
+        is_warned = message.is_warned or each.is_warned
+        message = message.after(each.marks)._replace(told=message.told.union(each.told), is_warned=is_warned)
+        if not each.ends:
+            marks = [mark_of(status, is_told=i in message.told) for i, status in enumerate(message.statuses)]
+            self._rows(
+                _SETTLE,
+                id=each.queue_id,
+                statuses=b"".join(marks).decode(),
+                is_warned=is_warned,
+                is_held=each.is_held,
+                next_ns=each.next_attempt_at_ns or None,
+                notes=notes.encode(each.notes) if each.notes else b"",
+            )
+        elif message.left:
+            raise AssertionError(f"{each.queue_id} cannot be removed: some recipients are not finished")
+        else:
+            self._rows("DELETE FROM relay.message WHERE queue_id = %(id)s", id=each.queue_id)
+        return message
 
-    def _read(
-        self, connection: Connection, queue_ids: Iterable[str], whose: str = _OURS
-    ) -> dict[str, Message | Corrupt]:
-        rows = connection.execute(
-            f"SELECT {_COLUMNS}, {_LONG_HEAD} FROM relay.message"
-            f" WHERE queue_id = ANY(%(wanted)s) AND {whose}",
-            self._who | {"wanted": list(queue_ids)},
-        ).fetchall()
-        return {row[0]: self._decoded(connection, row) for row in rows}
-
-    def _decoded(self, connection: Connection, row: Sequence[Any]) -> Message | Corrupt:
+    def _insert(self, queue_id: QueueId, envelope: Envelope, content: Iterable[bytes], *owner: Any) -> None:
+        """Insert a report or an adopted message.  Raises Full, Unavailable, and errors of `content`."""
+        draft = new_draft(self._root, self._disk, queue_id)
         try:
-            message = decoded(MessageRow(*row[:-1]))
-        except Corrupt as fault:
-            self._set_aside(connection, row[0], str(fault))
-            return fault
-        return message if message.content is not None else message._replace(long_head=bytes(row[-1] or b""))
+            with kernel_errors("message"), self._connection.begin() as connection:
+                draft.fill(content)
+                insert(connection, row_of(draft, envelope, self._disk, self._clock), *owner)
+        finally:
+            draft.discard()
 
-    def _chunks(self, message: Message) -> Iterator[tuple[int, bytes]]:
-        """Yield each chunk with the checksum of the content up to the chunk's end."""
-        crc = 0
-        for number in range(-(-message.shape.size_bytes // INLINE_BYTES)):
-            statement = "SELECT content FROM relay.chunk WHERE queue_id = %(id)s AND number = %(number)s"
-            rows = self._rows(statement, id=message.queue_id, number=number)
-            chunk = bytes(rows[0][0]) if rows else b""
-            crc = checksum(chunk, crc)
-            yield crc, chunk
+    def _decoded(self, row: Sequence[Any], decode: Callable[[Sequence[Any]], Message]) -> Message | Corrupt:
+        try:
+            return decode(row)
+        except Corrupt as fault:
+            self._set_aside(row[0], str(fault))
+            return fault
+
+    def _chunk(self, queue_id: QueueId, number: int) -> bytes:
+        """Return a chunk of the content, empty if there is none."""
+        statement = "SELECT content FROM relay.chunk WHERE queue_id = %(id)s AND number = %(number)s"
+        rows = self._rows(statement, id=queue_id, number=number)
+        return bytes(rows[0][0]) if rows else b""
 
     def _damaged(self, queue_id: QueueId) -> NoReturn:
-        with asking(self._connection) as connection:
-            self._set_aside(connection, queue_id, MISMATCH)
+        self._set_aside(queue_id, MISMATCH)
         raise Corrupt(MISMATCH)
 
-    def _set_aside(self, connection: Connection, queue_id: str, why: str) -> None:
-        connection.execute("UPDATE relay.message SET corrupt = %s WHERE queue_id = %s", (why, queue_id))
+    def _set_aside(self, queue_id: str, why: str) -> None:
+        self._rows("UPDATE relay.message SET corrupt = %(why)s WHERE queue_id = %(id)s", id=queue_id, why=why)
         self._on_corrupt(queue_id, why)
 
-    def _renew(self, connection: Connection, lease: str = "") -> None:
-        values = self._who | {"lease": lease or self._who["lease"]}
-        if connection.execute(_RENEW + " RETURNING 1", values).fetchone() is None:
+    def _renew(self) -> None:
+        if not self._rows(f"{_RENEW} RETURNING 1"):
             raise Unavailable("another relay owns this host's messages: is its folder a copy?")
 
-    def _refuse_others(self, connection: Connection) -> None:
-        (hosts,) = one(
-            connection,
+    def _refuse_others(self) -> None:
+        ((hosts,),) = self._rows(
             "SELECT string_agg(host, ', ') FROM relay.owner"
-            " WHERE until > clock_timestamp() AND identity <> %(owner)s",
-            self._who,
+            " WHERE until > clock_timestamp() AND identity <> %(owner)s"
         )
         if hosts is not None:
-            raise SpoolBusy(f"its mail may be on its way from {hosts}: stop that, or wait for its lease")
+            what = "stop the relay there, or wait until its lease is over"
+            raise SpoolBusy(f"{hosts} may be sending mail of this queue: {what}")
 
     def _rows(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
-        with asking(self._connection) as connection:
-            return connection.execute(statement.encode(), self._who | values).fetchall()
-
-
-def decoded(row: MessageRow) -> Message:
-    """Return the stored message, without long content.  Raises Corrupt."""
-    header = decode_header(bytes(row.header))
-    facts, *lines = bytes(row.envelope).split(b"\n")
-    if len(row.statuses) != len(lines) - 1:
-        raise Corrupt("it has not one status for each recipient")
-    marked = [letter.encode() + line[1:] for letter, line in zip(row.statuses, lines, strict=False)]
-    message = message_file.decode(QueueId(row.queue_id), header, b"\n".join([facts, *marked, b""]))
-    content = None if row.content is None else bytes(row.content)
-    if content is not None and (len(content), checksum(content)) != (
-        header.content_bytes,
-        header.content_crc,
-    ):
-        raise Corrupt(MISMATCH)
-    message = message._replace(
-        is_held=row.is_held,
-        is_warned=row.is_warned,
-        next_attempt_at_ns=row.next_attempt_at_ns,
-        content=content,
-    )
-    return message.with_notes(notes.latest(bytes(row.notes)))
+        """Execute a statement, in a transaction of its own unless one is begun; return its rows."""
+        with self._connection.begin() as connection:
+            cursor = connection.execute(statement.encode(), self._owner | values)
+            return cursor.fetchall() if cursor.description else []
 
 
 def _relayed_of(each: Settlement) -> Settlement:
@@ -456,19 +420,18 @@ def _relayed_of(each: Settlement) -> Settlement:
     return Settlement(each.queue_id, each.envelope, marks)
 
 
-def forget(root: str, disk: Disk, *, database: Database) -> None:
-    """Remove this host's messages, left by a conversion, 1000 a transaction; then as `let_go`."""
-    who, removed = {"owner": identity(root, disk)}, 1
-    with contextlib.closing(LastingConnection(database)) as lasting:
-        while removed:
-            with asking(lasting) as connection:
-                removed = connection.execute(_FORGET, who).rowcount
-    let_go(root, disk, database=database)
+def remove_leftovers(root: str, disk: Disk, *, database: Database) -> None:
+    """Remove this host's messages, which a conversion left, and release its claims."""
+    with once(database) as connection:
+        connection.execute("SET LOCAL statement_timeout = 0")  # however many messages there are
+        who = {"owner": identity(root, disk)}
+        connection.execute("DELETE FROM relay.message WHERE owner = %(owner)s AND corrupt IS NULL", who)
+        connection.execute(_LAPSE, who)
 
 
-def let_go(root: str, disk: Disk, *, database: Database) -> None:
+def release_claims(root: str, disk: Disk, *, database: Database) -> None:
     """End the lease of this folder's host: any host may take its claims.  Raises Full and Unavailable."""
-    with contextlib.closing(LastingConnection(database)) as lasting, asking(lasting) as connection:
+    with once(database) as connection:
         connection.execute(_LAPSE, {"owner": identity(root, disk)})
 
 

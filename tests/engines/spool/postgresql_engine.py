@@ -45,12 +45,9 @@ class PostgresqlEngine(OneSpool):
 
     def damage(self, queue_id: QueueId) -> None:
         with once(self.database) as connection:
-            for table, where in ("message", "content IS NOT NULL"), ("chunk", "number = 1"):
-                which = f"{table} WHERE queue_id = %s AND {where}"
-                for (content,) in connection.execute(
-                    f"SELECT content FROM relay.{which}".encode(), (queue_id,)
-                ):
-                    changed = bytearray(content)
-                    changed[len(changed) // 2] ^= 1
-                    update = f"UPDATE relay.{table} SET content = %s WHERE queue_id = %s AND {where}"
-                    connection.execute(update.encode(), (bytes(changed), queue_id))
+            last = "SELECT number, content FROM relay.chunk WHERE queue_id = %s ORDER BY number DESC LIMIT 1"
+            for number, content in connection.execute(last, (queue_id,)).fetchall():
+                changed = bytearray(content)
+                changed[len(changed) // 2] ^= 1
+                update = "UPDATE relay.chunk SET content = %s WHERE queue_id = %s AND number = %s"
+                connection.execute(update, (bytes(changed), queue_id, number))

@@ -5,6 +5,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from relay.spool.database.connection import Database, once
 from relay.spool.postgresql import IN_A_DATABASE
 from tests.fakes.certificates import make_certificates
 from tests.fakes.postgresql import Server
@@ -38,7 +39,7 @@ def test_init_lets_the_policys_role_only_use_the_tables(server: Server, url: str
     assert "no tables of the relay" in run("database", "check").err
     assert run("database", "init").code == 75
     assert run("database", "init", "--as", url).code == 0
-    assert "it has the schema `relay` already" in run("database", "init", "--as", url).err
+    assert 'schema "relay" already exists' in run("database", "init", "--as", url).err
 
     code, out, _ = run("database", "check")
     assert code == 0
@@ -50,16 +51,14 @@ def test_init_lets_the_policys_role_only_use_the_tables(server: Server, url: str
 @pytest.mark.parametrize(
     ("statement", "words"),
     [
-        ("ALTER ROLE relay SET synchronous_commit = off", "synchronous_commit is off: set it to on"),
-        ("ALTER ROLE relay SET synchronous_commit = local", "synchronous_commit is local"),
-        ("ALTER ROLE relay SET default_transaction_read_only = on", "it is read-only"),
+        ("ALTER ROLE relay SET default_transaction_read_only = on", "session is read-only"),
         (
             "UPDATE relay.schema_version SET version = 2",
-            "of version 2, this relay knows 1: this relay is older",
+            "version 2, this relay needs 1: install the relay that made them",
         ),
         (
             "UPDATE relay.schema_version SET version = 0",
-            "of version 0, this relay knows 1: relay database upg",
+            "version 0, this relay needs 1: install the relay that made them",
         ),
         ("ALTER SYSTEM SET fsync = off", "fsync is off"),
         ("REVOKE USAGE ON SCHEMA relay FROM relay", "permission denied for schema relay"),
@@ -84,10 +83,24 @@ def test_check_refuses_a_database_that_a_relay_cannot_rely_on(
 
 def test_upgrade_keeps_tables_of_this_version_and_refuses_newer(server: Server, url: str, run: Run) -> None:
     run("database", "init", "--as", url)
-    assert "of version 1, and are of version 1" in run("database", "upgrade", "--as", url).out
+    assert "had version 1, and have version 1" in run("database", "upgrade", "--as", url).out
     assert "permission denied" in run("database", "upgrade").err
     server.execute("UPDATE relay.schema_version SET version = 2", database="mail")
-    assert "of version 2, and this relay knows 1" in run("database", "upgrade", "--as", url).err
+    assert "have version 2, this relay supports up to 1" in run("database", "upgrade", "--as", url).err
+
+
+@pytest.mark.parametrize("weak", ["off", "local"])
+def test_a_commit_is_durable_whatever_the_role_or_the_environment_says(
+    server: Server, url: str, run: Run, monkeypatch: pytest.MonkeyPatch, weak: str
+) -> None:
+    run("database", "init", "--as", url)
+    server.execute(f"ALTER ROLE relay SET synchronous_commit = {weak}")
+    monkeypatch.setenv("PGOPTIONS", f"-c synchronous_commit={weak}")
+    try:
+        with once(Database(url.replace("postgres@", "relay@"))) as connection:
+            assert connection.execute("SHOW synchronous_commit").fetchall() == [("on",)]
+    finally:
+        server.execute("ALTER ROLE relay RESET ALL")
 
 
 def test_tls_is_verified_and_no_password_is_shown(
@@ -142,5 +155,5 @@ def test_an_unreachable_database_is_reported_in_one_line_and_exits_75(
     code, _, err = run(*command)
 
     assert (code, err.count("\n")) == (75, 1)
-    assert "cannot connect: " in err
+    assert "connection failed: " in err
     assert "disk" not in err

@@ -28,7 +28,7 @@ Returned = TypeVar("Returned")
 Act = Callable[[Verb, Sequence[QueueId], Sequence[QueueState]], Awaitable[Results]]
 
 
-class Elsewhere:
+class OtherHosts:
     def __init__(self, spool_thread: SpoolThread, clock: Clock) -> None:
         self._spool_thread, self._clock = spool_thread, clock
 
@@ -47,11 +47,9 @@ class Elsewhere:
         return None
 
     async def act(self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState]) -> Results:
-        """Have the owners act.  A message that is not elsewhere has no result."""
+        """Have the owners act.  A message that no other host has gets no result."""
         try:
-            hosts: Mapping[QueueId, str] = await self._asked(
-                lambda spool: spool.ask(queue_ids, " ".join((verb, *states)))
-            )
+            hosts = await self._asked(lambda spool: spool.ask(queue_ids, " ".join((verb, *states))))
             answers: Mapping[QueueId, str | None] = {}
             for _ in range(int(ANSWER_SECONDS / LOOK_SECONDS * 4)):
                 if all(answers.get(each) for each in hosts):
@@ -63,7 +61,7 @@ class Elsewhere:
         # A message that ended without an answer was relayed.
         results = dict.fromkeys(hosts, ABSENT)
         for each, answer in answers.items():
-            results[each] = answer or f"left to {hosts[each] or 'the next host'}, which has not answered yet"
+            results[each] = answer or f"requested from {hosts[each] or 'the next host'}; no answer yet"
         return results
 
     async def serve(self, act: Act) -> None:
@@ -73,7 +71,7 @@ class Elsewhere:
             try:
                 for wish, queue_ids in (await self._asked(lambda spool: spool.wishes())).items():
                     verb, *states = wish.split()
-                    results: Results = dict.fromkeys(queue_ids, f"it does not know {wish}")
+                    results: Results = dict.fromkeys(queue_ids, f"that host does not know the command {wish}")
                     if verb in VERBS and {*states} <= {*QueueState}:
                         results = await act(verb, queue_ids, [QueueState(each) for each in states])
                     # The wishes without a final result stay, and are read again.
