@@ -13,8 +13,8 @@ Guarantees:
 - no call looks at more than `SLICE` messages, except a copy of the list of all, and `counts`.
 
 An upstream that proves itself while its mail goes elsewhere gets one message at a time, as the probe: the
-oldest that may go there, or one that just came or came back.  A probe that is refused goes back to the front
-of its sender's others.
+oldest that may go there, or one that just came or came back.  A probe that is refused, or waits for a key,
+goes back to the front of its sender's others.
 """
 
 from collections import Counter, deque
@@ -366,7 +366,7 @@ class Queues:
             return Choice(part.upstream, Because.UNKNOWN, part.choice.instead_of, part.past.unknown_until_ns)
         route = self._route(part)
         choice = self.choice_of(route, now_ns)
-        stays = self._stays(part, route, choice)
+        stays = self._stays(part, route, choice, now_ns)
         is_late = (spills_ns := _spills_ns(part, route)) is not None and now_ns >= spills_ns
         to = next_listed(route, part.upstream, self._availabilities) if is_late else None
         if to is not None and (stays or part.upstream == choice.upstream):
@@ -386,11 +386,13 @@ class Queues:
             return choice._replace(because=Because.UNFIT, instead_of=preferred)
         return choice
 
-    def _stays(self, part: Queued, route: Route, choice: Choice) -> bool:
+    def _stays(self, part: Queued, route: Route, choice: Choice, now_ns: int) -> bool:
         """Return whether a part still has a reason to stand elsewhere than its route says."""
         if part.choice.because is Because.PROBE and part.upstream in self._proving:
-            is_to_go = part.state in (State.WAITING, State.ACTIVE)
-            return is_to_go and is_better(route, part.upstream, choice.upstream, self._availabilities)
+            # A message that waits for a key proves nothing; it goes back, and another one probes.
+            if part.state not in (State.WAITING, State.ACTIVE) or self.line_of(part).closed_for(part, now_ns):
+                return False
+            return is_better(route, part.upstream, choice.upstream, self._availabilities)
         was_spilled = part.choice.because is Because.SPILL and part.choice.instead_of == choice.upstream
         may_spill = route.spill_after_ns is not None and part.upstream in route.upstreams
         return was_spilled and may_spill and self._availabilities.get(part.upstream, GONE).is_usable

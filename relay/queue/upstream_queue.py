@@ -338,7 +338,7 @@ class UpstreamQueue:
         if isinstance(key := message.spot, _ClosedKey):
             is_first = key.first() is message
             key.discard(message)
-            if is_first:
+            if is_first and key:
                 # The message behind it may need less room.
                 self._open(key)
         message.spot = None

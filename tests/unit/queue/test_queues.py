@@ -350,8 +350,8 @@ DOWN, A_B = Availability(down_since_ns=0), Route(("a", "b"), 15)
 
 
 def failed_over(*numbers: int, sender: str = "") -> Queues:
-    """Return a queue whose mail goes by b, because a is down."""
-    queue = Queues()
+    """Return a queue whose mail goes by b, because a is down; each sender is a key."""
+    queue = Queues(lambda part: [part.sender])
     queue.use(("a", "b"), (A_B,))
     queue.set_availability("a", DOWN)
     for number in numbers:
@@ -433,6 +433,19 @@ def test_the_oldest_message_elsewhere_probes_if_the_first_candidate_proves_nothi
     line.give_back(probe, NO_REASON)
     settle(queue, 31 + PROBE_SOUGHT_NS)
     assert line.take(9, 31 + PROBE_SOUGHT_NS) == [probe], "one at a time"
+
+
+def test_a_probe_that_waits_for_a_key_gives_way_to_a_message_of_another_sender() -> None:
+    queue = failed_over(1, 2)
+    prove(queue, 30)
+    (first,) = queue.line("a").take(9, 30)
+    queue.line("a").wait([ThrottledMessage(first, 10**12, first.sender, WaitReason("no room"))])
+    settle(queue, 30)
+    assert first.upstream == "b"
+    settle(queue, 30 + PROBE_SOUGHT_NS)
+    (second,) = queue.line("a").take(9, 30 + PROBE_SOUGHT_NS)
+    assert (first.sender, second.sender) == ("s1@x", "s2@x")
+    assert second.choice.because is Because.PROBE
 
 
 def test_a_message_of_unknown_outcome_probes_only_after_its_deadline() -> None:
