@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from relay.mail.envelope import QueueId
 from relay.queue.lanes import DEFAULT_LANE, Arrangement, Lane
-from relay.queue.queued import NO_REASON, Past, Queued, RecipientsLeft, State, WaitReason, origin_of
+from relay.queue.queued import NO_REASON, Past, Queued, State, WaitReason, origin_of
 from relay.queue.queues import PROBE_SOUGHT_NS, Queues
 from relay.queue.routes import Availability, Because, Choice, Part, Route, choose, next_listed
 from relay.queue.upstream_queue import AT_ONCE_NS, ThrottledMessage
@@ -117,7 +117,7 @@ class AnyQueue(RuleBasedStateMachine):
                 line, waits = self.queue.line(name), list[ThrottledMessage]()
                 for part, answer in zip(line.take(may_take, self.now_ns), answers, strict=False):
                     assert part not in self.active
-                    assert part.reason == "", "it waits for nothing any more"
+                    assert part.why is NO_REASON, "it waits for nothing any more"
                     if answer == "goes":
                         line.granted(part, 1)
                         self.active[part] = name
@@ -142,22 +142,25 @@ class AnyQueue(RuleBasedStateMachine):
             case "back":
                 line.give_back(part, NO_REASON)
             case "again":
-                line.again(part, NO_REASON)
+                line.put_back(part, State.WAITING, ready_at_ns=self.now_ns)
             case _:
                 if fate == "unknown":
                     self.queue.stay_unknown(part, self.now_ns + 30)
-                line.postpone(part, self.now_ns + 5, NO_REASON)
+                line.put_back(part, State.DEFERRED, due_at_ns=self.now_ns + 5)
 
     @precondition(lambda self: self.left)
     @rule(which=st.integers(0), is_released=st.booleans())
     def is_held_by_hand(self, which: int, *, is_released: bool) -> None:
         queue_id = list(self.left)[which % len(self.left)]
         if before := self.queue.seize(queue_id):
-            self.queue.put_back(queue_id, before)
-            self.queue.hold(queue_id, NO_REASON)
+            self.queue.put_back(queue_id, dict.fromkeys(before, State.HELD))
             assert self.queue.state_of(queue_id) is State.HELD
             if is_released:
-                self.queue.release(queue_id)
+                self._is_released(queue_id)
+
+    def _is_released(self, queue_id: QueueId) -> None:
+        before = self.queue.seize(queue_id)
+        self.queue.put_back(queue_id, dict.fromkeys(before, State.WAITING), ready_at_ns=self.now_ns)
 
     @precondition(lambda self: self.left)
     @rule(which=st.integers(0), routes=st.lists(st.sampled_from(ROUTES), min_size=1, max_size=2, unique=True))
@@ -259,8 +262,6 @@ class AnyQueue(RuleBasedStateMachine):
         for route, told in self.told.items():
             choice = self.queue.choice_of(route, self.now_ns)
             assert told == (choice.upstream, choice.because)
-            is_diverted = self.queue.diverted_since_ns(route) is not None
-            assert is_diverted is (choice.because is not Because.PREFERRED)
 
     def _is_in_place(self) -> None:
         """Check that every part stands where its route says, unless it may not move or is a probe."""
@@ -322,7 +323,7 @@ class AnyQueue(RuleBasedStateMachine):
         for part in self.active:
             self.queue.line_of(part).give_back(part, NO_REASON)
         for queue_id in self.queue.ids():
-            self.queue.release(queue_id)
+            self._is_released(queue_id)
         for _ in range(500):
             settle(self.queue, self.now_ns)
             looks_ns = [self.queue.next_look_ns()]
@@ -424,7 +425,7 @@ def test_the_oldest_message_elsewhere_probes_if_the_first_candidate_proves_nothi
             queue.remove(first.queue_id)
         elif lost_by == "unknown":
             queue.stay_unknown(first, 10**12)
-        line.postpone(first, 10**12, NO_REASON)
+        line.put_back(first, State.DEFERRED, due_at_ns=10**12)
     settle(queue, 40)
     assert queue.next_look_ns() == 30 + PROBE_SOUGHT_NS
     settle(queue, 30 + PROBE_SOUGHT_NS)
@@ -452,7 +453,7 @@ def test_a_message_of_unknown_outcome_probes_only_after_its_deadline() -> None:
     queue = failed_over(1)
     (part,) = queue.line("b").take(1, 20)
     queue.stay_unknown(part, 50)
-    queue.line("b").again(part, NO_REASON)
+    queue.line("b").put_back(part, State.WAITING)
     prove(queue, 30)
     assert part.upstream == "b"
     assert queue.next_look_ns() == 50
@@ -476,11 +477,11 @@ def test_a_move_to_another_upstream_forgets_refusals_and_the_senders_pause() -> 
     line = queue.line("a")
     (part,) = line.take(1, 0)
     line.sender_pauses.begin("s@x", 0, "553 not yours")
-    line.attempted(part, frozenset([0]), 2, RecipientsLeft(1))
+    part.past = part.past.but(tried=frozenset([0]), refusals=2)
     line.give_back(part, WaitReason("553 not yours"))
     assert line.take(1, 0) == []
     assert part.is_sitting_out
     queue.set_availability("a", Availability(0, pauses=((0, 99),)))
     settle(queue, 15)
-    assert (part.upstream, part.reason) == ("b", "")
+    assert (part.upstream, part.why) == ("b", NO_REASON)
     assert part.past == Past(frozenset([0]), paused_ns=15, either_paused_ns=15)
