@@ -98,28 +98,29 @@ class Counts:
         """Each has four sums: parts, messages, recipients, octets."""
 
     def add(self, message: Queued, by: int = 1) -> None:
-        sums = self._sums[message.state, message.lane, message.part.route]
+        key = message.state, message.lane, message.part.route
+        sums = self._sums[key]
         sums[0] += by
         sums[2] += by * message.recipients_left
         if message.is_counted:
             sums[1] += by
             sums[3] += by * message.size_bytes
+        if not sums[0]:
+            del self._sums[key]  # a removed lane or route is not kept
 
-    def parts(self, *states: State) -> int:
-        """Return how many parts are in these states, or in any state if none is named."""
-        return sum(sums[0] for key, sums in self._sums.items() if not states or key[0] in states)
+    def has(self, state: State) -> bool:
+        return any(key[0] is state for key in self._sums)
 
     def of(self, state: State) -> list[tuple[str, Sums]]:
         """Return sums of a state, each with its lane; a lane is named for each of its routes."""
-        every = self._sums.items()
-        return [(lane, Sums(*sums)) for (each, lane, _), sums in every if each is state and sums[0]]
+        return [(lane, Sums(*sums)) for (each, lane, _), sums in self._sums.items() if each is state]
 
     def by_route(self) -> Counter[Route | None]:
         """Return how many parts each route has here; routes without mail are left out."""
         found = Counter[Route | None]()
         for (_, _, route), sums in self._sums.items():
             found[route] += sums[0]
-        return +found
+        return found
 
 
 def total(sums: Collection[Sums]) -> Sums:

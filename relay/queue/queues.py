@@ -347,7 +347,7 @@ class Queues:
             if (
                 is_better(route, name, choice.upstream, self._availabilities)
                 and not (line := self.line(name)).ready_count
-                and not line.counts.parts(State.ACTIVE)
+                and not line.counts.has(State.ACTIVE)
                 and line.closed_for(part, now_ns) is None
             ):
                 return Choice(name, Because.PROBE, part.upstream)

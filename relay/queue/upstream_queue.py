@@ -79,7 +79,7 @@ class UpstreamQueue:
 
     def __len__(self) -> int:
         """Return how many parts stand here, in any state."""
-        return self.counts.parts()
+        return self.counts.by_route().total()
 
     def __iter__(self) -> Iterator[Queued]:
         """Yield the messages that wait: the ready ones by lane and sender, then those that wait for a key."""
