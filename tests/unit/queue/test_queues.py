@@ -285,8 +285,10 @@ class AnyQueue(RuleBasedStateMachine):
                 assert self.states[part.upstream].is_usable
             else:
                 assert part.upstream == choose(route, self.states, self.now_ns).upstream
-                waits = part.state is State.WAITING and route.spill_after_ns is not None
-                if waits and next_listed(route, part.upstream, self.states) is not None:
+                # Mail of a paused sender waits for the end of the pause, and does not spill.
+                waits = part.state is State.WAITING and not part.is_sitting_out
+                may_spill = waits and route.spill_after_ns is not None
+                if may_spill and next_listed(route, part.upstream, self.states) is not None:
                     since_ns = max(part.ready_at_ns, part.stands_since_ns)
                     assert self.now_ns < since_ns + (route.spill_after_ns or 0)
         assert all(count == 1 for count in probes.values())
