@@ -38,7 +38,7 @@ from relay.mail.envelope import QUEUE_ID_PATTERN, Envelope, QueueId
 from relay.mail.text import clean
 from relay.policy.lane import route_number_sorter
 from relay.policy.source import PolicyError, parse_policy, policy_text
-from relay.queue.queued import Queued, State, WaitReason
+from relay.queue.queued import NO_REASON, Queued, State, WaitReason
 from relay.sender.arrivals import sort
 from relay.sender.attempt import recipients_left
 from relay.sender.sender import Sender
@@ -323,14 +323,14 @@ class Operator:
         states: Collection[QueueState],
     ) -> str:
         """Make the message ACTIVE during the action; put it back as it was if the action fails."""
-        queued, state = self._queue.get(queue_id), self._queue.state_of(queue_id)
-        if queued is None or state is None:
+        parts, state = self._queue.parts(queue_id), self._queue.state_of(queue_id)
+        if state is None:
             return UNREAD if self._sender.is_reading else ABSENT
         if states and QueueState(state.value) not in states:
             return CHANGED
         actions = TABLE[verb].actions
         action = actions[state]
-        has_deferred = any(each.state is State.DEFERRED for each in self._queue.parts(queue_id))
+        has_deferred = any(each.state is State.DEFERRED for each in parts)
         if action is Action.NOTHING and has_deferred:
             # One part waits, but another one has a back-off that the verb can end.
             action = actions[State.DEFERRED]
@@ -341,9 +341,9 @@ class Operator:
         before = self._queue.seize(queue_id)
         try:
             result = await (
-                self._end(queued, before, action, refusals)
+                self._end(parts[0], before, action, refusals)
                 if action.reads_content
-                else self._move(queued, action, before)
+                else self._move(queue_id, action)
             )
         except (Absent, Corrupt):
             self._settling.forget(queue_id)
@@ -360,8 +360,7 @@ class Operator:
             self._queue.put_back(queue_id, before)
         return result
 
-    async def _move(self, queued: Queued, action: Action, before: Mapping[Queued, State]) -> str:
-        queue, queue_id = self._queue, queued.queue_id
+    async def _move(self, queue_id: QueueId, action: Action) -> str:
         if action is not Action.FIRST:
             # For RETRY too: if the relay is down, the hint makes the next start try the message at once.
             at_ns = None if action is Action.HOLD else 0
@@ -369,16 +368,12 @@ class Operator:
             await self._spool_thread.change(
                 Settlement(queue_id, _NOT_READ, next_attempt_at_ns=at_ns, is_held=is_held)
             )
-            state = State.HELD if action is Action.RELEASE else State.DEFERRED
-            before = dict.fromkeys(queue.parts(queue_id), state)
         self._events.tell(_TOLD[action], queue_id=queue_id)
-        if action is Action.HOLD:
-            queue.hold(queue_id, HELD_REASON)
-            return OK
-        queue.put_back(queue_id, before)
-        queue.release(queue_id)
+        state, why = (State.HELD, HELD_REASON) if action is Action.HOLD else (State.WAITING, NO_REASON)
+        states = dict.fromkeys(self._queue.parts(queue_id), state)
+        self._queue.put_back(queue_id, states, why=why, ready_at_ns=self._status_view.clock.boottime_ns())
         if action is Action.FIRST:
-            queue.put_first(queue_id)
+            self._queue.put_first(queue_id)
         return OK
 
     async def _end(

@@ -11,7 +11,7 @@ Messages beyond their lane's patience go oldest first.  They form one more lane,
 lanes together.  So they get half, and do not delay a lane that uses less than half of its share.
 
 How: start-time fair queuing (Goyal, Vin, Cheng 1996).  The lane with the lowest tag goes next.  Each message
-raises its lane's tag by cost / weight; the tag of an idle lane is raised to the tag that went last.  A policy
+raises its lane's tag by cost / weight; the tag of an idle lane is raised to that of the last grant.  A policy
 without lanes has one lane, in which senders take no turns.  Each call is O(lanes + log n), amortized.
 """
 
@@ -23,7 +23,7 @@ from math import lcm
 from typing import NamedTuple
 
 from relay.mail.address import comparable
-from relay.queue.lines import MessageLine, TimedHeap, earliest
+from relay.queue.lines import MessageLine, TimedHeap
 from relay.queue.queued import DEFAULT_LANE, Queued
 
 __all__ = ["DEFAULT_LANE", "Arrangement", "Lane", "LaneQueue", "Price", "Turn", "turn_of"]
@@ -42,15 +42,11 @@ class Lane:
     has_ceiling: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Price:
+class Price(NamedTuple):
     """What a transaction costs its lane: the highest T / N of the limits over all mail, for each unit."""
 
     of_message_ns: int = 1
     of_recipient_ns: int = 0
-
-    def of(self, recipients: int) -> int:
-        return max(1, self.of_message_ns, recipients * self.of_recipient_ns)
 
 
 class Arrangement(NamedTuple):
@@ -62,6 +58,10 @@ class Arrangement(NamedTuple):
     most_recipients: int = 1
     """In one transaction."""
 
+    def cost(self, recipients: int) -> int:
+        of_recipients_ns = min(recipients, self.most_recipients) * self.price.of_recipient_ns
+        return max(1, self.price.of_message_ns, of_recipients_ns)
+
 
 class _Flow:
     """A lane, or the overdue messages as one more lane: it gives messages by its weight."""
@@ -69,22 +69,16 @@ class _Flow:
     def __init__(self, step: int, patience_ns: int | None = None) -> None:
         """`step` is how far a cost of 1 moves the tag."""
         self.step, self.patience_ns = step, patience_ns
-        self.tag = self.closed_until_ns = self.length = 0
+        self.tag = self.length = 0
         self.senders: OrderedDict[str, _SenderLine] = OrderedDict()
         """The first sender has the next turn."""
         self.ages: TimedHeap[Queued] = TimedHeap(self._is_there)
-        """Since when each message is ready; used in a lane with patience."""
+        """When the lane's patience with each message ends."""
 
-    def overdue(self, now_ns: int) -> tuple[int, Queued] | None:
-        """Return when the lane's patience first ended, and for which message; None if it has not ended."""
-        if self.patience_ns is None or (oldest := self.ages.first()) is None:
-            return None
-        due_ns = oldest[0] + self.patience_ns
-        return (due_ns, oldest[1]) if due_ns <= now_ns else None
-
-    def _is_there(self, since_ns: int, message: Queued) -> bool:
+    def _is_there(self, due_ns: int, message: Queued) -> bool:
         line = message.spot
-        return isinstance(line, _SenderLine) and line.lane is self and message.since_ns == since_ns
+        is_here = isinstance(line, _SenderLine) and line.lane is self
+        return is_here and message.since_ns + (self.patience_ns or 0) == due_ns
 
 
 class _SenderLine(MessageLine):
@@ -99,13 +93,6 @@ class Turn(NamedTuple):
     """The flow that is charged: the lane, or the overdue messages."""
 
 
-class _Charge(NamedTuple):
-    flow: _Flow
-    cost: int
-    tag: int
-    tag_before: int
-
-
 class LaneQueue:
     def __init__(self, by: Arrangement = Arrangement()) -> None:  # noqa: B008 - it does not change
         self.by = by
@@ -115,9 +102,9 @@ class LaneQueue:
         self._lanes = {lane.name: _Flow(unit // lane.weight, lane.patience_ns) for lane in lanes}
         self._overdue = _Flow(unit // weights)
         self._tag = 0
-        """The tag of the message that went last: no lane and no overdue message is behind it."""
-        self._charged: dict[Queued, _Charge] = {}
-        """Messages that were taken, until it is known whether they go."""
+        """The tag of the message that was granted last: no lane and no overdue message is behind it."""
+        self._charged: dict[Queued, tuple[_Flow, int, int]] = {}
+        """Messages that were taken, until it is known whether they go: the flow, its tag before, the cost."""
         self.firsts: dict[Queued, None] = {}
         """Messages that go before those of all lanes, in this order, until `granted`."""
 
@@ -129,10 +116,6 @@ class LaneQueue:
             for line in lane.senders.values():
                 yield from line
 
-    @property
-    def names(self) -> Collection[str]:
-        return self._lanes.keys()
-
     def home_of(self, lane: str) -> str:
         """Return this lane, or the default lane if no lane has this name."""
         return lane if lane in self._lanes else DEFAULT_LANE
@@ -140,7 +123,7 @@ class LaneQueue:
     def add(self, message: Queued, *, is_in_front: bool = False, is_next: bool = False) -> None:
         """Put a message behind its sender's others, or in front; `is_next` also gives its sender the turn."""
         lane = self._lanes[self.home_of(message.lane)]
-        turn = turn_of(message.reverse_path) if self.by.lanes else ""
+        turn = turn_of(message.origin.reverse_path) if self.by.lanes else ""
         line = lane.senders.get(turn)
         if line is None:
             line = lane.senders[turn] = _SenderLine()
@@ -150,7 +133,7 @@ class LaneQueue:
         if is_next:
             lane.senders.move_to_end(turn, last=False)
         if lane.patience_ns is not None:
-            lane.ages.add(message.since_ns, message)
+            lane.ages.add(message.since_ns + lane.patience_ns, message)
 
     def remove(self, message: Queued) -> None:
         """Take a message out of the order; a message that is not in it is ignored."""
@@ -160,8 +143,9 @@ class LaneQueue:
             if not line:
                 del line.lane.senders[line.turn]
 
-    def next(self, now_ns: int) -> Turn | None:
-        able = [lane for lane in self._lanes.values() if lane.length and lane.closed_until_ns <= now_ns]
+    def next(self, now_ns: int, closed: Collection[str | None] = ()) -> Turn | None:
+        """Return the message that goes next; None if no lane has mail and is not among the `closed` ones."""
+        able = [lane for name, lane in self._lanes.items() if lane.senders and name not in closed]
         if not able:
             return None
         for message in islice(self.firsts, MOST_FIRST):
@@ -169,7 +153,7 @@ class LaneQueue:
                 return Turn(message, line.lane)
         lane = min(able, key=self._tag_of)
         if self._tag_of(self._overdue) < self._tag_of(lane):
-            late = [found for each in able if (found := each.overdue(now_ns)) is not None]
+            late = [first for each in able if (first := each.ages.first()) and first[0] <= now_ns]
             if late:
                 return Turn(min(late, key=lambda each: each[0])[1], self._overdue)
         return Turn(next(iter(lane.senders.values())).first(), lane)
@@ -181,39 +165,26 @@ class LaneQueue:
         self.remove(message)
         if isinstance(line, _SenderLine) and line and line.lane is flow:
             flow.senders.move_to_end(line.turn)
-        cost = self._cost(message.recipients_left)
-        before, self._tag = self._tag, self._tag_of(flow)
-        flow.tag = self._tag + cost * flow.step
-        self._charged[message] = _Charge(flow, cost, self._tag, before)
+        tag, cost = self._tag_of(flow), self.by.cost(message.recipients_left)
+        flow.tag = tag + cost * flow.step
+        self._charged[message] = flow, tag, cost
 
     def granted(self, message: Queued, recipients: int) -> None:
         """Correct the charge of a taken message to the recipients that go."""
         self.firsts.pop(message, None)
-        if (charged := self._charged.pop(message, None)) is not None:
-            charged.flow.tag += (self._cost(recipients) - charged.cost) * charged.flow.step
+        if message in self._charged:
+            flow, tag, cost = self._charged.pop(message)
+            flow.tag += (self.by.cost(recipients) - cost) * flow.step
+            self._tag = max(self._tag, tag)
 
     def refund(self, message: Queued) -> None:
-        """Undo the charge of a taken message that does not go.  Refund the last taken message first."""
-        if (charged := self._charged.pop(message, None)) is not None:
-            charged.flow.tag -= charged.cost * charged.flow.step
-            if self._tag == charged.tag:
-                # If other messages went since, this would give credit to a lane that was idle meanwhile.
-                self._tag = charged.tag_before
-
-    def close(self, lane: str, until_ns: int) -> None:
-        """Let a lane give no message until an instant."""
-        self._lanes[self.home_of(lane)].closed_until_ns = until_ns
-
-    def opens_ns(self, now_ns: int) -> int | None:
-        """Return when the first closed lane with mail opens; None without such a lane."""
-        lanes = [lane for lane in self._lanes.values() if lane.length and lane.closed_until_ns > now_ns]
-        return earliest(*(lane.closed_until_ns for lane in lanes))
+        """Undo the charge of a taken message that does not go."""
+        if message in self._charged:
+            flow, _, cost = self._charged.pop(message)
+            flow.tag -= cost * flow.step
 
     def _tag_of(self, flow: _Flow) -> int:
         return max(flow.tag, self._tag)
-
-    def _cost(self, recipients: int) -> int:
-        return self.by.price.of(min(recipients, self.by.most_recipients))
 
 
 def turn_of(reverse_path: str) -> str:

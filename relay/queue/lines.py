@@ -1,11 +1,12 @@
 """The building blocks of a line: messages in order, entries that wait until an instant, and counts.  Pure."""
 
 import heapq
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection
 from typing import Generic, NamedTuple, TypeVar
 
 from relay.queue.queued import Queued, State
+from relay.queue.routes import Route
 
 Entry = TypeVar("Entry")
 
@@ -80,6 +81,7 @@ def earliest(*instants_ns: int | None) -> int | None:
 
 
 class Sums(NamedTuple):
+    parts: int = 0
     messages: int = 0
     recipients: int = 0
     size_bytes: int = 0
@@ -88,32 +90,42 @@ class Sums(NamedTuple):
 
 
 class Counts:
-    """Counts mail by state and lane.  Take a message out before a counted field changes, and add it after."""
+    """Counts mail by state, lane and route.  Take a message out before one of these changes; add it after."""
 
     def __init__(self) -> None:
-        self._sums: defaultdict[tuple[State, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+        self._sums: defaultdict[tuple[State, str, Route | None], list[int]]
+        self._sums = defaultdict(lambda: [0, 0, 0, 0])
         """Each has four sums: parts, messages, recipients, octets."""
 
     def add(self, message: Queued, by: int = 1) -> None:
-        sums = self._sums[message.state, message.lane]
+        key = message.state, message.lane, message.part.route
+        sums = self._sums[key]
         sums[0] += by
         sums[2] += by * message.recipients_left
         if message.is_counted:
             sums[1] += by
             sums[3] += by * message.size_bytes
+        if not sums[0]:
+            del self._sums[key]  # a removed lane or route is not kept
 
-    def parts(self, *states: State) -> int:
-        """Return how many parts are in these states, or in any state if none is named."""
-        return sum(sums[0] for (state, _), sums in self._sums.items() if not states or state in states)
+    def has(self, state: State) -> bool:
+        return any(key[0] is state for key in self._sums)
 
-    def by_lane(self, state: State) -> dict[str, Sums]:
-        """Return the sums of a state by lane; lanes without mail are left out."""
-        every = self._sums.items()
-        return {lane: Sums(*sums[1:]) for (each, lane), sums in every if each is state and sums[0]}
+    def of(self, state: State) -> list[tuple[str, Sums]]:
+        """Return sums of a state, each with its lane; a lane is named for each of its routes."""
+        return [(lane, Sums(*sums)) for (each, lane, _), sums in self._sums.items() if each is state]
+
+    def by_route(self) -> Counter[Route | None]:
+        """Return how many parts each route has here; routes without mail are left out."""
+        found = Counter[Route | None]()
+        for (_, _, route), sums in self._sums.items():
+            found[route] += sums[0]
+        return found
 
 
 def total(sums: Collection[Sums]) -> Sums:
     return Sums(
+        sum(each.parts for each in sums),
         sum(each.messages for each in sums),
         sum(each.recipients for each in sums),
         sum(each.size_bytes for each in sums),

@@ -22,8 +22,8 @@ from relay.queue.routes import WHOLE, Choice, Part
 class State(enum.StrEnum):
     """Where a queued message stands, in the operator's words.
 
-    `UpstreamQueue.take` and `Queues.seize` lead to ACTIVE, the end of a back-off from DEFERRED to WAITING,
-    and `release` from DEFERRED or HELD to WAITING.  All other changes start from ACTIVE.
+    `UpstreamQueue.take` and `Queues.seize` lead to ACTIVE, the end of a back-off from DEFERRED to WAITING.
+    All other changes start from ACTIVE.
     """
 
     WAITING = "waiting"
@@ -183,26 +183,12 @@ class Queued:
         return self.choice.upstream
 
     @property
-    def reverse_path(self) -> str:
-        return self.origin.reverse_path
-
-    @property
     def sender(self) -> str:
         return self.origin.sender
 
     @property
     def lane(self) -> str:
         return self.origin.lane
-
-    @property
-    def reason(self) -> str:
-        return self.why.text
-
-    @property
-    def refusal(self) -> WaitReason | None:
-        """Return the refusal that deferred the message, while its back-off lasts; else None."""
-        is_refused = self.state is State.DEFERRED and self.why.kind is WaitKind.REFUSAL
-        return self.why if is_refused else None
 
     @property
     def is_sitting_out(self) -> bool:

@@ -13,15 +13,15 @@ Guarantees:
 - no call looks at more than `SLICE` messages, except a copy of the list of all, and `counts`.
 
 An upstream that proves itself while its mail goes elsewhere gets one message at a time, as the probe: the
-oldest that may go there, or one that just came or came back.  A probe that is refused goes back to the front
-of its sender's others.
+oldest that may go there, or one that just came or came back.  A probe that is refused, or waits for a key,
+goes back to the front of its sender's others.
 """
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, takewhile
-from typing import TypeVar
+from typing import Any
 
 from relay.mail.envelope import QueueId
 from relay.queue.lines import Sums, TimedHeap, earliest, total
@@ -29,12 +29,8 @@ from relay.queue.queued import NO_REASON, NOWHERE, Queued, State, WaitReason
 from relay.queue.routes import Availability, Because, Choice, Part, Route, choose, is_better, next_listed
 from relay.queue.upstream_queue import AT_ONCE_NS, SLICE, KeysOf, UpstreamQueue
 
-Counted = TypeVar("Counted")
-
 PROBE_SOUGHT_NS = 15 * 10**9
 """How often all parts are looked at while an upstream proves itself: its probe may have proven nothing."""
-GONE = Availability(down_since_ns=0)
-"""The availability of an upstream that is no longer in the policy."""
 _FURTHEST_FIRST = (State.ACTIVE, State.WAITING, State.DEFERRED, State.HELD, State.REPORTING)
 
 
@@ -49,18 +45,15 @@ class Queues:
         """
         self.owners: Counter[tuple[str, str]] = Counter()
         """How many messages each owner has: (user, "") with a login, ("", client) without."""
-        self._keys_of = keys_of
-        self._lines: dict[str, UpstreamQueue] = {}
+        self._lines = defaultdict[str, UpstreamQueue](lambda: UpstreamQueue(keys_of, self._notice))
         self._parts: dict[QueueId, tuple[Queued, ...]] = {}
         """The parts of each message, in order of arrival; the first part counts as the message."""
         self._default = Route(("",))
         self._routes: tuple[Route, ...] = ()
         self._availabilities: dict[str, Availability] = {}
         self._proving: list[str] = []
-        self._choices: dict[Route, tuple[Choice, int]] = {}
-        """The last choice of each route, and since when mail of the route goes there."""
-        self._present: Counter[tuple[str, Route | None]] = Counter()
-        """How many parts of each route stand in each line."""
+        self._choices: dict[Route, Choice] = {}
+        """The last choice of each route.  It holds until its `until_ns`, or until a change begins a walk."""
         self._walk: deque[Queued] = deque()
         """Parts to look at: all parts after a change, and those that just became able to move."""
         self._looks: TimedHeap[Queued] = TimedHeap(lambda _, part: part.upstream != "")
@@ -71,9 +64,7 @@ class Queues:
         """When all parts are looked at again."""
 
     def line(self, upstream: str) -> UpstreamQueue:
-        if (line := self._lines.get(upstream)) is None:
-            line = self._lines[upstream] = UpstreamQueue(self._keys_of, self._notice)
-        return line
+        return self._lines[upstream]
 
     def line_of(self, part: Queued) -> UpstreamQueue:
         return self.line(part.upstream)
@@ -91,11 +82,8 @@ class Queues:
         """Return the id of each message; quick, as no message is looked at."""
         return list(self._parts)
 
-    def get(self, queue_id: QueueId) -> Queued | None:
-        """Return a message, or the part of it that counts as the message."""
-        return next(iter(self.parts(queue_id)), None)
-
     def parts(self, queue_id: QueueId) -> tuple[Queued, ...]:
+        """Return the parts of a message, one if it is whole; the first counts as the message."""
         return self._parts.get(queue_id, ())
 
     @property
@@ -108,9 +96,10 @@ class Queues:
 
         The oldest message of a lane is the first that came: the search mostly ends near the beginning.
         """
-        each = [line.counts.by_lane(state) for line in self._lines.values()]
-        found = {lane: total([its[lane] for its in each if lane in its]) for lane in set(chain(*each))}
-        sought = set(found)
+        each = defaultdict[str, list[Sums]](list)
+        for lane, sums in chain.from_iterable(line.counts.of(state) for line in self._lines.values()):
+            each[lane].append(sums)
+        found, sought = {lane: total(its) for lane, its in each.items()}, set(each)
         for part in takewhile(lambda _: sought, self):
             if part.state is state and part.lane in sought:
                 found[part.lane] = found[part.lane]._replace(oldest_arrived_at_ns=part.arrived_at_ns)
@@ -124,14 +113,10 @@ class Queues:
     def where(self) -> dict[Route, dict[str, int]]:
         """Return how many parts of each route stand in each line."""
         found: dict[Route, dict[str, int]] = {}
-        for (name, route), count in self._present.items():
-            found.setdefault(route or self._default, {})[name] = count
+        for name, line in self._lines.items():
+            for route, count in line.counts.by_route().items():
+                found.setdefault(route or self._default, {})[name] = count
         return found
-
-    def diverted_since_ns(self, route: Route) -> int | None:
-        """Return since when mail of a route goes elsewhere than it prefers; None if it does not."""
-        choice, since_ns = self._choices.get(route, (NOWHERE, 0))
-        return None if choice.because is Because.PREFERRED else since_ns
 
     def add(self, *parts: Queued, now_ns: int) -> None:
         self._parts[parts[0].queue_id] = parts
@@ -142,8 +127,7 @@ class Queues:
             is_new = part.choice is NOWHERE
             self._enter(part, self._choose(part, now_ns), part.arrived_at_ns if is_new else now_ns)
             if part.past.unknown_until_ns:
-                self._looks.add(part.past.unknown_until_ns, part)
-                self.on_change()
+                self.stay_unknown(part, part.past.unknown_until_ns)
 
     def remove(self, queue_id: QueueId) -> None:
         """Forget all parts of a message; absent ids are ignored."""
@@ -161,10 +145,6 @@ class Queues:
         else:
             del self._parts[part.queue_id]
             self._own(part, -1)
-
-    def warned(self, queue_id: QueueId) -> None:
-        for part in self.parts(queue_id):
-            part.is_warned = True
 
     def owe_report(self, queue_id: QueueId, why: WaitReason) -> None:
         """Keep a message that only owes its report; it is sent nowhere."""
@@ -185,19 +165,11 @@ class Queues:
             self.line_of(part).put(part, State.ACTIVE)
         return before
 
-    def put_back(self, queue_id: QueueId, before: Mapping[Queued, State]) -> None:
-        """End `seize`: put each part that is still active into its earlier state."""
+    def put_back(self, queue_id: QueueId, states: Mapping[Queued, State], **changes: Any) -> None:
+        """End `seize`: put each part that is still active into its earlier state, or another."""
         for part in self.parts(queue_id):
-            if part in before:
-                self.line_of(part).put_back(part, before[part])
-
-    def hold(self, queue_id: QueueId, why: WaitReason) -> None:
-        for part in self.parts(queue_id):
-            self.line_of(part).put(part, State.HELD, why=why)
-
-    def release(self, queue_id: QueueId) -> None:
-        for part in self.parts(queue_id):
-            self.line_of(part).release(part)
+            if part in states:
+                self.line_of(part).put_back(part, states[part], **changes)
 
     def put_first(self, queue_id: QueueId) -> None:
         for part in self.parts(queue_id):
@@ -229,7 +201,6 @@ class Queues:
         """Use the upstreams and routes of another policy; the first upstream is the default."""
         self._default, self._routes = Route((upstreams[0],)), tuple(dict.fromkeys(routes))
         self._availabilities = {name: self._availabilities.get(name, Availability()) for name in upstreams}
-        self._choices = {route: its for route, its in self._choices.items() if route in self._routes}
         self._unfit.clear()
         self._change()
 
@@ -279,14 +250,18 @@ class Queues:
 
         Returns the same object until it changes, because many parts share it.
         """
-        choice = choose(route, self._availabilities, now_ns)
-        before, since_ns = self._choices.get(route, (Choice(route.upstreams[0]), now_ns))
-        if choice == before and route in self._choices:
+        before = self._choices.get(route, Choice(route.upstreams[0], since_ns=now_ns))
+        is_settled = route in self._choices and self._walks_at_ns != AT_ONCE_NS
+        if is_settled and (before.until_ns is None or now_ns < before.until_ns):
             return before
-        is_elsewhere = (choice.upstream, choice.because) != (before.upstream, before.because)
-        self._choices[route] = choice, now_ns if is_elsewhere else since_ns
-        if is_elsewhere and route in self._routes:
-            self.on_routed(route, choice, before.because)
+        choice = choose(route, self._availabilities, now_ns)._replace(since_ns=before.since_ns)
+        if choice == before:
+            return before
+        if (choice.upstream, choice.because) != (before.upstream, before.because):
+            choice = choice._replace(since_ns=now_ns)
+            if route in self._routes:
+                self.on_routed(route, choice, before.because)
+        self._choices[route] = choice
         return choice
 
     def _change(self) -> None:
@@ -295,10 +270,11 @@ class Queues:
         self.on_change()
 
     def _begin_walk(self, now_ns: int) -> None:
-        present = [(name, route or self._default) for name, route in self._present]
-        routes = dict.fromkeys([*self._routes, *(route for _, route in present)])
-        untils_ns = [self.choice_of(route, now_ns).until_ns for route in routes]
-        is_settled = all(route.upstreams == (name,) for name, route in present)
+        present = self.where()
+        routes = dict.fromkeys([*self._routes, *present])
+        self._choices = {route: self.choice_of(route, now_ns) for route in routes}
+        untils_ns = [choice.until_ns for choice in self._choices.values()]
+        is_settled = all(route.upstreams == (name,) for route, its in present.items() for name in its)
         if not is_settled and self._proving:
             untils_ns.append(now_ns + PROBE_SOUGHT_NS)
         self._walks_at_ns = earliest(*untils_ns)
@@ -324,27 +300,20 @@ class Queues:
 
     def _move(self, part: Queued, choice: Choice, now_ns: int) -> None:
         self._rest(part, now_ns)
-        if part.is_sitting_out:
+        if part.state is State.WAITING:
             part.why = NO_REASON
-        route, was = part.part.route or self._default, part.choice
-        if choice.because is Because.SPILL and not self._present[choice.upstream, part.part.route]:
-            self.on_routed(route, choice, was.because)
-        is_back = was.because is Because.PROBE and was.instead_of == choice.upstream
-        self._leave(part)
-        self._enter(part, choice, now_ns, is_in_front=is_back)
-        if is_back:
+        route, was = part.part.route, part.choice
+        if choice.because is Because.SPILL and route not in self.line(choice.upstream).counts.by_route():
+            self.on_routed(route or self._default, choice, was.because)
+        self.line_of(part).leave(part)
+        self._enter(part, choice, now_ns, is_in_front=was.because is Because.PROBE)
+        if was.because is Because.PROBE:
             # Another message probes next.
             self._parts[part.queue_id] = self._parts.pop(part.queue_id)
 
     def _enter(self, part: Queued, choice: Choice, since_ns: int, *, is_in_front: bool = False) -> None:
         part.choice, part.stands_since_ns = choice, since_ns
-        self._count(part, 1)
-        self.line(choice.upstream).enter(part, is_in_front=is_in_front)
-
-    def _leave(self, part: Queued) -> None:
-        self._count(part, -1)
-        self.line_of(part).leave(part)
-        part.choice = NOWHERE
+        self.line_of(part).enter(part, is_in_front=is_in_front)
 
     def _rest(self, part: Queued, now_ns: int) -> None:
         """Keep what counts in other lines too, when a part leaves its line."""
@@ -352,21 +321,22 @@ class Queues:
         part.past = part.past.but(refusals=0, paused_ns=paused_ns, either_paused_ns=either_paused_ns)
 
     def _take_out(self, part: Queued) -> None:
-        self._leave(part)
+        self.line_of(part).leave(part)
+        part.choice = NOWHERE
         self._unfit.pop(part, None)
 
     def _own(self, part: Queued, by: int) -> None:
-        _tally(self.owners, (part.origin.user, "" if part.origin.user else part.origin.client), by)
-
-    def _count(self, part: Queued, by: int) -> None:
-        _tally(self._present, (part.upstream, part.part.route), by)
+        owner = part.origin.user, "" if part.origin.user else part.origin.client
+        self.owners[owner] += by
+        if not self.owners[owner]:
+            del self.owners[owner]
 
     def _choose(self, part: Queued, now_ns: int) -> Choice:
         if now_ns < part.past.unknown_until_ns:
             return Choice(part.upstream, Because.UNKNOWN, part.choice.instead_of, part.past.unknown_until_ns)
         route = self._route(part)
         choice = self.choice_of(route, now_ns)
-        stays = self._stays(part, route, choice)
+        stays = self._stays(part, route, choice, now_ns)
         is_late = (spills_ns := _spills_ns(part, route)) is not None and now_ns >= spills_ns
         to = next_listed(route, part.upstream, self._availabilities) if is_late else None
         if to is not None and (stays or part.upstream == choice.upstream):
@@ -377,7 +347,7 @@ class Queues:
             if (
                 is_better(route, name, choice.upstream, self._availabilities)
                 and not (line := self.line(name)).ready_count
-                and not line.counts.parts(State.ACTIVE)
+                and not line.counts.has(State.ACTIVE)
                 and line.closed_for(part, now_ns) is None
             ):
                 return Choice(name, Because.PROBE, part.upstream)
@@ -386,14 +356,17 @@ class Queues:
             return choice._replace(because=Because.UNFIT, instead_of=preferred)
         return choice
 
-    def _stays(self, part: Queued, route: Route, choice: Choice) -> bool:
+    def _stays(self, part: Queued, route: Route, choice: Choice, now_ns: int) -> bool:
         """Return whether a part still has a reason to stand elsewhere than its route says."""
         if part.choice.because is Because.PROBE and part.upstream in self._proving:
-            is_to_go = part.state in (State.WAITING, State.ACTIVE)
-            return is_to_go and is_better(route, part.upstream, choice.upstream, self._availabilities)
+            # A message that waits for a key proves nothing; it goes back, and another one probes.
+            if part.state not in (State.WAITING, State.ACTIVE) or self.line_of(part).closed_for(part, now_ns):
+                return False
+            return is_better(route, part.upstream, choice.upstream, self._availabilities)
         was_spilled = part.choice.because is Because.SPILL and part.choice.instead_of == choice.upstream
         may_spill = route.spill_after_ns is not None and part.upstream in route.upstreams
-        return was_spilled and may_spill and self._availabilities.get(part.upstream, GONE).is_usable
+        known = self._availabilities.get(part.upstream)
+        return was_spilled and may_spill and known is not None and known.is_usable
 
     def _route(self, part: Queued) -> Route:
         """Return the route of a part, without the upstreams that can never take it."""
@@ -401,12 +374,6 @@ class Queues:
         if (unfit := self._unfit.get(part)) is None:
             return route
         return replace(route, upstreams=tuple(name for name in route.upstreams if name not in unfit))
-
-
-def _tally(counts: Counter[Counted], key: Counted, by: int) -> None:
-    counts[key] += by
-    if not counts[key]:
-        del counts[key]
 
 
 def _spills_ns(part: Queued, route: Route) -> int | None:

@@ -90,6 +90,8 @@ class Choice(NamedTuple):
     """The upstream that is passed over, listed before it; for a probe, where the message was; else empty."""
     until_ns: int | None = None
     """When to choose again although nothing has happened; None: never."""
+    since_ns: int = 0
+    """Since when mail of the route goes there; not known of a single part."""
 
 
 def choose(route: Route, availabilities: Mapping[str, Availability], now_ns: int) -> Choice:
@@ -118,10 +120,8 @@ def is_better(route: Route, name: str, than: str, availabilities: Mapping[str, A
     """Return whether mail in the line of `than` should go through `name` instead, if `name` were well."""
     if name == than or name not in route.upstreams:
         return False
-    present = availabilities.get(than) if than in route.upstreams else None
-    if present is None or present.down_since_ns is not None:
-        return True
-    return route.upstreams.index(name) < route.upstreams.index(than)
+    is_down = than not in availabilities or availabilities[than].down_since_ns is not None
+    return is_down or route.upstreams.index(name) < route.upstreams.index(than)
 
 
 _WORDS = {

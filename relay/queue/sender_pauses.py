@@ -62,14 +62,12 @@ class SenderPauses:
         `relayed_from_ns` is when the latest transaction began that relayed something.  `asked_ns` is the
         least wait that the refusal asks for.
         """
-        before = self._pauses.pop(sender, None)
-        if before is not None and before.is_open and before.until_ns > now_ns:
+        if (running := self.current(sender, now_ns)) is not None:
             # This transaction was in flight when the pause began: it can only extend the pause.
-            before.until_ns = max(before.until_ns, now_ns + asked_ns)
-            self._pauses[sender] = before
-            return before.until_ns
+            running.until_ns = max(running.until_ns, now_ns + asked_ns)
+            return running.until_ns
         pause = SenderPause(now_ns, now_ns, reason, ages)
-        if before is not None:
+        if (before := self._pauses.pop(sender, None)) is not None:
             pause.earlier = before.rests[-MOST_RESTS:]
             if before.is_open:
                 pause.in_a_row = before.in_a_row + 1
@@ -81,10 +79,12 @@ class SenderPauses:
         self._pauses[sender] = pause
         return pause.until_ns
 
-    def end(self, sender: str, now_ns: int) -> None:
-        pause = self._pauses.get(sender)
-        if pause is not None and pause.is_open:
-            pause.until_ns, pause.is_open = min(pause.until_ns, now_ns), False
+    def end(self, sender: str, now_ns: int) -> bool:
+        """End the pause of a sender; return False if there is none, or it was ended before."""
+        if (pause := self._pauses.get(sender)) is None or not pause.is_open:
+            return False
+        pause.until_ns, pause.is_open = min(pause.until_ns, now_ns), False
+        return True
 
     def current(self, sender: str, now_ns: int) -> SenderPause | None:
         """Return the pause of a sender whose mail waits now; else None."""

@@ -15,6 +15,7 @@ Instants are nanoseconds of one boot (`Clock.boottime_ns`).
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from relay.queue.lanes import Arrangement, LaneQueue, Turn
@@ -48,7 +49,7 @@ class _ClosedKey(MessageLine):
     key_and_lane: tuple[Hashable, str]
     why: WaitReason
     until_ns: int | None
-    """None while a message that came back asks for the key."""
+    """None while a message that came back asks for the key, and once the key is open."""
 
 
 class UpstreamQueue:
@@ -72,19 +73,17 @@ class UpstreamQueue:
         self._keys: dict[tuple[Hashable, str], _ClosedKey] = {}
         self._asking: dict[Queued, _ClosedKey] = {}
         """Messages that came back, each with the key that it asks for."""
-        self._blocked: tuple[Queued, int] | None = None
-        """The message that was first when the account had no room, and until when it waits."""
+        self._full: dict[str | None, tuple[Queued | None, int]] = {}
+        """Lanes at their ceilings, and None for the account: which message got no room, and until when."""
         self._now_ns, self._steps_left = 0, SLICE
 
     def __len__(self) -> int:
         """Return how many parts stand here, in any state."""
-        return self.counts.parts()
+        return self.counts.by_route().total()
 
     def __iter__(self) -> Iterator[Queued]:
         """Yield the messages that wait: the ready ones by lane and sender, then those that wait for a key."""
-        yield from self._lanes
-        for key in self._keys.values():
-            yield from key
+        yield from chain(self._lanes, *self._keys.values())
 
     @property
     def ready_count(self) -> int:
@@ -122,8 +121,7 @@ class UpstreamQueue:
         """Return when time alone may let a message go; None: never.  Meaningless while there is a `first`."""
         if self._steps_left <= 0:
             return AT_ONCE_NS
-        blocked_ns = None if self._blocked is None else self._blocked[1]
-        return earliest(self._waiting.first_ns(), self._lanes.opens_ns(self._now_ns), blocked_ns)
+        return earliest(self._waiting.first_ns(), *(until_ns for _, until_ns in self._full.values()))
 
     def granted(self, message: Queued, recipients: int) -> None:
         """Record the grant of an active message, with the number of recipients that go."""
@@ -140,10 +138,7 @@ class UpstreamQueue:
             elif self._returns(message, why):
                 self._join(message, key, until_ns, why)
         for message, until_ns, key, why in reversed(in_place):
-            if key is None:
-                self._blocked = message, until_ns
-            else:
-                self._lanes.close(message.lane, until_ns)
+            self._full[None if key is None else self._lanes.home_of(message.lane)] = message, until_ns
             self.give_back(message, why)
         self.on_change()
 
@@ -152,19 +147,16 @@ class UpstreamQueue:
         if self._returns(message, why):
             self._place(message, is_next=True)
 
-    def again(self, message: Queued, why: WaitReason) -> None:
-        """Put an active message behind its sender's others: it made progress, or must go again at once."""
+    def put_back(self, message: Queued, state: State, **changes: Any) -> None:
+        """Put an active message into a state, behind its sender's others; any other message is ignored."""
         if _is_going(message):
-            # Ready from now on: otherwise a large message stays overdue for all its transactions.
-            self.put(message, State.WAITING, why=why, ready_at_ns=self._now_ns)
+            self.put(message, state, **changes)
 
-    def postpone(self, message: Queued, due_at_ns: int, why: WaitReason) -> None:
-        if _is_going(message):
-            self.put(message, State.DEFERRED, why=why, due_at_ns=due_at_ns)
-
-    def attempted(self, message: Queued, tried: frozenset[int], refusals: int, left: RecipientsLeft) -> None:
-        self.note_left(message, left)
-        message.past = message.past.but(tried=tried, refusals=refusals)
+    def put(self, message: Queued, state: State, **changes: Any) -> None:
+        """Move a message from any place into a state; ACTIVE keeps it from being sent."""
+        self._unplace(message)
+        self.update(message, state=state, **changes)
+        self._place(message)
 
     def note_left(self, message: Queued, left: RecipientsLeft) -> None:
         listed = message.shown._replace(recipients=left.shown).text()
@@ -172,10 +164,9 @@ class UpstreamQueue:
 
     def trust_sender(self, sender: str, now_ns: int) -> None:
         """End a sender's pause, because the upstream relayed mail of the sender or an operator acted."""
-        self.sender_pauses.end(sender, now_ns)
-        for lane in self._lanes.names:
-            for refusals in (0, 1):
-                self._open(self._keys.get((_pause_key(sender, refusals), lane)))
+        if self.sender_pauses.end(sender, now_ns):
+            of_pause = (_pause_key(sender, 0), _pause_key(sender, 1))
+            self._open([key for (its, _), key in self._keys.items() if its in of_pause])
 
     def enter(self, message: Queued, *, is_in_front: bool = False) -> None:
         """Take in a message in any state; `is_in_front`: ahead of its sender's others."""
@@ -188,22 +179,6 @@ class UpstreamQueue:
         self.counts.add(message, -1)
         self.on_change()
 
-    def put_back(self, message: Queued, state: State) -> None:
-        """Put an active message into a state; any other message is ignored."""
-        if _is_going(message):
-            self.put(message, state)
-
-    def put(self, message: Queued, state: State, **changes: Any) -> None:
-        """Move a message from any place into a state; ACTIVE keeps it from being sent."""
-        self._unplace(message)
-        self.update(message, state=state, **changes)
-        self._place(message)
-
-    def release(self, message: Queued) -> None:
-        """Let a held or deferred message wait in the line, to be attempted at once."""
-        if message.state in (State.HELD, State.DEFERRED):
-            self.put(message, State.WAITING, why=NO_REASON, ready_at_ns=self._now_ns)
-
     def put_first(self, message: Queued) -> None:
         """Let a waiting message go before all others, but behind those that were put first earlier.
 
@@ -211,7 +186,6 @@ class UpstreamQueue:
         """
         if message.state is State.WAITING:
             if isinstance(key := message.spot, _ClosedKey):
-                key.discard(message)
                 key.put(message, is_in_front=True)
             self._lanes.firsts[message] = None
             self.on_change()
@@ -228,11 +202,8 @@ class UpstreamQueue:
 
     def ask_anew(self) -> None:
         """Let all messages ask for their keys again, because the limits may have changed."""
-        self._blocked = None
-        for lane in self._lanes.names:
-            self._lanes.close(lane, AT_ONCE_NS)
-        for key in list(self._keys.values()):
-            self._open(key)
+        self._full.clear()
+        self._open([*self._keys.values()])
         self.on_change()
 
     def update(self, message: Queued, **changes: Any) -> None:
@@ -241,34 +212,6 @@ class UpstreamQueue:
         for name, value in changes.items():
             setattr(message, name, value)
         self.counts.add(message)
-
-    def _look(self, now_ns: int) -> Turn | None:
-        """Advance the line to an instant, and return the next turn."""
-        self._now_ns, self._steps_left = now_ns, SLICE
-        while self._steps_left > 0 and (due := self._waiting.pop_due(now_ns)) is not None:
-            self._steps_left -= 1
-            if isinstance(due, _ClosedKey):
-                self._let_next_come(due)
-            else:
-                self.update(due, state=State.WAITING)
-                due.ready_at_ns = due.due_at_ns
-                self._place(due)
-        turn = self._next()
-        if self._blocked is not None and now_ns < self._blocked[1]:
-            # Another message that is first by now may need less room.
-            return None if turn is not None and turn.message is self._blocked[0] else turn
-        self._blocked = None
-        return turn
-
-    def _next(self) -> Turn | None:
-        """Return the next turn; a message whose key is closed joins those that wait for the key."""
-        while self._steps_left > 0 and (turn := self._lanes.next(self._now_ns)) is not None:
-            if (closed := self.closed_for(turn.message, self._now_ns)) is None:
-                return turn
-            self._steps_left -= 1
-            self._lanes.remove(turn.message)
-            self._join(turn.message, *closed)
-        return None
 
     def closed_for(self, message: Queued, now_ns: int) -> tuple[Hashable, int, WaitReason] | None:
         """Return the key that a message, of any line, must wait for, until when, and why; else None."""
@@ -283,38 +226,62 @@ class UpstreamQueue:
                     return key, closed.until_ns or AT_ONCE_NS, closed.why
         return None
 
+    def _look(self, now_ns: int) -> Turn | None:
+        """Advance the line to an instant, and return the next turn."""
+        self._now_ns, self._steps_left = now_ns, SLICE
+        while self._steps_left > 0 and (due := self._waiting.pop_due(now_ns)) is not None:
+            self._steps_left -= 1
+            if isinstance(due, _ClosedKey):
+                self._let_next_come(due)
+            else:
+                self.put(due, State.WAITING, ready_at_ns=due.due_at_ns)
+        self._full = {place: its for place, its in self._full.items() if its[1] > now_ns}
+        turn, (blocked, _) = self._next(), self._full.get(None, (None, 0))
+        # Another message that is first by now may need less room.
+        return None if turn is not None and turn.message is blocked else turn
+
+    def _next(self) -> Turn | None:
+        """Return the next turn; a message whose key is closed joins those that wait for the key."""
+        while self._steps_left > 0 and (turn := self._lanes.next(self._now_ns, self._full)) is not None:
+            if (closed := self.closed_for(turn.message, self._now_ns)) is None:
+                return turn
+            self._steps_left -= 1
+            self._lanes.remove(turn.message)
+            self._join(turn.message, *closed)
+        return None
+
     def _join(self, message: Queued, key: Hashable, until_ns: int, why: WaitReason) -> None:
         """Let a message wait for a key: behind the others, or before them if it came back for this key."""
-        message.why, key_and_lane = why, (key, self._lanes.home_of(message.lane))
-        if (closed := self._keys.get(key_and_lane)) is None:
-            closed = self._keys[key_and_lane] = _ClosedKey()
-            closed.key_and_lane, closed.why, closed.until_ns = key_and_lane, why, until_ns
+        key_and_lane, asked = (key, self._lanes.home_of(message.lane)), self._asking.pop(message, None)
+        if is_new := key_and_lane not in self._keys:
+            self._keys[key_and_lane] = _ClosedKey()
+        closed = self._keys[key_and_lane]
+        if is_new or closed is asked:
+            closed.key_and_lane, closed.until_ns, closed.why = key_and_lane, until_ns, why
             self._waiting.add(until_ns, closed)
-        if self._asking.get(message) is closed:
-            del self._asking[message]
-            closed.put(message, is_in_front=True)
-            closed.until_ns = until_ns
-            self._waiting.add(until_ns, closed)
-        else:
-            closed.put(message, is_in_front=message in self._lanes.firsts)
-            self._resolve(message)
+        message.why = why
+        closed.put(message, is_in_front=closed is asked or message in self._lanes.firsts)
+        if asked is not None and asked is not closed:
+            self._let_next_come(asked)
         self._noticed(message)
+
+    def _open(self, keys: Iterable[_ClosedKey]) -> None:
+        """Ask for keys at once; of some of them a message is asking already."""
+        for key in keys:
+            if key.until_ns is not None:
+                self._let_next_come(key)
 
     def _let_next_come(self, key: _ClosedKey) -> None:
         """Let the first message of a key ask for the key; a key without messages is open."""
+        key.until_ns = None
         if not key:
             del self._keys[key.key_and_lane]
             return
-        key.until_ns, message = None, key.first()
+        message = key.first()
         key.discard(message)
         self._asking[message] = key
         message.why = NO_REASON
         self._place(message, is_in_front=True)
-
-    def _open(self, key: _ClosedKey | None) -> None:
-        """Ask for a key at once, unless a message is already asking."""
-        if key is not None and key.until_ns is not None:
-            self._let_next_come(key)
 
     def _resolve(self, message: Queued) -> None:
         """Let the next message of a key come: the one that came back got its grant, or waits elsewhere."""
@@ -338,9 +305,9 @@ class UpstreamQueue:
         if isinstance(key := message.spot, _ClosedKey):
             is_first = key.first() is message
             key.discard(message)
-            if is_first:
+            if is_first and key:
                 # The message behind it may need less room.
-                self._open(key)
+                self._open([key])
         message.spot = None
 
     def _returns(self, message: Queued, why: WaitReason) -> bool:
@@ -353,7 +320,7 @@ class UpstreamQueue:
     def _is_current(self, at_ns: int, entry: Queued | _ClosedKey) -> bool:
         """Return whether an entry of the heap is current; moves leave stale entries behind."""
         if isinstance(entry, _ClosedKey):
-            return entry.until_ns == at_ns and self._keys.get(entry.key_and_lane) is entry
+            return entry.until_ns == at_ns
         return entry.spot is self and entry.due_at_ns == at_ns
 
 

@@ -23,7 +23,7 @@ from relay.mail.dsn import Notify
 from relay.mail.envelope import Envelope, QueueId
 from relay.mail.report import Reason, ReportedMessage, ReportedRecipient, report
 from relay.policy.model import Policy
-from relay.queue.queued import Queued, State, WaitReason
+from relay.queue.queued import Queued, State, WaitKind, WaitReason
 from relay.queue.queues import Queues
 from relay.queue.upstream_queue import SLICE
 from relay.sender.host import Host, seconds, woken
@@ -230,7 +230,7 @@ class LateMail:
         for number, queue_id in enumerate(self._queue.ids()):
             if number % SLICE == 0:
                 await asyncio.sleep(0)
-            queued = self._queue.get(queue_id)
+            queued = next(iter(self._queue.parts(queue_id)), None)
             if queued is None or not self._is_late(queued):
                 continue
             (message,) = await self._settling.load([queue_id])
@@ -239,25 +239,27 @@ class LateMail:
             late = [i for i in message.left if message.envelope.tells_of(i, Notify.DELAY)]
             if not late:
                 # The sender wanted a warning only for recipients that are done: do not look again.
-                self._queue.warned(queue_id)
+                queued.is_warned = True
             elif not await self._settling.warn(message, *self._told(queued, late)):
                 break  # no slot for this message, nor for those behind it
 
     def _is_late(self, queued: Queued) -> bool:
         after_ns = self._settling.terms.warn_after_ns
+        if after_ns is None or queued.is_warned or not queued.origin.reverse_path:
+            return False
         age_ns = self._clock.boottime_ns() - queued.arrived_at_ns
-        is_to_be_told = queued.state in (State.WAITING, State.DEFERRED) and not queued.is_warned
-        return after_ns is not None and age_ns >= after_ns and is_to_be_told and queued.reverse_path != ""
+        return age_ns >= after_ns and queued.state in (State.WAITING, State.DEFERRED)
 
     def _told(self, queued: Queued, late: Sequence[int]) -> tuple[Sequence[Note], int]:
         """Return the notes for its sender, and until when at least its recipients are tried (wall clock)."""
         wall_ns, replies = self._clock.wall_ns(), self._settling.replies.get(queued.queue_id, {})
         # RFC 3463, 3.5: X.4.5 is mail system congestion, as a full window or a pause is.
         status, why = "4.4.5", "the next mail server accepts no more mail from here at the moment"
+        is_refused = queued.state is State.DEFERRED and queued.why.kind is WaitKind.REFUSAL
         if queued.state is State.DEFERRED:
-            status = UNKNOWN_STATUS if queued.refusal is None else queued.refusal.status
-            why = queued.reason or "refused for now"
-        if queued.refusal is None:
+            status = queued.why.status if is_refused else UNKNOWN_STATUS
+            why = queued.why.text or "refused for now"
+        if not is_refused:
             replies = {}
         notes = [replies.get(i) or Note(i, status, "expired", why, None, wall_ns) for i in late]
         age_ns = self._clock.boottime_ns() - queued.arrived_at_ns

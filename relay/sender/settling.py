@@ -202,7 +202,8 @@ class Settling:
                 if await self._write(what):
                     self._published(message.queue_id, report, "warning")
                     self._keep(message._replace(is_warned=True))
-            self._queue.warned(message.queue_id)
+            for part in self._queue.parts(message.queue_id):
+                part.is_warned = True
             return True
 
     def _keep_replies(self, message: Message, notes: Sequence[Note]) -> None:
@@ -332,17 +333,18 @@ class Settling:
         if decision.next is Next.FINISH:
             self._queue.end_part(queued)
             return
-        which = recipients_left(attempt.message, queued, decision.gone())
-        line.attempted(queued, decision.tried, decision.refusals, which)
+        line.note_left(queued, recipients_left(attempt.message, queued, decision.gone()))
+        queued.past = queued.past.but(tried=decision.tried, refusals=decision.refusals)
         why = WaitReason(decision.reason, WaitKind.REFUSAL, decision.status)
+        now_ns = self._clock.boottime_ns()
         match decision.next:
             case Next.GIVE_BACK:
                 line.give_back(queued, why)
             case Next.AGAIN:
-                line.again(queued, why)
+                # Ready from now on: otherwise a large message stays overdue for all its transactions.
+                line.put_back(queued, State.WAITING, why=why, ready_at_ns=now_ns)
             case Next.POSTPONE:
-                due_at_ns = self._clock.boottime_ns() + decision.back_off_ns
-                line.postpone(queued, due_at_ns, why)
+                line.put_back(queued, State.DEFERRED, why=why, due_at_ns=now_ns + decision.back_off_ns)
 
 
 class Backlog(NamedTuple):

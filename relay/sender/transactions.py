@@ -17,7 +17,7 @@ from relay.clock import SECOND_NS
 from relay.mail.dsn import NOTHING_ASKED
 from relay.mail.rewriting import FRONT_BYTES, Rewritten
 from relay.mail.text import clean
-from relay.queue.queued import Queued, WaitReason
+from relay.queue.queued import Queued, State, WaitReason
 from relay.queue.routes import Because
 from relay.sender.attempt import Attempt, OfferedExtensions
 from relay.sender.pausing import Pausing
@@ -346,4 +346,4 @@ class Transactions:
         self._spool_thread.tell(error)
         due_at_ns = self._clock.boottime_ns() + self._spool_thread.unreadable_retry_ns
         why = WaitReason(f"cannot be read now: {clean(str(error))}")
-        self._line.postpone(queued, due_at_ns, why)
+        self._line.put_back(queued, State.DEFERRED, why=why, due_at_ns=due_at_ns)

@@ -230,7 +230,7 @@ class Listing:
                 if part.is_sitting_out:
                     return Forecast(None, RESTS)
                 # If only a limit of its own key holds the message, its reason says so.
-                return forecast._replace(held_by=forecast.held_by or part.reason)
+                return forecast._replace(held_by=forecast.held_by or part.why.text)
             case State.DEFERRED:
                 soonest = account.at(Load(1, part.recipients_left, part.size_bytes))
                 if soonest.eta_ns is None or soonest.eta_ns > part.due_at_ns:
@@ -246,10 +246,10 @@ class Listing:
             QueueState(queued.state.value),
             queued.size_bytes,
             shown.arrival_at_ns or queued.arrived_at_ns + self._to_wall_ns,
-            queued.reverse_path,
+            origin.reverse_path,
             queued.recipients_left,
             shown.recipients[: queued.recipients_left],
-            (self._paused.get(queued.upstream) if queued.state is State.WAITING else "") or queued.reason,
+            (self._paused.get(queued.upstream) if queued.state is State.WAITING else "") or queued.why.text,
             queued.due_at_ns + self._to_wall_ns if queued.state is State.DEFERRED else None,
             None if forecast.eta_ns is None else forecast.eta_ns + self._to_wall_ns,
             queued.upstream,

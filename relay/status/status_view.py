@@ -18,6 +18,7 @@ from relay.policy.source import differences
 from relay.queue.lanes import DEFAULT_LANE
 from relay.queue.lines import Sums, total
 from relay.queue.queued import State
+from relay.queue.routes import Because
 from relay.sender.account import is_mended
 from relay.sender.sender import Sender
 from relay.sender.upstreams import UpstreamView
@@ -202,9 +203,9 @@ class StatusView:
 
     def _load(self, name: str) -> Load:
         """Return what waits in a line; a message in parts counts in each line that has a part."""
-        counts = self._sender.queue.line(name).counts
-        sums = total(counts.by_lane(State.WAITING).values())
-        return Load(counts.parts(State.WAITING), sums.recipients, sums.size_bytes)
+        counts = self._sender.queue.line(name).counts.of(State.WAITING)
+        sums = total([its for _, its in counts])
+        return Load(sums.parts, sums.recipients, sums.size_bytes)
 
     def _drained_at_ns(self, forecast: AccountForecast, view: UpstreamView | None, load: Load) -> int | None:
         """Return wall clock; None if that is unknown."""
@@ -226,7 +227,7 @@ class StatusView:
             return held_by
         # If only a limit of its own key holds the message, its reason says so.
         waiting = (each for each in self._sender.queue.line(name) if each.state is State.WAITING)
-        return next((each.reason for each in waiting), "")
+        return next((each.why.text for each in waiting), "")
 
     def _counted(self, state: State) -> QueueCounts:
         its = total(self._sender.queue.counts(state).values())
@@ -263,7 +264,8 @@ class StatusView:
         is_known = self.condition is not Condition.DOWN
         for route, numbers in route_numbers_of(settings).items():
             choice = queue.choice_of(route, now_ns)
-            counts, since_ns = present.get(route, {}), queue.diverted_since_ns(route)
+            counts = present.get(route, {})
+            since_ns = None if choice.because is Because.PREFERRED else choice.since_ns
             # Mail that stands with a later upstream of the route waited too long for the chosen one.
             behind = route.upstreams[route.upstreams.index(choice.upstream) + 1 :]
             spills_to = tuple(name for name in behind if route.spill_after_ns and counts.get(name))

@@ -54,11 +54,11 @@ def test_init_lets_the_policys_role_only_use_the_tables(server: Server, url: str
         ("ALTER ROLE relay SET default_transaction_read_only = on", "session is read-only"),
         (
             "UPDATE relay.schema_version SET version = 2",
-            "version 2, this relay needs 1: install the relay that made them",
+            "version 2, this relay needs 1: install a newer relay",
         ),
         (
             "UPDATE relay.schema_version SET version = 0",
-            "version 0, this relay needs 1: install the relay that made them",
+            "version 0, this relay needs 1: run relay database upgrade",
         ),
         ("ALTER SYSTEM SET fsync = off", "fsync is off"),
         ("REVOKE USAGE ON SCHEMA relay FROM relay", "permission denied for schema relay"),

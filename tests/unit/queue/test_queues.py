@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from relay.mail.envelope import QueueId
 from relay.queue.lanes import DEFAULT_LANE, Arrangement, Lane
-from relay.queue.queued import NO_REASON, Past, Queued, RecipientsLeft, State, WaitReason, origin_of
+from relay.queue.queued import NO_REASON, Past, Queued, State, WaitReason, origin_of
 from relay.queue.queues import PROBE_SOUGHT_NS, Queues
 from relay.queue.routes import Availability, Because, Choice, Part, Route, choose, next_listed
 from relay.queue.upstream_queue import AT_ONCE_NS, ThrottledMessage
@@ -117,7 +117,7 @@ class AnyQueue(RuleBasedStateMachine):
                 line, waits = self.queue.line(name), list[ThrottledMessage]()
                 for part, answer in zip(line.take(may_take, self.now_ns), answers, strict=False):
                     assert part not in self.active
-                    assert part.reason == "", "it waits for nothing any more"
+                    assert part.why is NO_REASON, "it waits for nothing any more"
                     if answer == "goes":
                         line.granted(part, 1)
                         self.active[part] = name
@@ -142,22 +142,25 @@ class AnyQueue(RuleBasedStateMachine):
             case "back":
                 line.give_back(part, NO_REASON)
             case "again":
-                line.again(part, NO_REASON)
+                line.put_back(part, State.WAITING, ready_at_ns=self.now_ns)
             case _:
                 if fate == "unknown":
                     self.queue.stay_unknown(part, self.now_ns + 30)
-                line.postpone(part, self.now_ns + 5, NO_REASON)
+                line.put_back(part, State.DEFERRED, due_at_ns=self.now_ns + 5)
 
     @precondition(lambda self: self.left)
     @rule(which=st.integers(0), is_released=st.booleans())
     def is_held_by_hand(self, which: int, *, is_released: bool) -> None:
         queue_id = list(self.left)[which % len(self.left)]
         if before := self.queue.seize(queue_id):
-            self.queue.put_back(queue_id, before)
-            self.queue.hold(queue_id, NO_REASON)
+            self.queue.put_back(queue_id, dict.fromkeys(before, State.HELD))
             assert self.queue.state_of(queue_id) is State.HELD
             if is_released:
-                self.queue.release(queue_id)
+                self._is_released(queue_id)
+
+    def _is_released(self, queue_id: QueueId) -> None:
+        before = self.queue.seize(queue_id)
+        self.queue.put_back(queue_id, dict.fromkeys(before, State.WAITING), ready_at_ns=self.now_ns)
 
     @precondition(lambda self: self.left)
     @rule(which=st.integers(0), routes=st.lists(st.sampled_from(ROUTES), min_size=1, max_size=2, unique=True))
@@ -259,8 +262,6 @@ class AnyQueue(RuleBasedStateMachine):
         for route, told in self.told.items():
             choice = self.queue.choice_of(route, self.now_ns)
             assert told == (choice.upstream, choice.because)
-            is_diverted = self.queue.diverted_since_ns(route) is not None
-            assert is_diverted is (choice.because is not Because.PREFERRED)
 
     def _is_in_place(self) -> None:
         """Check that every part stands where its route says, unless it may not move or is a probe."""
@@ -276,8 +277,7 @@ class AnyQueue(RuleBasedStateMachine):
             if part.past.unknown_until_ns > self.now_ns:
                 assert choice.because is Because.UNKNOWN
             elif choice.because is Because.PROBE:
-                # While one probe waits for room under a limit of its own, another message may probe.
-                probes[part.upstream] += not part.reason
+                probes[part.upstream] += 1
                 assert self.states[part.upstream].is_proving
             elif choice.because is Because.SPILL:
                 assert route.spill_after_ns is not None
@@ -285,11 +285,13 @@ class AnyQueue(RuleBasedStateMachine):
                 assert self.states[part.upstream].is_usable
             else:
                 assert part.upstream == choose(route, self.states, self.now_ns).upstream
-                waits = part.state is State.WAITING and route.spill_after_ns is not None
-                if waits and next_listed(route, part.upstream, self.states) is not None:
+                # Mail of a paused sender waits for the end of the pause, and does not spill.
+                waits = part.state is State.WAITING and not part.is_sitting_out
+                may_spill = waits and route.spill_after_ns is not None
+                if may_spill and next_listed(route, part.upstream, self.states) is not None:
                     since_ns = max(part.ready_at_ns, part.stands_since_ns)
                     assert self.now_ns < since_ns + (route.spill_after_ns or 0)
-        assert all(count <= 1 for count in probes.values())
+        assert all(count == 1 for count in probes.values())
 
     @invariant()
     def nothing_is_lost_or_twice(self) -> None:
@@ -323,7 +325,7 @@ class AnyQueue(RuleBasedStateMachine):
         for part in self.active:
             self.queue.line_of(part).give_back(part, NO_REASON)
         for queue_id in self.queue.ids():
-            self.queue.release(queue_id)
+            self._is_released(queue_id)
         for _ in range(500):
             settle(self.queue, self.now_ns)
             looks_ns = [self.queue.next_look_ns()]
@@ -351,8 +353,8 @@ DOWN, A_B = Availability(down_since_ns=0), Route(("a", "b"), 15)
 
 
 def failed_over(*numbers: int, sender: str = "") -> Queues:
-    """Return a queue whose mail goes by b, because a is down."""
-    queue = Queues()
+    """Return a queue whose mail goes by b, because a is down; each sender is a key."""
+    queue = Queues(lambda part: [part.sender])
     queue.use(("a", "b"), (A_B,))
     queue.set_availability("a", DOWN)
     for number in numbers:
@@ -425,7 +427,7 @@ def test_the_oldest_message_elsewhere_probes_if_the_first_candidate_proves_nothi
             queue.remove(first.queue_id)
         elif lost_by == "unknown":
             queue.stay_unknown(first, 10**12)
-        line.postpone(first, 10**12, NO_REASON)
+        line.put_back(first, State.DEFERRED, due_at_ns=10**12)
     settle(queue, 40)
     assert queue.next_look_ns() == 30 + PROBE_SOUGHT_NS
     settle(queue, 30 + PROBE_SOUGHT_NS)
@@ -436,11 +438,24 @@ def test_the_oldest_message_elsewhere_probes_if_the_first_candidate_proves_nothi
     assert line.take(9, 31 + PROBE_SOUGHT_NS) == [probe], "one at a time"
 
 
+def test_a_probe_that_waits_for_a_key_gives_way_to_a_message_of_another_sender() -> None:
+    queue = failed_over(1, 2)
+    prove(queue, 30)
+    (first,) = queue.line("a").take(9, 30)
+    queue.line("a").wait([ThrottledMessage(first, 10**12, first.sender, WaitReason("no room"))])
+    settle(queue, 30)
+    assert first.upstream == "b"
+    settle(queue, 30 + PROBE_SOUGHT_NS)
+    (second,) = queue.line("a").take(9, 30 + PROBE_SOUGHT_NS)
+    assert (first.sender, second.sender) == ("s1@x", "s2@x")
+    assert second.choice.because is Because.PROBE
+
+
 def test_a_message_of_unknown_outcome_probes_only_after_its_deadline() -> None:
     queue = failed_over(1)
     (part,) = queue.line("b").take(1, 20)
     queue.stay_unknown(part, 50)
-    queue.line("b").again(part, NO_REASON)
+    queue.line("b").put_back(part, State.WAITING)
     prove(queue, 30)
     assert part.upstream == "b"
     assert queue.next_look_ns() == 50
@@ -464,11 +479,11 @@ def test_a_move_to_another_upstream_forgets_refusals_and_the_senders_pause() -> 
     line = queue.line("a")
     (part,) = line.take(1, 0)
     line.sender_pauses.begin("s@x", 0, "553 not yours")
-    line.attempted(part, frozenset([0]), 2, RecipientsLeft(1))
+    part.past = part.past.but(tried=frozenset([0]), refusals=2)
     line.give_back(part, WaitReason("553 not yours"))
     assert line.take(1, 0) == []
     assert part.is_sitting_out
     queue.set_availability("a", Availability(0, pauses=((0, 99),)))
     settle(queue, 15)
-    assert (part.upstream, part.reason) == ("b", "")
+    assert (part.upstream, part.why) == ("b", NO_REASON)
     assert part.past == Past(frozenset([0]), paused_ns=15, either_paused_ns=15)

@@ -9,7 +9,6 @@ from relay.queue.lanes import DEFAULT_LANE, Arrangement, Lane, Price
 from relay.queue.queued import (
     NO_REASON,
     Queued,
-    RecipientsLeft,
     State,
     WaitKind,
     WaitReason,
@@ -53,10 +52,9 @@ Verb = Callable[[UpstreamQueue, Queued], object]
 VERBS: dict[str, tuple[Verb, tuple[State, ...]]] = {
     "take": (lambda line, _: line.take(1, 0), (A, A, D, H, R)),
     "give back": (lambda line, message: line.give_back(message, NO_REASON), (W, W, D, H, R)),
-    "again": (lambda line, message: line.again(message, NO_REASON), (W, W, D, H, R)),
     "wait": (lambda line, message: line.wait([waits(message, 100, "key")]), (W, W, D, H, R)),
-    "postpone": (lambda line, message: line.postpone(message, 100, NO_REASON), (W, D, D, H, R)),
-    "release": (lambda line, message: line.release(message), (W, A, W, W, R)),
+    "again": (lambda line, message: line.put_back(message, W), (W, W, D, H, R)),
+    "postpone": (lambda line, message: line.put_back(message, D, due_at_ns=100), (W, D, D, H, R)),
     "put back": (lambda line, message: line.put_back(message, H), (W, H, D, H, R)),
     "hold": (lambda line, message: line.put(message, H), (H, H, H, H, H)),
     "seize": (lambda line, message: line.put(message, A), (A, A, A, A, A)),
@@ -92,12 +90,12 @@ def test_no_verb_brings_back_a_message_that_left() -> None:
     assert (line.take(9, 10**9), len(line), line.next_look_ns()) == ([], 0, None)
 
 
-def test_give_back_goes_first_again_goes_last_and_postpone_waits_for_the_back_off() -> None:
+def test_give_back_goes_first_put_back_goes_last_and_a_deferred_message_waits_for_its_back_off() -> None:
     a, b, c, _ = messages = [a_message(name) for name in "abcd"]
     line = a_line(*messages)
     assert names(line.take(3, 0)) == "abc"
-    line.again(a, NO_REASON)
-    line.postpone(c, 50, NO_REASON)
+    line.put_back(a, W)
+    line.put_back(c, D, due_at_ns=50)
     line.give_back(b, NO_REASON)
     assert names(line.take(9, 49)) == "bda"
     assert line.next_look_ns() == 50
@@ -192,11 +190,11 @@ def test_mail_of_a_paused_sender_waits_and_a_refused_message_delays_none_of_it()
     assert line.take(1, 0) == bad[:1]
     line.granted(bad[0], 1)
     until_ns = line.sender_pauses.begin("bad", 0, "553 not yours")
-    line.attempted(bad[0], frozenset(), 1, RecipientsLeft(1))
+    bad[0].past = bad[0].past.but(refusals=1)
     line.give_back(bad[0], WaitReason("553 not yours"))
 
     assert names(line.take(9, 0)) == "g"
-    assert {each.reason for each in bad} == {"553 not yours"}
+    assert {each.why.text for each in bad} == {"553 not yours"}
     assert all(each.is_sitting_out and each.why.kind is WaitKind.SENDER_PAUSE for each in bad)
     assert (until_ns, line.next_look_ns()) == (FIRST_REST_NS, FIRST_REST_NS)
     assert {each.queue_id for each in line.take(2, until_ns)} == {"b0", "b1"}
@@ -224,12 +222,12 @@ def test_the_patience_of_a_lane_counts_from_when_a_message_may_go(verb: str) -> 
     line.granted(large, 1)
     match verb:
         case "again":
-            line.again(large, NO_REASON)
+            line.put_back(large, W, ready_at_ns=1000)
         case "back-off":
-            line.postpone(large, 1000, NO_REASON)
+            line.put_back(large, D, due_at_ns=1000)
         case "release":
             line.put(large, H)
-            line.release(large)
+            line.put(large, W, ready_at_ns=1000)
 
     assert large not in line.take(40, 1099)
     assert large in line.take(3, 1100)
@@ -265,7 +263,7 @@ def test_a_message_put_first_goes_before_all_lanes_until_it_is_granted() -> None
         line.give_back(wanted, NO_REASON)
     assert line.take(1, 0) == [wanted]
     line.granted(wanted, 1)
-    line.again(wanted, NO_REASON)
+    line.put_back(wanted, W)
     assert line.take(1, 0) != [wanted]
 
 

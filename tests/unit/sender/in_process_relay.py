@@ -180,7 +180,7 @@ class Relay:
         return self.log.getvalue()
 
     def queued(self, queue_id: QueueId) -> Queued | None:
-        return self.sender.queue.get(queue_id)
+        return next(iter(self.sender.queue.parts(queue_id)), None)
 
     async def until(self, condition: Callable[[], Any]) -> None:
         """Wait until the condition holds; fail on a fault of the relay or after the patience."""

@@ -337,6 +337,6 @@ async def test_a_rewritten_message_counts_as_it_is_sent(tmp_path: Path, limit: s
     async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, keys, REWRITES)) as relay:
         for number in range(4):
             relay.accept(sender=f"u{number}@here.example")
-        await relay.until(lambda: any("limit" in queued.reason for queued in relay.sender.queue))
+        await relay.until(lambda: any("limit" in queued.why.text for queued in relay.sender.queue))
 
         assert len(host.relayed) == 2
