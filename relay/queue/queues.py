@@ -393,6 +393,8 @@ def _carry_over(part: Queued, before: Sequence[Queued]) -> None:
         either_paused_ns=max(each.either_paused_ns for each in pasts),
     )
     part.choice, part.is_warned, part.ready_at_ns = last.choice, last.is_warned, last.ready_at_ns
+    if part.choice.because is Because.PROBE:
+        part.choice = part.choice._replace(because=Because.PREFERRED)  # one of the parts may probe again
     if part.state is State.WAITING and all(each.state is State.DEFERRED for each in was):
         # The spool stores the next attempt only for a whole message.
         part.state, part.due_at_ns = State.DEFERRED, max(each.due_at_ns for each in was)

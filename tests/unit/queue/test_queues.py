@@ -451,6 +451,18 @@ def test_a_probe_that_waits_for_a_key_gives_way_to_a_message_of_another_sender()
     assert second.choice.because is Because.PROBE
 
 
+def test_a_probe_that_an_edit_divides_probes_with_one_of_its_parts() -> None:
+    queue, other = failed_over(1), Route(("a", "b"), 16)
+    prove(queue, 30)
+    queue.use(("a", "b"), (A_B, other))
+    queue.sort_anew(message(1, Part(A_B, frozenset([0])), Part(other, frozenset([1]))), 30)
+    settle(queue, 30)
+    assert [(part.upstream, part.choice.because) for part in queue] == [
+        ("a", Because.PROBE),
+        ("b", Because.FAILOVER),
+    ]
+
+
 def test_a_message_of_unknown_outcome_probes_only_after_its_deadline() -> None:
     queue = failed_over(1)
     (part,) = queue.line("b").take(1, 20)
