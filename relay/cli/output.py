@@ -146,7 +146,7 @@ def _why(message: MessageView, at_ns: int, *, has_routes: bool) -> str:
     parts += [f"lane {message.lane}"] if message.lane else []
     parts += [message.reason] if message.reason else []
     kind, _, what = message.held_by.partition(" ")
-    if message.held_by and kind != "hold" and not (what and message.reason.endswith(what)):
+    if message.held_by and kind != "hold" and not message.reason.endswith(what or kind):
         parts.append(f"waits for {message.held_by}")
     if message.upstream_because:
         parts.append(f"through {message.upstream}, {message.upstream_because}")

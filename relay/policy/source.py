@@ -14,7 +14,6 @@ import functools
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -177,8 +176,12 @@ def _words(detail: ErrorDetails, steps: Steps) -> str:
 
 
 def _of_unknown_key(steps: Steps) -> str:
-    within = [at for above, at in pairwise((WHOLE, *steps[:-1])) if above not in _NAMED and at in _sections()]
-    known = sorted(_annotations(_sections()[within[-1] if within else WHOLE]))
+    within, is_name = WHOLE, False
+    for step in steps[:-1]:
+        if not is_name and step in _sections():
+            within = str(step)
+        is_name = not is_name and step in _NAMED
+    known = sorted(_annotations(_sections()[within]))
     # difflib is slow on long texts.
     guessed = str(steps[-1]).lower().replace("-", "_")[:_LONGEST_GUESSED]
     if near := difflib.get_close_matches(guessed, known, n=1):

@@ -244,7 +244,9 @@ def https_url(value: object, example: str, what_crosses: str) -> str:
     if found is None or "#" in found[0] or int((found["port"] or ":1")[1:]) not in range(1, 65536):
         raise ValueError(f"expected a URL such as {example}, without user, password and #")
     if found["scheme"] == "http" and not is_loopback_host(found["host"].strip("[]")):
-        raise ValueError(f"{what_crosses} would cross the network in the clear: write https")
+        raise ValueError(
+            f"{what_crosses} would cross the network in the clear: write https (http only to this host)"
+        )
     return found[0]
 
 
@@ -278,7 +280,7 @@ VariableName = Annotated[
 ]
 CredentialName = Annotated[
     str,
-    matching(r"(?!\.\.?\Z)[^/]{1,255}", "the name of a credential, without /"),
+    matching(r"(?!\.\.?\Z)[^/]{1,255}", "the name of a credential, without / and not . or .."),
     # An owner may write the password itself here by mistake.
     PlainSerializer(lambda _: "…"),
 ]

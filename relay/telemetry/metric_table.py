@@ -44,7 +44,7 @@ LAG_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
 # Name, type, labels, meaning.  Buckets as the type: a histogram.  `snapshot`: a gauge read at a scrape.
 _ROWS: tuple[tuple[str, str | tuple[float, ...], str, str], ...] = (
     ("relay_build_info", "snapshot", "version", "Always 1; the version is the label."),
-    ("relay_smtpd_connections_total", "counter", "listener", "Connections accepted."),
+    ("relay_smtpd_connections_total", "counter", "listener", "Connections admitted."),
     ("relay_smtpd_open_connections", "gauge", "listener", "Open connections."),
     ("relay_smtpd_rejects_total", "counter", "listener phase code",
      "4yz and 5yz replies to clients, by the phase that was refused and the reply code."),

@@ -150,3 +150,10 @@ def test_a_fault_is_reported_at_its_place_and_key(text: str, key: str, word: str
     assert ((fault.line, fault.column), fault.key) == (place, key)
     assert word in fault.message
     assert "hunter2" not in str(fault)
+
+
+@pytest.mark.parametrize("name", ["users", "lanes", "auth", "isp"])
+def test_a_suggestion_comes_from_the_section_whatever_an_upstream_is_called(name: str) -> None:
+    text = whole_policy(UPSTREAM="limits: [], auth: {user: a, pasword_file: f}")
+
+    assert "did you mean password_file?" in only_fault(text.replace("isp:", f"{name}:")).message
