@@ -98,7 +98,7 @@ def parse_notify(value: str) -> str:
     words = value.upper()
     if words != "NEVER" and not {*Notify}.issuperset(words.split(",")):
         raise MalformedParameters("NOTIFY is NEVER alone, or a list of SUCCESS, FAILURE and DELAY")
-    return words
+    return ",".join(dict.fromkeys(words.split(",")))
 
 
 def parse_ret(value: str) -> Ret:

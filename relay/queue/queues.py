@@ -256,7 +256,7 @@ class Queues:
             return before
         choice = choose(route, self._availabilities, now_ns)._replace(since_ns=before.since_ns)
         if choice == before:
-            return before
+            return self._choices.setdefault(route, before)
         if (choice.upstream, choice.because) != (before.upstream, before.because):
             choice = choice._replace(since_ns=now_ns)
             if route in self._routes:
@@ -348,7 +348,7 @@ class Queues:
                 is_better(route, name, choice.upstream, self._availabilities)
                 and not (line := self.line(name)).ready_count
                 and not line.counts.has(State.ACTIVE)
-                and line.closed_for(part, now_ns) is None
+                and line.has_room_for(part, now_ns)
             ):
                 return Choice(name, Because.PROBE, part.upstream)
         preferred = (part.part.route or self._default).upstreams[0]
@@ -359,8 +359,9 @@ class Queues:
     def _stays(self, part: Queued, route: Route, choice: Choice, now_ns: int) -> bool:
         """Return whether a part still has a reason to stand elsewhere than its route says."""
         if part.choice.because is Because.PROBE and part.upstream in self._proving:
-            # A message that waits for a key proves nothing; it goes back, and another one probes.
-            if part.state not in (State.WAITING, State.ACTIVE) or self.line_of(part).closed_for(part, now_ns):
+            # A message that has to wait proves nothing; it goes back, and another one probes.
+            may_go = part.state is State.ACTIVE or self.line_of(part).has_room_for(part, now_ns)
+            if part.state not in (State.WAITING, State.ACTIVE) or not may_go:
                 return False
             return is_better(route, part.upstream, choice.upstream, self._availabilities)
         was_spilled = part.choice.because is Because.SPILL and part.choice.instead_of == choice.upstream

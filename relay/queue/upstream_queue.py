@@ -226,6 +226,12 @@ class UpstreamQueue:
                     return key, closed.until_ns or AT_ONCE_NS, closed.why
         return None
 
+    def has_room_for(self, message: Queued, now_ns: int) -> bool:
+        """Return whether a message, of any line, need not wait for the account, its lane or a key."""
+        places = (None, self._lanes.home_of(message.lane))
+        is_full = any(self._full[place][1] > now_ns for place in places if place in self._full)
+        return not is_full and self.closed_for(message, now_ns) is None
+
     def _look(self, now_ns: int) -> Turn | None:
         """Advance the line to an instant, and return the next turn."""
         self._now_ns, self._steps_left = now_ns, SLICE
@@ -246,6 +252,17 @@ class UpstreamQueue:
             if (closed := self.closed_for(turn.message, self._now_ns)) is None:
                 return turn
             self._steps_left -= 1
+            key, _, why = closed
+            left = self._keys.get((key, self._lanes.home_of(turn.message.lane)))
+            if (
+                left is not None
+                and not left
+                and left.until_ns is not None
+                and why.kind is not WaitKind.SENDER_PAUSE
+            ):
+                # The message that closed the key has left: this one may need less room.
+                left.until_ns, self._asking[turn.message] = None, left
+                return turn
             self._lanes.remove(turn.message)
             self._join(turn.message, *closed)
         return None

@@ -108,7 +108,12 @@ class Shield:
         return outcome._replace(answers=tuple(answers), pause=pause)
 
     def recall(self, because: str) -> None:
-        """Take over a stop from before a restart or of another host; `because` is empty if there is none."""
+        """Take over a stop from before a restart or of another host; `because` is empty if there is none.
+
+        If another host ended this shield's own stop, all doubts are over here too.
+        """
+        if self._is_stopped and not because:
+            self.clear()
         self._is_stopped, self._why = because != "", because
 
     def clear(self) -> None:

@@ -162,7 +162,7 @@ def test_no_verb_acts_on_a_relay_of_another_spool(operator: Operated, tmp_path: 
     with operator.relay:
         (queue_id,) = operator.deferred(1)
         delete = ("queue", "delete", queue_id, "--policy", other)
-        assert "--spool DIR asks the one on DIR" in operator.run(*delete, code=os.EX_CONFIG)
+        assert "--spool DIR asks the relay on DIR" in operator.run(*delete, code=os.EX_CONFIG)
         assert operator.run(*delete, "--spool", spool) == f"{queue_id}: deleted\n"
         Path(other).unlink()
         operator.run("status", "--policy", other, code=os.EX_CONFIG)

@@ -67,6 +67,16 @@ async def test_a_verb_acts_only_on_a_message_that_is_still_in_its_listed_state(t
     await relay.sender.stop()
 
 
+async def test_a_message_put_first_keeps_the_length_of_its_wait(tmp_path: Path) -> None:
+    relay, (queue_id,) = await a_relay(tmp_path, 1)
+    (part,) = relay.sender.queue.parts(queue_id)
+    waits_since_ns = part.ready_at_ns
+
+    assert await relay.operator.act("first", [queue_id]) == {queue_id: OK}
+    assert part.ready_at_ns == waits_since_ns
+    await relay.sender.stop()
+
+
 async def test_a_listing_shows_only_recipients_that_are_left(tmp_path: Path) -> None:
     script = Script(rcpt=turns("250 ok", *["451 4.2.1 later"] * 3))
     async with Smarthost(script) as host:

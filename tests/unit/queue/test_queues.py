@@ -438,6 +438,30 @@ def test_the_oldest_message_elsewhere_probes_if_the_first_candidate_proves_nothi
     assert line.take(9, 31 + PROBE_SOUGHT_NS) == [probe], "one at a time"
 
 
+@pytest.mark.parametrize("key", [None, ("lane", DEFAULT_LANE)])
+def test_a_probe_without_room_goes_back_where_mail_goes(key: tuple[str, str] | None) -> None:
+    queue = failed_over(1, 2)
+    queue.line("a").arrange(Arrangement())
+    prove(queue, 30)
+    (probe,) = queue.line("a").take(9, 30)
+    queue.line("a").wait([ThrottledMessage(probe, 10**12, key, WaitReason("no room"))])
+    for now_ns in (30, 30 + PROBE_SOUGHT_NS):
+        settle(queue, now_ns)
+        assert [part.upstream for part in queue] == ["b", "b"]
+    settle(queue, 10**12 + PROBE_SOUGHT_NS)
+    assert len(queue.line("a").take(9, 10**12 + PROBE_SOUGHT_NS)) == 1
+
+
+def test_messages_of_a_route_share_their_choice() -> None:
+    queue = Queues()
+    queue.use(("a",), ())
+    queue.move_on(0)
+    for number in (1, 2):
+        queue.add(*message(number, Part()), now_ns=number)
+    one, other = queue
+    assert one.choice is other.choice
+
+
 def test_a_probe_that_waits_for_a_key_gives_way_to_a_message_of_another_sender() -> None:
     queue = failed_over(1, 2)
     prove(queue, 30)

@@ -159,6 +159,17 @@ def test_a_message_that_leaves_its_key_lets_the_next_one_go() -> None:
     assert names(line.take(9, 100)) == "c"
 
 
+def test_a_key_whose_last_message_left_is_asked_again_by_the_next() -> None:
+    large, small = [a_message(name, "k") for name in ("large", "small")]
+    line = a_line(large)
+    line.wait([waits(each, 100, "k") for each in line.take(1, 0)])
+    line.leave(large)
+    line.enter(small)
+    assert line.take(9, 1) == [small]
+    line.wait([waits(small, 50, "k")])
+    assert (line.take(9, 49), line.take(9, 50)) == ([], [small])
+
+
 def test_a_grant_costs_the_same_in_a_long_line_behind_a_key_as_in_a_short_one() -> None:
     asked = 0
 

@@ -150,6 +150,13 @@ def test_the_shield_only_takes_bounces_back(turns: list[tuple[list[Answer], int]
         assert is_tripped <= (outcome.pause is not None)
 
 
+def test_a_stop_that_another_host_ended_needs_a_whole_row_of_new_refusals() -> None:
+    shield = Shield(3)
+    assert _tell(shield, "u0D u1D u2S") == "u0D u1D u2S"
+    shield.recall("")
+    assert _tell(shield, "u3D u4D u5S") == "u3D u4D u5S"
+
+
 def test_only_a_little_of_a_long_refusal_is_kept() -> None:
     lines = tuple(f"{number} and {UNKNOWN}" for number in range(2000))
     reply = Reply(550, None, " ".join(lines)[:2000], lines)
