@@ -84,12 +84,16 @@ class AccountRow:
         """Read the row each time another host changed one, for ever."""
         database = self._account.database
         while True:
-            with contextlib.suppress(psycopg.Error, SecretError):  # the history reports them
+            # The history reports these errors; a lack of threads or descriptors ends.
+            with contextlib.suppress(psycopg.Error, SecretError, OSError, RuntimeError):
                 parameters = await asyncio.to_thread(database.parameters)
                 connecting = psycopg.AsyncConnection.connect(database.url, autocommit=True, **parameters)
-                async with await connecting as connection:
+                async with (
+                    await connecting as connection,
+                    # Closed first: it holds the connection's lock between two notifications.
+                    contextlib.aclosing(connection.notifies()) as notifications,
+                ):
                     await connection.execute("LISTEN relay_account")
-                    notifications = connection.notifies()
                     while True:  # the first time, because the row may have changed before LISTEN
                         await asyncio.to_thread(self.look)
                         on_news()

@@ -13,7 +13,6 @@ postgresql/     for hosts that share a queue in a database (database/)
 What the engines use:
 message/        a message: the format of its file, reading, drafts, notes
 root/           the folder of a spool: its locks, the trigger, headroom, corrupt/
-identity        queue ids, also of reports
-errors          translates errors of the kernel
+identity        queue ids, also of reports; `errors` translates errors of the kernel
 disk/           the disk: its interface, files that are replaced whole, batches of syncs, errors
 """

@@ -100,7 +100,10 @@ class LastingConnection:
         self._is_begun = True
         try:
             if self._connection is None or self._connection.closed:
-                self._connection = psycopg.connect(self._database.url, **self._database.parameters())
+                try:
+                    self._connection = psycopg.connect(self._database.url, **self._database.parameters())
+                except OSError as error:  # psycopg waits by a selector, which needs a descriptor
+                    raise DatabaseError(in_words(error)) from error
                 self._connection.add_notice_handler(
                     lambda told: self._warnings.append(str(told.message_primary))
                 )

@@ -131,12 +131,15 @@ class LogSpool(BaseSpool):
         orphans = list(abandoned(self._disk, self._layout.long))
         queued, positions = checkpoint.read(self._disk, self._layout, partial(self._aside.keep, "checkpoint"))
         streams = Streams(self._disk, self._layout, queued, positions)
-        has_damage = False
+        damaged: list[tuple[Segment, ReadGroup]] = []
         # Read the messages before the sender's stream, which says what became of them.
         for segment, group in chain(streams.read_new(None), streams.replay_sender()):
             _take_in(queued, segment, group)
+            if group.damages:
+                damaged.append((segment, group))
+        # After all was read: a reading that fails is repeated from the beginning.
+        for segment, group in damaged:
             self._keep_damage(segment, group)
-            has_damage = has_damage or bool(group.damages)
         writer = StreamWriter(self._disk, self._layout, SENDER, self._segment_bytes, streams.end_of_sender())
         journal = Journal(queued, writer)
         cleaner = Cleaner(self._disk, self._layout, queued, journal)
@@ -144,7 +147,7 @@ class LogSpool(BaseSpool):
         self._ahead = deque(sorted(queued.places))
         with contextlib.suppress(OSError):
             self._remove_orphans(orphans)
-            if has_damage:
+            if damaged:
                 self._checkpoint(self._found)
         return self._found
 
