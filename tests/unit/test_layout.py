@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests.changes import CHANGES
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "relay"
 
@@ -305,3 +307,7 @@ def test_every_path_in_prose_exists() -> None:
             if not (ROOT / path).exists()
         ]
     )
+
+
+def test_each_fault_of_make_changes_has_its_place_once() -> None:
+    assert [each.fault for each in CHANGES if (PACKAGE / each.file).read_text().count(each.stands) != 1] == []
