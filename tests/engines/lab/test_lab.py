@@ -21,7 +21,7 @@ from tests.engines.lab.filesystems import FILE_SYSTEMS
 from tests.system.demand import demand
 from tests.system.relay import PROJECT
 
-IMAGES = 63
+IMAGES = 48
 """The number of images for each file system and engine, in every `make test-all`."""
 MOST_UNMOUNTABLE = 1 / 20
 """A share of the images. btrfs refuses a superblock of which only some octets arrived: once in some 900."""

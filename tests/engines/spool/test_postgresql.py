@@ -491,7 +491,7 @@ def engine_in(url: str, root: str, folder: Path) -> Engine:
 
 @pytest.mark.parametrize(
     "every",
-    [pytest.param(7, marks=pytest.mark.full), pytest.param(1, marks=pytest.mark.crash(least_s=100))],
+    [pytest.param(13, marks=pytest.mark.full), pytest.param(1, marks=pytest.mark.crash(least_s=100))],
 )
 def test_a_conversion_cut_at_any_statement_loses_nothing_and_no_host_sends_a_copy(
     hosts: Hosts, server: Server, url: str, tmp_path: Path, every: int
