@@ -38,6 +38,8 @@ class Attempt:
     queued: Queued
     message: Message
     connection: Connection
+    read_at_ns: int
+    """When the message was read, or earlier (boottime)."""
     rewritten: Rewritten | None = None
     """The form that is sent, if a route rewrites it; settlement, reports and log use the original."""
     indices: list[int] = field(default_factory=list)

@@ -82,7 +82,7 @@ class Transactions:
 
     async def load(self, taken: Sequence[Queued], connections: list[Connection]) -> list[Attempt]:
         """Read messages.  Each that may go takes a connection off the list; the others leave ACTIVE."""
-        attempts: list[Attempt] = []
+        attempts, read_at_ns = list[Attempt](), self._clock.boottime_ns()
         messages = await self._settling.load([queued.queue_id for queued in taken])
         for queued, message in zip(taken, messages, strict=True):
             if message is None:
@@ -100,7 +100,7 @@ class Transactions:
                 except (Corrupt, Absent, Unavailable) as error:
                     self._unreadable(queued, error)
                     continue
-                attempt = Attempt(queued, message, connections[-1], rewritten=rewritten)
+                attempt = Attempt(queued, message, connections[-1], read_at_ns, rewritten=rewritten)
                 attempt.passes_dsn &= not self.offered_extensions.is_dsn_refused
                 if (unfit := attempt.connection.why_unfit(attempt.shape)) is None:
                     attempts.append(attempt)
@@ -221,8 +221,10 @@ class Transactions:
     async def _speak(self, attempt: Attempt, reservation: Reservation) -> Outcome:
         """Run the transaction; after an exception the connection has ended too."""
         connection, envelope = attempt.connection, attempt.sent_envelope
-        # The transaction ends before its slot may be given to another.
-        longest_ns = reservation.deadline_ns - self._clock.boottime_ns()
+        # The transaction ends before its slot may be given to another.  The time since the message was read
+        # counts too: after it, a shared queue may have given the message to another host.
+        waited_ns = reservation.reserved_at_ns - attempt.read_at_ns
+        longest_ns = reservation.deadline_ns - waited_ns - self._clock.boottime_ns()
         transaction = Transaction(
             envelope.reverse_path,
             tuple([envelope.recipients[index] for index in attempt.indices]),

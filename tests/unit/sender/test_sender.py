@@ -123,6 +123,37 @@ async def test_no_mail_command_is_sent_after_a_suspend_past_the_deadline(tmp_pat
         assert sum(command.startswith("MAIL") for command in host.commands) == len(host.relayed) == 2
 
 
+class SuspendedAsItLocks(Unsynced):
+    """A disk of a host that is suspended before the next `times` locks of a history, 2 h each."""
+
+    def __init__(self, clock: SuspendedClock) -> None:
+        super().__init__()
+        self._clock, self.times = clock, 0
+
+    def lock(self, path: str, *, wait: bool, is_shared: bool = False) -> int | None:
+        if self.times and "/history/" in path:
+            self._clock.slept_ns += 7200 * SECOND_NS
+            self.times -= 1
+        return super().lock(path, wait=wait, is_shared=is_shared)
+
+
+async def test_a_message_read_before_a_suspend_is_not_sent_but_read_again(tmp_path: Path) -> None:
+    """Another host with the same queue may have taken the message over meanwhile."""
+    clock = SuspendedClock()
+    disk, limit = SuspendedAsItLocks(clock), ", limits: [{messages: 100, per: 1h}]"
+    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, limit), disk, clock) as relay:
+        relay.accept()
+        await relay.until_empty()
+        disk.times = 3
+        relay.accept()
+        await relay.until_empty()
+
+        assert disk.times == 0
+        assert len(host.relayed) == 2
+        # The slot of the suspended reservation is wasted.
+        assert relay.account.throttle.view.usage()[0].used == 2
+
+
 QUEUED, BATCH = 6, 2
 
 
