@@ -77,7 +77,6 @@ class Section(BaseModel):
         return {key: value for key, value in write(self).items() if key not in unset}
 
     def given(self, keys: Iterable[str]) -> list[str]:
-        """Return the keys that have a value."""
         return [key for key in keys if getattr(self, key) is not None]
 
     def at_most_one(self, keys: Iterable[str], what: str) -> Iterator[Fault]:

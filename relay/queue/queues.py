@@ -360,8 +360,8 @@ class Queues:
         """Return whether a part still has a reason to stand elsewhere than its route says."""
         if part.choice.because is Because.PROBE and part.upstream in self._proving:
             # A message that has to wait proves nothing; it goes back, and another one probes.
-            may_go = part.state is State.ACTIVE or self.line_of(part).has_room_for(part, now_ns)
-            if part.state not in (State.WAITING, State.ACTIVE) or not may_go:
+            is_to_go = part.state is State.WAITING and self.line_of(part).has_room_for(part, now_ns)
+            if part.state is not State.ACTIVE and not is_to_go:
                 return False
             return is_better(route, part.upstream, choice.upstream, self._availabilities)
         was_spilled = part.choice.because is Because.SPILL and part.choice.instead_of == choice.upstream

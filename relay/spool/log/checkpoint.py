@@ -11,7 +11,6 @@ Guarantees, once `write` returned: both copies are durable.  Crash, or an error,
 than the other, and either is right, as nothing was removed.
 """
 
-import contextlib
 import json
 from collections.abc import Callable, Mapping
 
@@ -83,8 +82,7 @@ def read(disk: Disk, layout: LogLayout, on_damaged: Callable[[bytes, str], objec
         except FileNotFoundError:
             pass
         except (ValueError, TypeError, LookupError) as fault:
-            with contextlib.suppress(OSError):  # the other copy counts all the same
-                on_damaged(raw, str(fault))
+            on_damaged(raw, str(fault))
         except OSError as error:
             unread = error
     if unread is not None:
