@@ -13,8 +13,10 @@ UPGRADES: tuple[bytes, ...] = ()
 """SQL from each version of the tables to the next; the first entry leads from 1 to 2."""
 _GRANT: LiteralString = """
     GRANT USAGE ON SCHEMA relay TO {0};
-    GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA relay TO {0};
-    REVOKE INSERT, UPDATE, DELETE ON relay.schema_version FROM {0}
+    GRANT SELECT ON relay.schema_version TO {0};
+    GRANT SELECT, INSERT, UPDATE, DELETE
+        ON relay.account, relay.history, relay.mark, relay.owner, relay.message, relay.chunk, relay.answer
+        TO {0}
 """
 _HOSTS = """
     WITH claims AS (
