@@ -10,13 +10,13 @@ import errno
 import os
 import socket
 import sys
-from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from relay.clock import SystemClock
-from relay.control.operations import ABSENT, IS_DOWN, OK, UNCHANGED, Results, Session, Verb
+from relay.control.operations import ABSENT, OK, UNCHANGED, Session
 from relay.control.operator import Operator, values
 from relay.control.recorded import record, recorded_upstreams
 from relay.mail.envelope import QueueId
@@ -25,7 +25,7 @@ from relay.sender.host import Host
 from relay.sender.sender import Sender
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import open_spool
-from relay.status.snapshot import Condition, PolicyStatus, QueueState, Snapshot
+from relay.status.snapshot import Condition, PolicyStatus, Snapshot
 from relay.status.status_view import StatusView
 from relay.telemetry.events import Events, Level
 from relay.telemetry.metrics import Metrics, Telemetry
@@ -91,12 +91,6 @@ class OfflineOperator(Operator):
         await self._status_view.look_at_hosts()
         self._status_view.recorded = recorded_upstreams(self._policy, self._disk, self._clock)
         return await super().snapshot()
-
-    async def act(
-        self, verb: Verb, queue_ids: Sequence[QueueId], states: Sequence[QueueState] = ()
-    ) -> Results:
-        is_kept = verb != "first"
-        return await super().act(verb, queue_ids, states) if is_kept else dict.fromkeys(queue_ids, IS_DOWN)
 
     async def pause(self, upstream: str, asked: PauseAsked | None) -> str:
         """Have the next start pause the upstream; with None asked, have it use the upstream again."""

@@ -35,7 +35,6 @@ CHANGED = "its state has changed since it was listed; nothing was done"
 """For a message that was listed by its state."""
 CORRUPT_ADVICE = "send by hand what matters, then remove its file (docs/operating.md, Damaged files)"
 """For a message that is listed as corrupt: no verb acts on it."""
-IS_DOWN = "the relay is down; `first` works only on a running relay"
 FAULT = "a fault of the relay; see its log"
 UNANSWERED = "result unknown: the relay stopped answering; see its log, then repeat the command"
 ONLY_REPORT_LEFT = "only its report is left (reports.per_hour); `delete` ends it without the report"
@@ -43,7 +42,7 @@ ONLY_REPORT_LEFT = "only its report is left (reports.per_hour); `delete` ends it
 Results = Mapping[QueueId, str]
 """For each id: OK, UNCHANGED, ABSENT, BUSY, UNREAD, or the text of what went wrong."""
 
-Verb = Literal["hold", "release", "retry", "first", "bounce", "delete", "pause", "resume", "believe"]
+Verb = Literal["hold", "release", "retry", "bounce", "delete", "pause", "resume", "believe"]
 
 
 class Action(enum.Enum):
@@ -52,8 +51,6 @@ class Action(enum.Enum):
     HOLD = "hold"
     RELEASE = "release"
     RETRY = "retry"
-    FIRST = "first"
-    """End the back-off, and let the message go before all others of its account; in memory only."""
     BOUNCE = "bounce"
     BELIEVE = "believe"
     """Bounce the recipients whose refusals the shield doubts; the others go on."""
@@ -114,11 +111,6 @@ TABLE: Mapping[Verb, VerbRow] = {
         {**_actions(Action.RETRY, held=HELD_ALREADY), State.WAITING: Action.NOTHING},
         "Let deferred messages go now; limits still hold.",
         "has no back-off; nothing changed",
-    ),
-    "first": VerbRow(
-        "goes next in its account",
-        _actions(Action.FIRST, held=HELD_ALREADY),
-        "Let messages go before all others of their account, while this relay runs; limits still hold.",
     ),
     "bounce": VerbRow(
         "bounced",

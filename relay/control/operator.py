@@ -70,7 +70,7 @@ REMOVED = Answer(
 )
 HELD_REASON = WaitReason("held by the operator")
 
-_TOLD = {Action.HOLD: "held", Action.RELEASE: "released", Action.RETRY: "retried", Action.FIRST: "put_first"}
+_TOLD = {Action.HOLD: "held", Action.RELEASE: "released", Action.RETRY: "retried"}
 """The event of each action that moves a message."""
 
 _STATUS_WORDS: Mapping[Status, RecipientStatus] = {
@@ -343,7 +343,7 @@ class Operator:
             result = await (
                 self._end(parts[0], before, action, refusals)
                 if action.reads_content
-                else self._move(queue_id, action, before)
+                else self._move(queue_id, action)
             )
         except (Absent, Corrupt):
             self._settling.forget(queue_id)
@@ -360,25 +360,17 @@ class Operator:
             self._queue.put_back(queue_id, before)
         return result
 
-    async def _move(self, queue_id: QueueId, action: Action, before: Mapping[Queued, State]) -> str:
-        if action is not Action.FIRST:
-            # For RETRY too: if the relay is down, the hint makes the next start try the message at once.
-            at_ns = None if action is Action.HOLD else 0
-            is_held = {Action.HOLD: True, Action.RELEASE: False}.get(action)
-            await self._spool_thread.change(
-                Settlement(queue_id, _NOT_READ, next_attempt_at_ns=at_ns, is_held=is_held)
-            )
+    async def _move(self, queue_id: QueueId, action: Action) -> str:
+        # For RETRY too: if the relay is down, the hint makes the next start try the message at once.
+        at_ns = None if action is Action.HOLD else 0
+        is_held = {Action.HOLD: True, Action.RELEASE: False}.get(action)
+        await self._spool_thread.change(
+            Settlement(queue_id, _NOT_READ, next_attempt_at_ns=at_ns, is_held=is_held)
+        )
         self._events.tell(_TOLD[action], queue_id=queue_id)
         state, why = (State.HELD, HELD_REASON) if action is Action.HOLD else (State.WAITING, NO_REASON)
-        if action is Action.FIRST:
-            # A part that waits keeps the length of its wait.
-            self._queue.put_back(
-                queue_id, {part: was for part, was in before.items() if was is State.WAITING}
-            )
         states = dict.fromkeys(self._queue.parts(queue_id), state)
         self._queue.put_back(queue_id, states, why=why, ready_at_ns=self._status_view.clock.boottime_ns())
-        if action is Action.FIRST:
-            self._queue.put_first(queue_id)
         return OK
 
     async def _end(

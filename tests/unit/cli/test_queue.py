@@ -101,7 +101,6 @@ def test_verbs_act_on_the_named_messages_and_print_one_result_for_each(
         ("release", 0, "released"),
         ("release", 0, "was not held; nothing changed"),
         ("retry", 0, "has no back-off; nothing changed"),
-        ("first", 0, "goes next in its account"),
         ("bounce", 2, "bounced"),
         ("delete", 0, "deleted"),
     ):

@@ -30,7 +30,6 @@ CELLS: dict[Verb, tuple[Action | str, ...]] = {
     "hold": (Action.HOLD, Action.HOLD, Action.NOTHING, ONLY_REPORT_LEFT),
     "release": (Action.NOTHING, Action.NOTHING, Action.RELEASE, ONLY_REPORT_LEFT),
     "retry": (Action.NOTHING, Action.RETRY, HELD_ALREADY, ONLY_REPORT_LEFT),
-    "first": (Action.FIRST, Action.FIRST, HELD_ALREADY, ONLY_REPORT_LEFT),
     "bounce": (Action.BOUNCE, Action.BOUNCE, Action.BOUNCE, ONLY_REPORT_LEFT),
     "delete": (Action.DELETE, Action.DELETE, Action.DELETE, Action.END_REPORT),
     "resume": (Action.RETRY, Action.RETRY, Action.NOTHING, Action.NOTHING),
@@ -64,16 +63,6 @@ async def test_a_verb_acts_only_on_a_message_that_is_still_in_its_listed_state(t
     assert results == dict(zip(ids, (CHANGED, ABSENT, OK, OK), strict=True))
     relay.sender.queue.seize(ids[0])
     assert await operator.act("hold", ids[:1]) == {ids[0]: BUSY}
-    await relay.sender.stop()
-
-
-async def test_a_message_put_first_keeps_the_length_of_its_wait(tmp_path: Path) -> None:
-    relay, (queue_id,) = await a_relay(tmp_path, 1)
-    (part,) = relay.sender.queue.parts(queue_id)
-    waits_since_ns = part.ready_at_ns
-
-    assert await relay.operator.act("first", [queue_id]) == {queue_id: OK}
-    assert part.ready_at_ns == waits_since_ns
     await relay.sender.stop()
 
 
