@@ -340,18 +340,17 @@ def pause(target: Target, upstream: str, *, length_ns: int | None) -> int:
 
 @click.command()
 @click.argument("upstream")
-@click.option("--bounce", "believes", is_flag=True, help="First bounce the refusals that the shield doubts.")
 @target_options
-def resume(target: Target, upstream: str, *, believes: bool) -> int:
+def resume(target: Target, upstream: str) -> int:
     """Use UPSTREAM again although it is paused or stopped.
 
     Senders that it refused are tried again too.  One transaction goes first; the others follow once it
     has succeeded.  Limits still hold.  Refusals that the shield doubts (`relay queue` shows them) are
-    tried again, or with --bounce reported to their senders.
+    tried again.
     """
-    row = TABLE["believe" if believes else "resume"]
+    row = TABLE["resume"]
     with open_session(target) as session:
-        result = session.resume(upstream, believes=believes)
+        result = session.resume(upstream)
     return report_results({upstream: result}, {OK: row.done, UNCHANGED: row.already}, _NO_UPSTREAM)
 
 

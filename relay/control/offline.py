@@ -51,8 +51,6 @@ def offline(policy: Policy) -> Iterator[Session]:
 
 
 class _Offline(Session):
-    is_down = True
-
     def __init__(self, runner: asyncio.Runner, operator: "OfflineOperator") -> None:
         self._runner, self._operator = runner, operator
 
@@ -99,9 +97,7 @@ class OfflineOperator(Operator):
         is_new = record(self._policy, upstream, asked, self._disk, self._clock)
         return OK if is_new else UNCHANGED
 
-    async def resume(self, upstream: str, *, believes: bool = False) -> str:
-        if believes:
-            return "the relay is down; --bounce works only on a running relay"
+    async def resume(self, upstream: str) -> str:
         return await self.pause(upstream, None)
 
     async def _load_queue(self, queue_ids: Collection[QueueId] | None = None) -> None:

@@ -42,7 +42,7 @@ ONLY_REPORT_LEFT = "only its report is left (reports.per_hour); `delete` ends it
 Results = Mapping[QueueId, str]
 """For each id: OK, UNCHANGED, ABSENT, BUSY, UNREAD, or the text of what went wrong."""
 
-Verb = Literal["hold", "release", "retry", "bounce", "delete", "pause", "resume", "believe"]
+Verb = Literal["hold", "release", "retry", "bounce", "delete", "pause", "resume"]
 
 
 class Action(enum.Enum):
@@ -52,14 +52,12 @@ class Action(enum.Enum):
     RELEASE = "release"
     RETRY = "retry"
     BOUNCE = "bounce"
-    BELIEVE = "believe"
-    """Bounce the recipients whose refusals the shield doubts; the others go on."""
     DELETE = "delete"
     END_REPORT = "end without the report"
 
     @property
     def reads_content(self) -> bool:
-        return self in (Action.BOUNCE, Action.BELIEVE, Action.DELETE, Action.END_REPORT)
+        return self in (Action.BOUNCE, Action.DELETE, Action.END_REPORT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,7 @@ class VerbRow:
     actions: Mapping[State, Action | str]
     """The action for each state; a text says why nothing is done.  Empty: the verb acts on no message."""
     summary: str = ""
-    """Only of verbs that name messages.  The others name an upstream, and act on what its shield doubts."""
+    """Only of verbs that name messages.  `resume` acts on those that the upstream's shield doubts."""
     already: str = ""
     """The text for UNCHANGED."""
 
@@ -91,7 +89,6 @@ def _actions(
     }
 
 
-RESUMED = "resumed; one message goes first"
 TABLE: Mapping[Verb, VerbRow] = {
     "hold": VerbRow(
         "held",
@@ -122,14 +119,9 @@ TABLE: Mapping[Verb, VerbRow] = {
     ),
     "pause": VerbRow("paused", {}),
     "resume": VerbRow(
-        RESUMED,
+        "resumed; one message goes first",
         _actions(Action.RETRY, held=Action.NOTHING, reporting=Action.NOTHING),
         already="neither paused nor stopped; nothing changed",
-    ),
-    "believe": VerbRow(
-        RESUMED,
-        _actions(Action.BELIEVE, reporting=Action.NOTHING),
-        already="neither paused nor stopped, and its shield doubts no refusal; nothing changed",
     ),
 }
 VERBS = tuple(verb for verb, row in TABLE.items() if row.summary)
@@ -160,9 +152,6 @@ class PolicyInForce:
 
 class Session(ABC):
     """All methods raise Unreachable.  Ids match QUEUE_ID_PATTERN."""
-
-    is_down = False
-    """The relay is down: a snapshot reads its whole spool; a message named by its id is read alone."""
 
     @abstractmethod
     def ask(self, kind: type[_Kind], name: str, **arguments: object) -> Iterator[_Kind]:
@@ -235,9 +224,6 @@ class Session(ABC):
         """Begin no transaction.  Return OK once the pause is durable, ABSENT, or what went wrong."""
         return self._one(str, "pause", upstream=upstream, asked=asked)
 
-    def resume(self, upstream: str, *, believes: bool = False) -> str:
-        """Use it again, one transaction first.  Return OK, UNCHANGED, ABSENT, or what went wrong.
-
-        `believes`: apply the row `believe` of TABLE.
-        """
-        return self._one(str, "resume", upstream=upstream, believes=believes)
+    def resume(self, upstream: str) -> str:
+        """Use it again, one transaction first.  Return OK, UNCHANGED, ABSENT, or what went wrong."""
+        return self._one(str, "resume", upstream=upstream)

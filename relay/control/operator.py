@@ -40,7 +40,6 @@ from relay.policy.lane import route_number_sorter
 from relay.policy.source import PolicyError, parse_policy, policy_text
 from relay.queue.queued import NO_REASON, Queued, State, WaitReason
 from relay.sender.arrivals import sort
-from relay.sender.attempt import recipients_left
 from relay.sender.sender import Sender
 from relay.smtp.reply import Phase
 from relay.spool.disk.durable import RealDisk
@@ -106,7 +105,7 @@ class Operator:
 
     async def serve_others(self) -> None:
         """Carry out the verbs of operators on other hosts with the same queue, for ever."""
-        await self._other_hosts.serve(lambda verb, queue_ids, states: self._each(verb, queue_ids, {}, states))
+        await self._other_hosts.serve(self._each)
 
     async def _load_queue(self, queue_ids: Collection[QueueId] | None = None) -> None:
         """Load the queue, or these messages, into memory.  A running relay has them there already."""
@@ -262,7 +261,7 @@ class Operator:
         self, verb: Verb, queue_ids: Sequence[AskedId], states: Sequence[QueueState] = ()
     ) -> Results:
         await self._load_queue(queue_ids)
-        results = dict(await self._each(verb, queue_ids, states=states))
+        results = dict(await self._each(verb, queue_ids, states))
         unknown = [each for each, of in results.items() if of in (ABSENT, UNREAD)]
         if unknown and self._spool_thread.is_shared:
             results |= await self._other_hosts.act(verb, unknown, states)
@@ -277,18 +276,12 @@ class Operator:
             return f"paused, but the pause was not saved and ends at a restart: {why}"
         return OK
 
-    async def resume(self, upstream: str, *, believes: bool = False) -> str:
+    async def resume(self, upstream: str) -> str:
         if (shield := self._upstreams.shield(upstream)) is None:
             return ABSENT
-        suspects = shield.suspects
-        refusals: dict[QueueId, dict[int, Answer]] = {}
-        for suspect in suspects:
-            refusals.setdefault(suspect.queue_id, {})[suspect.index] = suspect.answer
-        results = await self._each("believe" if believes else "resume", list(refusals), refusals)
+        results = await self._each("resume", [queue_id for queue_id, _ in shield.suspects])
         if failed := set(results.values()) - {OK, UNCHANGED, ABSENT}:
             return f"some refused recipients could not be settled: {', '.join(sorted(failed))}"
-        if believes:
-            shield.believe(suspects)
         has_changed = self._upstreams.resume(upstream)
         # Crash here: the operator has no answer, and a restart may go on with the pause until asked again.
         if has_changed and (why := await self._upstreams.recorded(upstream)):
@@ -299,17 +292,13 @@ class Operator:
         self,
         verb: Verb,
         queue_ids: Sequence[QueueId],
-        refusals: Mapping[QueueId, Mapping[int, Answer]] | None = None,
         states: Collection[QueueState] = (),
     ) -> Results:
-        """Act on AT_ONCE messages at a time: they share syncs, and other work goes on in between.
-
-        `refusals`: those that the shield doubts, by the message and the index of the recipient.
-        """
+        """Act on AT_ONCE messages at a time: they share syncs, and other work goes on in between."""
         left, results = iter(dict.fromkeys(queue_ids)), dict[QueueId, str]()
         try:
             while some := list(islice(left, AT_ONCE)):
-                acting = (self._one(verb, each, (refusals or {}).get(each, {}), states) for each in some)
+                acting = (self._one(verb, each, states) for each in some)
                 results |= dict(zip(some, await asyncio.gather(*acting), strict=True))
         finally:
             self._sender.wake()
@@ -319,7 +308,6 @@ class Operator:
         self,
         verb: Verb,
         queue_id: QueueId,
-        refusals: Mapping[int, Answer],
         states: Collection[QueueState],
     ) -> str:
         """Make the message ACTIVE during the action; put it back as it was if the action fails."""
@@ -341,9 +329,7 @@ class Operator:
         before = self._queue.seize(queue_id)
         try:
             result = await (
-                self._end(parts[0], before, action, refusals)
-                if action.reads_content
-                else self._move(queue_id, action)
+                self._end(parts[0], action) if action.reads_content else self._move(queue_id, action)
             )
         except (Absent, Corrupt):
             self._settling.forget(queue_id)
@@ -373,9 +359,7 @@ class Operator:
         self._queue.put_back(queue_id, states, why=why, ready_at_ns=self._status_view.clock.boottime_ns())
         return OK
 
-    async def _end(
-        self, queued: Queued, before: Mapping[Queued, State], action: Action, refusals: Mapping[int, Answer]
-    ) -> str:
+    async def _end(self, queued: Queued, action: Action) -> str:
         message = await self._load(queued.queue_id)
         match action:
             case Action.BOUNCE:
@@ -385,20 +369,7 @@ class Operator:
                 await self._settling.delete(message, queued)
             case Action.END_REPORT:
                 await self._settling.end_silently(message, queued)
-            case _:
-                doubted = {index: refusals[index] for index in message.left if index in refusals}
-                if await self._settling.refuse(message, queued, doubted, "bounced"):
-                    self._put_back(message, before, doubted)
         return OK
-
-    def _put_back(self, message: Message, before: Mapping[Queued, State], gone: Collection[int]) -> None:
-        """Put back each part with its recipients left; end a part that has none."""
-        for part in self._queue.parts(message.queue_id):
-            if (left := recipients_left(message, part, gone)).recipients:
-                self._queue.line_of(part).note_left(part, left)
-                self._queue.line_of(part).put_back(part, before[part])
-            else:
-                self._queue.end_part(part)
 
     async def _corrupt(self) -> Mapping[str, str]:
         """Return for each corrupt message, as far as listed, why no verb ends it."""

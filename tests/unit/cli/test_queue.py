@@ -201,7 +201,7 @@ def test_pause_tells_a_relay_how_long_and_by_whom(up: Up, run: Run, monkeypatch:
     assert (upstream.paused_by, upstream.paused_until_ns) == ("anna", None)
     for verb in ("pause", "resume"):
         assert run(verb, "no/../such") == (1, "", "no/../such: there is no such upstream\n")
-    assert run("resume", "isp", "--bounce").out == "isp: resumed; one message goes first\n"
+    assert run("resume", "isp").out == "isp: resumed; one message goes first\n"
 
 
 @pytest.mark.usefixtures("policy_path")
@@ -212,5 +212,3 @@ def test_resume_ends_the_pause_of_a_stopped_relay(run: Run) -> None:
     assert json.loads(run("status", "--json").out)["upstreams"][0]["state"] == "paused"
     assert run("resume", "isp").out == "isp: resumed; one message goes first\n"
     assert run("resume", "isp").out == unchanged
-    code, _, err = run("resume", "isp", "--bounce")
-    assert (code, "works only on a running relay" in err) == (1, True)

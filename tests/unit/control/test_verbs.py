@@ -33,7 +33,6 @@ CELLS: dict[Verb, tuple[Action | str, ...]] = {
     "bounce": (Action.BOUNCE, Action.BOUNCE, Action.BOUNCE, ONLY_REPORT_LEFT),
     "delete": (Action.DELETE, Action.DELETE, Action.DELETE, Action.END_REPORT),
     "resume": (Action.RETRY, Action.RETRY, Action.NOTHING, Action.NOTHING),
-    "believe": (Action.BELIEVE, Action.BELIEVE, Action.BELIEVE, Action.NOTHING),
 }
 
 
