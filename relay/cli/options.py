@@ -215,8 +215,7 @@ def found_policy(target: Target) -> "Policy":
     client, policy = find_relay(target)
     if policy is not None:
         return policy
-    in_force = client.policy()
-    return parse_policy(in_force.text.encode(), in_force.path)
+    return parse_policy(client.policy().encode(), target.policy_path)
 
 
 def _policy_in(path: Path) -> "Policy":

@@ -60,7 +60,10 @@ MOST_PREVIEWED = 20
 """Messages that a verb lists before it is confirmed."""
 SOME_NOT_DONE = 1
 NOTHING_MATCHES = "no message in the queue matches"
-_NOT_DONE = {ABSENT: "there is no such message in the queue", BUSY: "it is in a transaction, try again later"}
+_NOT_DONE = {
+    ABSENT: "there is no such message in the queue; for a corrupt one see docs/operating.md",
+    BUSY: "it is in a transaction, try again later",
+}
 _NO_UPSTREAM = {ABSENT: "there is no such upstream"}
 
 

@@ -25,7 +25,7 @@ OK = "ok"
 UNCHANGED = "unchanged"
 """The message or the upstream is already in the state that the verb asks for."""
 ABSENT = "absent"
-"""There is no such message, or no such upstream."""
+"""There is no such upstream, or no such message; a corrupt message is a file in corrupt/."""
 UNREAD = "the relay is still reading its queue after the start; try again later"
 """For an id that is not in the queue so far, while a start still reads the queue."""
 BUSY = "busy"
@@ -33,8 +33,6 @@ BUSY = "busy"
 HELD_ALREADY = "held: release it first"
 CHANGED = "its state has changed since it was listed; nothing was done"
 """For a message that was listed by its state."""
-CORRUPT_ADVICE = "send by hand what matters, then remove its file (docs/operating.md, Damaged files)"
-"""For a message that is listed as corrupt: no verb acts on it."""
 FAULT = "a fault of the relay; see its log"
 UNANSWERED = "result unknown: the relay stopped answering; see its log, then repeat the command"
 ONLY_REPORT_LEFT = "only its report is left (reports.per_hour); `delete` ends it without the report"
@@ -142,14 +140,6 @@ class NotDone(Exception):  # noqa: N818 - as above
     """There is nothing to show, or no more of it; the text is ABSENT or says what went wrong."""
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyInForce:
-    path: Path
-    """The absolute path of the policy's file, which may have changed since it was loaded."""
-    text: str
-    """The policy in the form of a policy file, with absolute paths."""
-
-
 class Session(ABC):
     """All methods raise Unreachable.  Ids match QUEUE_ID_PATTERN."""
 
@@ -165,8 +155,9 @@ class Session(ABC):
     def snapshot(self) -> Snapshot:
         return self._one(Snapshot, "snapshot")
 
-    def policy(self) -> PolicyInForce:
-        return self._one(PolicyInForce, "policy")
+    def policy(self) -> str:
+        """Return the policy in force as the text of a policy file, with absolute paths."""
+        return self._one(str, "policy")
 
     def rows(self, wanted: Wanted = WHOLE_QUEUE) -> Iterator[list[MessageView]]:
         """Yield the queue, or part of it, in slices; of each message's recipients only the first ones.

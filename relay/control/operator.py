@@ -19,7 +19,6 @@ from pydantic import AfterValidator
 from relay.control.operations import (
     ABSENT,
     CHANGED,
-    CORRUPT_ADVICE,
     FAULT,
     OK,
     TABLE,
@@ -27,7 +26,6 @@ from relay.control.operations import (
     UNREAD,
     Action,
     NotDone,
-    PolicyInForce,
     Results,
     Verb,
 )
@@ -115,10 +113,9 @@ class Operator:
         await self._sender.look()
         return self._status_view.snapshot()
 
-    async def policy(self) -> PolicyInForce:
+    async def policy(self) -> str:
         # Without hooks: a URL may hold a secret, which is hidden, and no policy accepts such a URL.
-        without_hooks = self._status_view.policy.model_copy(update={"notify": ()})
-        return PolicyInForce(Path(self._status_view.policy_status.path), policy_text(without_hooks))
+        return policy_text(self._status_view.policy.model_copy(update={"notify": ()}))
 
     async def rows(
         self, filters: Filters = EVERYTHING, limit: int | None = None
@@ -265,8 +262,7 @@ class Operator:
         unknown = [each for each, of in results.items() if of in (ABSENT, UNREAD)]
         if unknown and self._spool_thread.is_shared:
             results |= await self._other_hosts.act(verb, unknown, states)
-        corrupt = await self._corrupt() if ABSENT in results.values() else {}
-        return {each: corrupt.get(each, of) if of == ABSENT else of for each, of in results.items()}
+        return results
 
     async def pause(self, upstream: str, asked: PauseAsked) -> str:
         if not self._upstreams.pause(upstream, asked):
@@ -371,14 +367,6 @@ class Operator:
                 await self._settling.end_silently(message, queued)
         return OK
 
-    async def _corrupt(self) -> Mapping[str, str]:
-        """Return for each corrupt message, as far as listed, why no verb ends it."""
-        try:
-            aside = await self._spool_thread.call(lambda spool: spool.set_aside(MOST_SET_ASIDE_LISTED))
-        except Unavailable:
-            return {}  # the results of the other messages must be told
-        return {each.name: f"corrupt: {each.reason}; {CORRUPT_ADVICE}" for each in aside}
-
     async def _load_anywhere(self, queue_id: QueueId) -> tuple[Message, MessageView | None]:
         """Return a message, and its view if another host has it.  Raises NotDone."""
         is_elsewhere = queue_id not in self._queue and self._spool_thread.is_shared
@@ -389,9 +377,7 @@ class Operator:
     async def _load(self, queue_id: QueueId) -> Message:
         """Raise NotDone if the message is not in the queue, or cannot be read."""
         if queue_id not in self._queue:
-            raise NotDone(
-                UNREAD if self._sender.is_reading else (await self._corrupt()).get(queue_id, ABSENT)
-            )
+            raise NotDone(UNREAD if self._sender.is_reading else ABSENT)
         (message,) = await self._spool_thread.read([queue_id])
         if isinstance(message, Absent | Corrupt):
             raise NotDone(ABSENT)

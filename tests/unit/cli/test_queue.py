@@ -25,7 +25,7 @@ from tests.unit.cli.control import Up, answering, code_of
 from tests.unit.cli.terminal import on_a_terminal
 
 ABSENT = "zzzzzzzzzzzzzzzz"
-NOT_THERE = f"{ABSENT}: there is no such message in the queue\n"
+NOT_THERE = f"{ABSENT}: there is no such message in the queue; for a corrupt one see docs/operating.md\n"
 SOME = ("--sender", "@x.example", "--sort", "size")
 STEERING = b"Subject: \x1b[2Jhi\r\n\r\n\xff\tend\r\n.\r\nlast"
 
