@@ -45,6 +45,7 @@ from relay.control.operations import (
     UNREAD,
     VERBS,
     NotDone,
+    Results,
     Session,
     Verb,
     VerbRow,
@@ -284,7 +285,7 @@ for _verb_of_messages in VERBS:
 def _act(
     session: Session, verb: Verb, queue_ids: Sequence[QueueId], states: Sequence[QueueState] = ()
 ) -> int:
-    results = dict.fromkeys(map(str, queue_ids), UNANSWERED) | session.act(verb, queue_ids, states)
+    results = session.act(verb, queue_ids, states)
     return report_results(results, {OK: TABLE[verb].done, UNCHANGED: TABLE[verb].already})
 
 
@@ -301,7 +302,9 @@ def _preview(row: VerbRow, found: Sequence[MessageView], snapshot: Snapshot) -> 
 
 
 def report_results(
-    results: Mapping[str, str], done: Mapping[str, str] | None = None, not_done: Mapping[str, str] = _NOT_DONE
+    results: Results | Mapping[str, str],
+    done: Mapping[str, str] | None = None,
+    not_done: Mapping[str, str] = _NOT_DONE,
 ) -> int:
     """Say for each name on stdout what was done, on stderr what was not; return the exit code."""
     failures: set[str] = set()

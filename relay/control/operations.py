@@ -62,9 +62,9 @@ class Action(enum.Enum):
 class VerbRow:
     done: str
     actions: Mapping[State, Action | str]
-    """The action for each state; a text says why nothing is done.  Empty: the verb acts on no message."""
+    """The action for each state; a text says why nothing is done.  Empty for a verb on an upstream."""
     summary: str = ""
-    """Only of verbs that name messages.  `resume` acts on those that the upstream's shield doubts."""
+    """Empty for a verb on an upstream."""
     already: str = ""
     """The text for UNCHANGED."""
 
@@ -117,9 +117,7 @@ TABLE: Mapping[Verb, VerbRow] = {
     ),
     "pause": VerbRow("paused", {}),
     "resume": VerbRow(
-        "resumed; one message goes first",
-        _actions(Action.RETRY, held=Action.NOTHING, reporting=Action.NOTHING),
-        already="neither paused nor stopped; nothing changed",
+        "resumed; one message goes first", {}, already="neither paused nor stopped; nothing changed"
     ),
 }
 VERBS = tuple(verb for verb, row in TABLE.items() if row.summary)

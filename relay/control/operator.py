@@ -275,9 +275,7 @@ class Operator:
     async def resume(self, upstream: str) -> str:
         if (shield := self._upstreams.shield(upstream)) is None:
             return ABSENT
-        results = await self._each("resume", [queue_id for queue_id, _ in shield.suspects])
-        if failed := set(results.values()) - {OK, UNCHANGED, ABSENT}:
-            return f"some refused recipients could not be settled: {', '.join(sorted(failed))}"
+        results = await self._each("retry", [queue_id for queue_id, _ in shield.suspects])
         has_changed = self._upstreams.resume(upstream)
         # Crash here: the operator has no answer, and a restart may go on with the pause until asked again.
         if has_changed and (why := await self._upstreams.recorded(upstream)):

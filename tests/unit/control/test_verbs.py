@@ -32,7 +32,6 @@ CELLS: dict[Verb, tuple[Action | str, ...]] = {
     "retry": (Action.NOTHING, Action.RETRY, HELD_ALREADY, ONLY_REPORT_LEFT),
     "bounce": (Action.BOUNCE, Action.BOUNCE, Action.BOUNCE, ONLY_REPORT_LEFT),
     "delete": (Action.DELETE, Action.DELETE, Action.DELETE, Action.END_REPORT),
-    "resume": (Action.RETRY, Action.RETRY, Action.NOTHING, Action.NOTHING),
 }
 
 
