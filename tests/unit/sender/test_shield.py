@@ -78,6 +78,29 @@ async def test_restarts_do_not_end_a_stop_and_bounce_nobody(tmp_path: Path) -> N
         assert len(host.relayed) == len(SUBSCRIBERS)
 
 
+async def test_an_upstream_is_used_again_even_if_a_refused_message_is_in_a_transaction(
+    tmp_path: Path,
+) -> None:
+    says = [CUT_OFF]
+    async with (
+        Smarthost(Script(rcpt=lambda _: says[0])) as host,
+        Relay(policy_of(tmp_path, host.port, rest=PATIENT)) as relay,
+    ):
+        ids = [
+            relay.accept(subscriber, sender=f"u{number % 3}@here.example")
+            for number, subscriber in enumerate(SUBSCRIBERS)
+        ]
+        await _stopped(relay)
+        before = {queue_id: relay.sender.queue.seize(queue_id) for queue_id in ids[:3]}
+        says[0] = "250 ok"
+        assert await relay.operator.resume("isp") == OK
+        for queue_id, states in before.items():
+            relay.sender.queue.put_back(queue_id, states)
+        hurry(300)
+        await relay.until_empty()
+        assert len(host.relayed) == len(SUBSCRIBERS)
+
+
 AN_OFFENCE = "421 4.7.0 too much from you, come back later"
 NOT_HIS = "553 5.7.1 Sender address rejected: not owned by user mjd"
 DENIED = "554 5.7.1 Relay access denied"
