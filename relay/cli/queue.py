@@ -176,10 +176,6 @@ def show(target: Target, ids: Sequence[QueueId], *, as_json: bool) -> int:
 @target_options
 def content(target: Target, ids: Sequence[QueueId]) -> int:
     """Print a message as stored; on a terminal, control characters are escaped."""
-    return _print_content(target, ids)
-
-
-def _print_content(target: Target, ids: Sequence[QueueId]) -> int:
     if len(ids) != 1:
         raise click.UsageError("name one message; several need `relay export --output DIR`")
     with open_session(target) as session:
@@ -187,17 +183,13 @@ def _print_content(target: Target, ids: Sequence[QueueId]) -> int:
 
 
 def _echo_content(chunks: Iterator[bytes]) -> None:
-    if not sys.stdout.isatty():
+    if sys.stdout.isatty():
+        text = b"".join(chunks).decode("utf-8", "replace").removesuffix("\n")
+        for line in text.split("\n"):
+            say(line.removesuffix("\r").expandtabs(1))
+    else:
         for chunk in chunks:
             click.echo(chunk, nl=False)
-        return
-    begun = b""
-    for chunk in chunks:
-        *lines, begun = (begun + chunk).split(b"\n")
-        for line in lines:
-            say(line.removesuffix(b"\r").decode("utf-8", "replace").expandtabs(1))
-    if begun:
-        say(begun.decode("utf-8", "replace").expandtabs(1))
 
 
 @click.command()
@@ -206,18 +198,17 @@ def _echo_content(chunks: Iterator[bytes]) -> None:
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
+    required=True,
     metavar="DIR",
     help="Write ID.eml and ID.json to this folder; existing files are not replaced.",
 )
-def export(target: Target, ids: Sequence[QueueId], *, output: Path | None) -> int:
+def export(target: Target, ids: Sequence[QueueId], *, output: Path) -> int:
     """Write messages of the queue as .eml, each with its envelope.
 
-    The content goes to stdout as it is stored.  With --output each message becomes two files: the content,
-    and the envelope with sender, state of each recipient, arrival and client.  `-` reads ids from stdin.
-    Works with the relay up or down, and changes nothing.
+    Each message becomes two files: the content as it is stored, and the envelope with sender, state of each
+    recipient, arrival and client.  `-` reads ids from stdin.  Works with the relay up or down, and changes
+    nothing.
     """
-    if output is None:
-        return _print_content(target, ids)
     try:
         output.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
