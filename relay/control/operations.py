@@ -53,10 +53,6 @@ class Action(enum.Enum):
     DELETE = "delete"
     END_REPORT = "end without the report"
 
-    @property
-    def reads_content(self) -> bool:
-        return self in (Action.BOUNCE, Action.DELETE, Action.END_REPORT)
-
 
 @dataclass(frozen=True, slots=True)
 class VerbRow:

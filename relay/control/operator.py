@@ -68,7 +68,7 @@ REMOVED = Answer(
 HELD_REASON = WaitReason("held by the operator")
 
 _TOLD = {Action.HOLD: "held", Action.RELEASE: "released", Action.RETRY: "retried"}
-"""The event of each action that moves a message."""
+"""The event of each action that moves a message; the other actions end it."""
 
 _STATUS_WORDS: Mapping[Status, RecipientStatus] = {
     Status.TODO: "to do",
@@ -283,10 +283,7 @@ class Operator:
         return OK if has_changed or OK in results.values() else UNCHANGED
 
     async def _each(
-        self,
-        verb: Verb,
-        queue_ids: Sequence[QueueId],
-        states: Collection[QueueState] = (),
+        self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
     ) -> Results:
         """Act on AT_ONCE messages at a time: they share syncs, and other work goes on in between."""
         left, results = iter(dict.fromkeys(queue_ids)), dict[QueueId, str]()
@@ -298,12 +295,7 @@ class Operator:
             self._sender.wake()
         return results
 
-    async def _one(
-        self,
-        verb: Verb,
-        queue_id: QueueId,
-        states: Collection[QueueState],
-    ) -> str:
+    async def _one(self, verb: Verb, queue_id: QueueId, states: Collection[QueueState]) -> str:
         """Make the message ACTIVE during the action; put it back as it was if the action fails."""
         parts, state = self._queue.parts(queue_id), self._queue.state_of(queue_id)
         if state is None:
@@ -320,11 +312,9 @@ class Operator:
             return action
         if action is Action.NOTHING:
             return UNCHANGED
-        before = self._queue.seize(queue_id)
+        before, result = self._queue.seize(queue_id), OK
         try:
-            result = await (
-                self._end(parts[0], action) if action.reads_content else self._move(queue_id, action)
-            )
+            await (self._move(queue_id, action) if action in _TOLD else self._end(parts[0], action))
         except (Absent, Corrupt):
             self._settling.forget(queue_id)
             return ABSENT
@@ -340,7 +330,7 @@ class Operator:
             self._queue.put_back(queue_id, before)
         return result
 
-    async def _move(self, queue_id: QueueId, action: Action) -> str:
+    async def _move(self, queue_id: QueueId, action: Action) -> None:
         # For RETRY too: if the relay is down, the hint makes the next start try the message at once.
         at_ns = None if action is Action.HOLD else 0
         is_held = {Action.HOLD: True, Action.RELEASE: False}.get(action)
@@ -351,9 +341,8 @@ class Operator:
         state, why = (State.HELD, HELD_REASON) if action is Action.HOLD else (State.WAITING, NO_REASON)
         states = dict.fromkeys(self._queue.parts(queue_id), state)
         self._queue.put_back(queue_id, states, why=why, ready_at_ns=self._status_view.clock.boottime_ns())
-        return OK
 
-    async def _end(self, queued: Queued, action: Action) -> str:
+    async def _end(self, queued: Queued, action: Action) -> None:
         message = await self._load(queued.queue_id)
         match action:
             case Action.BOUNCE:
@@ -363,7 +352,6 @@ class Operator:
                 await self._settling.delete(message, queued)
             case Action.END_REPORT:
                 await self._settling.end_silently(message, queued)
-        return OK
 
     async def _load_anywhere(self, queue_id: QueueId) -> tuple[Message, MessageView | None]:
         """Return a message, and its view if another host has it.  Raises NotDone."""
