@@ -109,12 +109,13 @@ def queue(
 
 def _listing(session: Session, snapshot: Snapshot, wanted: Wanted, *, as_json: bool) -> Iterator[str]:
     """Yield messages page by page, as they are found; say on stderr at the end if there are more."""
-    pages: Iterable[list[MessageView]] = session.rows(wanted)
+    pages: Iterable[list[MessageView]] = session.rows(wanted.filters)
     is_cut = False
-    if wanted.limit is not None:
+    if wanted.sort or wanted.limit is not None:
         # One message more than the limit shows whether the list is cut.
-        found = session.queue(replace(wanted, limit=wanted.limit + 1))
-        pages, is_cut = [found[: wanted.limit]], len(found) > wanted.limit
+        more = None if wanted.limit is None else wanted.limit + 1
+        found = session.queue(replace(wanted, limit=more))
+        pages, is_cut = [found[: wanted.limit]], len(found) == more
     if as_json:
         yield from ("\n".join(json.dumps(message_to_json(each)) for each in some) for some in pages if some)
     else:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from relay.mail.envelope import QueueId
 from relay.queue.queued import State
-from relay.status.filters import WHOLE_QUEUE, By, Filters, GroupRow, Wanted
+from relay.status.filters import EVERYTHING, WHOLE_QUEUE, By, Filters, GroupRow, Wanted
 from relay.status.snapshot import MessageView, QueueState, Snapshot
 
 if TYPE_CHECKING:
@@ -153,20 +153,17 @@ class Session(ABC):
         """Return the policy in force as the text of a policy file, with absolute paths."""
         return self._one(str, "policy")
 
-    def rows(self, wanted: Wanted = WHOLE_QUEUE) -> Iterator[list[MessageView]]:
-        """Yield the queue, or part of it, in slices; of each message's recipients only the first ones.
+    def rows(self, filters: Filters = EVERYTHING) -> Iterator[list[MessageView]]:
+        """Yield the messages that match in slices; of each message's recipients only the first ones.
 
-        Oldest first.  A sorted listing is sorted here and yielded at once, so the relay keeps no list.  The
-        queue changes meanwhile: a message that is there from the beginning to the end is listed once, one
-        that comes or goes is listed once or not at all.
+        Oldest first.  The queue changes meanwhile: a message that is there from the beginning to the end is
+        listed once, one that comes or goes is listed once or not at all.
         """
-        if wanted.sort:
-            yield wanted.arranged(self.queue(Wanted(wanted.filters)))
-        else:
-            yield from self.ask(list[MessageView], "rows", filters=wanted.filters, limit=wanted.limit)
+        return self.ask(list[MessageView], "rows", filters=filters)
 
     def queue(self, wanted: Wanted = WHOLE_QUEUE) -> list[MessageView]:
-        return [view for some in self.rows(wanted) for view in some]
+        """Sort and cut the listing here, so that the relay keeps no list."""
+        return wanted.arranged(view for some in self.rows(wanted.filters) for view in some)
 
     def summary(self, filters: Filters, by: By, limit: int | None = None) -> list[GroupRow]:
         """Return the row of all messages, then the `limit` rows with most messages."""

@@ -117,16 +117,10 @@ class Operator:
         # Without hooks: a URL may hold a secret, which is hidden, and no policy accepts such a URL.
         return policy_text(self._status_view.policy.model_copy(update={"notify": ()}))
 
-    async def rows(
-        self, filters: Filters = EVERYTHING, limit: int | None = None
-    ) -> AsyncGenerator[Sequence[MessageView], None]:
-        left = limit
+    async def rows(self, filters: Filters = EVERYTHING) -> AsyncGenerator[Sequence[MessageView], None]:
         async for some in self._listed(filters):
-            if views := [each.view for each in some[:left]]:
-                yield views
-            left = None if left is None else left - len(views)
-            if left == 0:
-                return
+            if some:
+                yield [each.view for each in some]
 
     async def summary(self, filters: Filters, by: By, limit: int | None = None) -> list[GroupRow]:
         adding = Summary(by)

@@ -31,6 +31,7 @@ def test_values_arrive_as_they_were_sent(tmp_path: Path) -> None:
         # Other processes write to this disk meanwhile.
         assert replace(client.snapshot(), disk=known.disk) == known
         assert client.queue() == up.do(up.relay.listed())
+        assert client.queue(Wanted(limit=1)) == client.queue()[:1]
         assert [each.queue_id for each in client.queue(Wanted(held, "size", 3))] == [second]
         assert client.policy() == up.do(operator.policy())
         assert client.plan(edited, tmp_path) == up.do(operator.plan(edited, tmp_path))

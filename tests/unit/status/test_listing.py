@@ -94,11 +94,9 @@ async def test_a_listing_is_oldest_first_in_whatever_order_mail_came(tmp_path: P
             relay.sender.queue.remove(name_of(number))
         fill(relay, 0, 10)
         listed = await relay.listed()
-        some = await relay.listed(Filters(senders=("3@x.example",)), 3)
-
-        assert await relay.listed(limit=3) == listed[:3]
+        some = await relay.listed(Filters(senders=("3@x.example",)))
     assert [each.queue_id for each in listed] == [name_of(number) for number in range(MANY)]
-    assert [each.queue_id for each in some] == [name_of(number) for number in (3, 10, 17)]
+    assert [each.queue_id for each in some[:3]] == [name_of(number) for number in (3, 10, 17)]
 
 
 async def test_a_corrupt_message_is_listed_behind_the_queue(tmp_path: Path) -> None:
