@@ -32,8 +32,6 @@ from relay.telemetry.metrics import Metrics, Telemetry
 from relay.telemetry.outcomes import OutcomeStore
 from relay.verdicts.account import PauseAsked
 
-MOST_NAMED = 32
-"""So many named messages are read alone; for more, all messages are claimed, a page at a time."""
 _END = object()
 _Kind = TypeVar("_Kind")
 
@@ -106,8 +104,8 @@ class OfflineOperator(Operator):
             self._is_begun = True
         if self._is_whole:
             return
-        is_of_many = queue_ids is None or len(queue_ids) > MOST_NAMED
-        if is_of_many or not await self._sender.read_only(queue_ids or ()):
+        # At most IDS_AT_ONCE messages are named in one call.
+        if queue_ids is None or not await self._sender.read_only(queue_ids):
             await self._sender.read()
             self._is_whole = True
 
