@@ -125,8 +125,6 @@ def _plain(value: Any) -> object:
             return str(value)
         case bytes():
             return base64.b64encode(value).decode("ascii")
-        case Mapping():
-            return dict(value)
         case _:
             pairs = ((each, getattr(value, each.name)) for each in fields(value))
             return {each.name: its for each, its in pairs if its != each.default}
