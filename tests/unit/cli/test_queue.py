@@ -184,7 +184,7 @@ def test_export_writes_files_that_only_their_owner_reads_and_replaces_none(
     (folder / f"{ids[1]}.json").unlink()
     made.damage(ids[2])
     code, _, err = run("export", *ids, "--output", str(folder))
-    assert (code, err.count("File exists"), f"{ids[2]}: there is no such message" in err) == (1, 2, True)
+    assert (code, err.count("File exists"), f"{ids[2]}: corrupt" in err) == (1, 2, True)
     # If one of a message's two files cannot be written, the other one is not left.
     assert {path.name for path in folder.iterdir()} == {f"{ids[0]}.json", f"{ids[1]}.eml"}
     assert run("export", ids[0], "--output", str(policy_path)).code == os.EX_CANTCREAT
