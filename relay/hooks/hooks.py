@@ -12,7 +12,6 @@ Does not: keep notices over a restart (the log has their events), or keep their 
 import asyncio
 import base64
 import contextlib
-import functools
 import hashlib
 import hmac
 import json
@@ -62,8 +61,8 @@ _FATES = {"bounced": HookEvent.BOUNCED, "expired": HookEvent.EXPIRED}
 @dataclass(slots=True)
 class _Hook:
     settings: HookSettings
-    waiting: dict[asyncio.Task[None], None] = field(default_factory=dict)
-    """A task for each notice, the oldest first."""
+    waiting: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    """The task of each notice, by its id; the oldest first."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_failing: bool = False
 
@@ -96,7 +95,7 @@ class Hooks:
     async def close(self) -> None:
         """Wait up to LAST_SECONDS for the notices that are left, drop the rest, and stop."""
         hooks, self._hooks = self._hooks.values(), {}
-        telling = [task for hook in hooks for task in hook.waiting]
+        telling = [task for hook in hooks for task in hook.waiting.values()]
         if telling:
             await asyncio.wait(telling, timeout=LAST_SECONDS)
         for hook in hooks:
@@ -107,13 +106,13 @@ class Hooks:
         is_delivery = name == "delivery"
         event = _FATES.get(str(fields["status"])) if is_delivery else _EVENTS[name]
         hooks = [hook for hook in self._hooks.values() if event in hook.settings.events]
-        if event is None or not hooks:
+        if not hooks:
             return
         recipients, by = [], fields.get("by")
         if is_delivery:
             its = {"status": fields["dsn"], "code": fields["code"], "reply": _cut(fields["text"])}
             recipients = [{"recipient": fields["recipient"], **its}]
-        notice = {
+        notice: dict[str, Any] = {
             "event": event,
             "upstream": fields.get("upstream") or None,
             "sender": fields.get("reverse_path"),
@@ -124,13 +123,11 @@ class Hooks:
         if recipients and newest.items() >= notice.items() and len(newest["recipients"]) < MOST_RECIPIENTS:
             newest["recipients"] += recipients
             return
-        names = {"id": f"notice_{secrets.token_hex(16)}", "host": self._host}
-        at = rfc3339(self._clock.wall_ns())
-        self._newest = notice | names | {"at": at, "recipients": recipients}
+        notice_id, at = f"notice_{secrets.token_hex(16)}", rfc3339(self._clock.wall_ns())
+        notice |= {"id": notice_id, "host": self._host, "at": at, "recipients": recipients}
+        self._newest = notice
         for hook in hooks:
-            task = asyncio.get_running_loop().create_task(self._tell(hook, self._newest))
-            hook.waiting[task] = None
-            task.add_done_callback(functools.partial(self._forget, hook))
+            hook.waiting[notice_id] = asyncio.get_running_loop().create_task(self._tell(hook, notice))
             self._drop(hook, f"more than {MOST_NOTICES} were waiting", keep=MOST_NOTICES)
 
     async def _tell(self, hook: _Hook, notice: Mapping[str, Any]) -> None:
@@ -138,13 +135,17 @@ class Hooks:
         notice_id, content = notice["id"], json.dumps(notice).encode()
         until_ns = self._clock.boottime_ns() + GIVE_UP_NS
         back_off_ns = FIRST_BACK_OFF_NS
-        while not await self._is_taken(hook, notice_id, content):
-            left_ns = until_ns - self._clock.boottime_ns()
-            if left_ns <= 0:
-                self._dropped(hook, 1, "not accepted within an hour")
-                break
-            await self._sleep(min(back_off_ns, left_ns) / SECOND_NS)
-            back_off_ns = min(2 * back_off_ns, LONGEST_BACK_OFF_NS)
+        try:
+            while not await self._is_taken(hook, notice_id, content):
+                left_ns = until_ns - self._clock.boottime_ns()
+                if left_ns <= 0:
+                    self._dropped(hook, 1, "not accepted within an hour")
+                    break
+                await self._sleep(min(back_off_ns, left_ns) / SECOND_NS)
+                back_off_ns = min(2 * back_off_ns, LONGEST_BACK_OFF_NS)
+        finally:
+            hook.waiting.pop(notice_id, None)
+            self._count_waiting()
 
     async def _is_taken(self, hook: _Hook, notice_id: str, content: bytes) -> bool:
         settings, seconds, error = hook.settings, hook.settings.timeout_ns / SECOND_NS, ""
@@ -171,9 +172,8 @@ class Hooks:
 
     def _drop(self, hook: _Hook, reason: str, keep: int = 0) -> None:
         dropped = list(hook.waiting)[: max(0, len(hook.waiting) - keep)]
-        for task in dropped:
-            del hook.waiting[task]
-            task.cancel()
+        for notice_id in dropped:
+            hook.waiting.pop(notice_id).cancel()
         if dropped:
             self._dropped(hook, len(dropped), reason)
         self._count_waiting()
@@ -181,10 +181,6 @@ class Hooks:
     def _dropped(self, hook: _Hook, count: int, reason: str) -> None:
         self._metrics.count("relay_notices_total", "dropped", by=count)
         self._events.tell("notices_dropped", notices=count, hook=hook.settings.shown, reason=reason)
-
-    def _forget(self, hook: _Hook, task: asyncio.Task[None]) -> None:
-        hook.waiting.pop(task, None)
-        self._count_waiting()
 
     def _count_waiting(self) -> None:
         waiting = sum(len(hook.waiting) for hook in self._hooks.values())
