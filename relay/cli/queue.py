@@ -44,10 +44,10 @@ from relay.control.operations import (
     UNCHANGED,
     UNREAD,
     VERBS,
+    MessageVerb,
     NotDone,
     Results,
     Session,
-    Verb,
     VerbRow,
 )
 from relay.mail.envelope import QueueId
@@ -236,7 +236,7 @@ def _to_files(session: Session, queue_id: QueueId, folder: Path) -> str:
     return OK
 
 
-def _verb(verb: Verb) -> None:
+def _verb(verb: MessageVerb) -> None:
     row = TABLE[verb]
     words = (
         f"{row.summary}  `-` reads ids from stdin; ALL with --yes means the whole queue.  "
@@ -275,7 +275,7 @@ for _verb_of_messages in VERBS:
 
 
 def _act(
-    session: Session, verb: Verb, queue_ids: Sequence[QueueId], states: Sequence[QueueState] = ()
+    session: Session, verb: MessageVerb, queue_ids: Sequence[QueueId], states: Sequence[QueueState] = ()
 ) -> int:
     results = session.act(verb, queue_ids, states)
     return report_results(results, {OK: TABLE[verb].done, UNCHANGED: TABLE[verb].already})

@@ -5,12 +5,11 @@ relay, that of `relay.control.offline` works on the spool of a relay that is dow
 `relay.control.operator.Operator` carries out the request.
 """
 
-import enum
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 from relay.mail.envelope import QueueId
 from relay.queue.queued import State
@@ -40,25 +39,17 @@ ONLY_REPORT_LEFT = "only its report is left (reports.per_hour); `delete` ends it
 Results = Mapping[QueueId, str]
 """For each id: OK, UNCHANGED, ABSENT, BUSY, UNREAD, or the text of what went wrong."""
 
-Verb = Literal["hold", "release", "retry", "bounce", "delete", "pause", "resume"]
-
-
-class Action(enum.Enum):
-    NOTHING = "nothing"
-    """The message is already as the verb wants it."""
-    HOLD = "hold"
-    RELEASE = "release"
-    RETRY = "retry"
-    BOUNCE = "bounce"
-    DELETE = "delete"
-    END_REPORT = "end without the report"
+MessageVerb = Literal["hold", "release", "retry", "bounce", "delete"]
+VERBS: tuple[MessageVerb, ...] = get_args(MessageVerb)
+Verb = Literal[MessageVerb, "pause", "resume"]
+"""The last two are verbs on an upstream."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerbRow:
     done: str
-    actions: Mapping[State, Action | str]
-    """The action for each state; a text says why nothing is done.  Empty for a verb on an upstream."""
+    unless: Mapping[State, str] = field(default_factory=dict)
+    """The states in which nothing is done, with the result of each.  No verb acts on an ACTIVE message."""
     summary: str = ""
     """Empty for a verb on an upstream."""
     already: str = ""
@@ -67,57 +58,40 @@ class VerbRow:
     @property
     def changes(self) -> tuple[QueueState, ...]:
         """The states in which the verb changes a message."""
-        changing = set(Action) - {Action.NOTHING}
-        return tuple(QueueState(state) for state, action in self.actions.items() if action in changing)
-
-
-def _actions(
-    otherwise: Action, *, held: Action | str | None = None, reporting: Action | str = ONLY_REPORT_LEFT
-) -> Mapping[State, Action | str]:
-    return {
-        State.WAITING: otherwise,
-        State.DEFERRED: otherwise,
-        State.HELD: held or otherwise,
-        State.REPORTING: reporting,
-        State.ACTIVE: BUSY,
-    }
+        return tuple(QueueState(each) for each in State if each not in (State.ACTIVE, *self.unless))
 
 
 TABLE: Mapping[Verb, VerbRow] = {
     "hold": VerbRow(
         "held",
-        _actions(Action.HOLD, held=Action.NOTHING),
+        {State.HELD: UNCHANGED, State.REPORTING: ONLY_REPORT_LEFT},
         "Set messages aside until they are released.",
         "was held already",
     ),
     "release": VerbRow(
         "released",
-        _actions(Action.NOTHING, held=Action.RELEASE),
+        {State.WAITING: UNCHANGED, State.DEFERRED: UNCHANGED, State.REPORTING: ONLY_REPORT_LEFT},
         "Let held messages go on.",
         "was not held; nothing changed",
     ),
     "retry": VerbRow(
         "back-off ended",
         # A waiting message has no back-off, and would lose its turn.
-        {**_actions(Action.RETRY, held=HELD_ALREADY), State.WAITING: Action.NOTHING},
+        {State.WAITING: UNCHANGED, State.HELD: HELD_ALREADY, State.REPORTING: ONLY_REPORT_LEFT},
         "Let deferred messages go now; limits still hold.",
         "has no back-off; nothing changed",
     ),
     "bounce": VerbRow(
         "bounced",
-        _actions(Action.BOUNCE),
+        {State.REPORTING: ONLY_REPORT_LEFT},
         "End messages and report their remaining recipients to the sender.",
     ),
-    "delete": VerbRow(
-        "deleted", _actions(Action.DELETE, reporting=Action.END_REPORT), "End messages and tell nobody."
-    ),
-    "pause": VerbRow("paused", {}),
+    "delete": VerbRow("deleted", summary="End messages and tell nobody."),
+    "pause": VerbRow("paused"),
     "resume": VerbRow(
-        "resumed; one message goes first", {}, already="neither paused nor stopped; nothing changed"
+        "resumed; one message goes first", already="neither paused nor stopped; nothing changed"
     ),
 }
-VERBS = tuple(verb for verb, row in TABLE.items() if row.summary)
-"""The verbs that name messages."""
 
 CALLS = ("snapshot", "policy", "rows", "summary", "plan", "show", "content", "act", "pause", "resume")
 """The methods of `relay.control.operator.Operator` that a session may call."""
@@ -184,7 +158,7 @@ class Session(ABC):
         return self.ask(bytes, "content", queue_id=queue_id)
 
     def act(
-        self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
+        self, verb: MessageVerb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
     ) -> dict[QueueId, str]:
         """Return the result of each message.  A failure of one does not stop the others.
 

@@ -1,7 +1,7 @@
 """Answers an operator's questions and verbs, on the queue in memory and the spool behind it.
 
 One class serves a running relay, over the control socket, and the spool of a relay that is down, which the
-command line holds.  It carries out the actions of `relay.control.operations.TABLE`.
+command line holds.  It carries out the verbs of `relay.control.operations.TABLE`.
 """
 
 import asyncio
@@ -18,16 +18,16 @@ from pydantic import AfterValidator
 
 from relay.control.operations import (
     ABSENT,
+    BUSY,
     CHANGED,
     FAULT,
     OK,
     TABLE,
     UNCHANGED,
     UNREAD,
-    Action,
+    MessageVerb,
     NotDone,
     Results,
-    Verb,
 )
 from relay.control.other_hosts import OtherHosts
 from relay.control.recorded import recorded_upstreams
@@ -67,8 +67,8 @@ REMOVED = Answer(
 )
 HELD_REASON = WaitReason("held by the operator")
 
-_TOLD = {Action.HOLD: "held", Action.RELEASE: "released", Action.RETRY: "retried"}
-"""The event of each action that moves a message; the other actions end it."""
+_TOLD: Mapping[MessageVerb, str] = {"hold": "held", "release": "released", "retry": "retried"}
+"""The event of each verb that moves a message; the other verbs end it."""
 
 _STATUS_WORDS: Mapping[Status, RecipientStatus] = {
     Status.TODO: "to do",
@@ -249,7 +249,7 @@ class Operator:
             raise NotDone(clean(str(error)) or "its content cannot be read") from error
 
     async def act(
-        self, verb: Verb, queue_ids: Sequence[AskedId], states: Sequence[QueueState] = ()
+        self, verb: MessageVerb, queue_ids: Sequence[AskedId], states: Sequence[QueueState] = ()
     ) -> Results:
         await self._load_queue(queue_ids)
         results = dict(await self._each(verb, queue_ids, states))
@@ -277,7 +277,7 @@ class Operator:
         return OK if has_changed or OK in results.values() else UNCHANGED
 
     async def _each(
-        self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
+        self, verb: MessageVerb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
     ) -> Results:
         """Act on AT_ONCE messages at a time: they share syncs, and other work goes on in between."""
         left, results = iter(dict.fromkeys(queue_ids)), dict[QueueId, str]()
@@ -289,26 +289,24 @@ class Operator:
             self._sender.wake()
         return results
 
-    async def _one(self, verb: Verb, queue_id: QueueId, states: Collection[QueueState]) -> str:
-        """Make the message ACTIVE during the action; put it back as it was if the action fails."""
+    async def _one(self, verb: MessageVerb, queue_id: QueueId, states: Collection[QueueState]) -> str:
+        """Make the message ACTIVE meanwhile; put it back as it was if the verb fails."""
         parts, state = self._queue.parts(queue_id), self._queue.state_of(queue_id)
         if state is None:
             return UNREAD if self._sender.is_reading else ABSENT
         if states and QueueState(state.value) not in states:
             return CHANGED
-        actions = TABLE[verb].actions
-        action = actions[state]
-        has_deferred = any(each.state is State.DEFERRED for each in parts)
-        if action is Action.NOTHING and has_deferred:
+        if state is State.ACTIVE:
+            return BUSY
+        why_not = TABLE[verb].unless.get(state)
+        if why_not == UNCHANGED and any(each.state is State.DEFERRED for each in parts):
             # One part waits, but another one has a back-off that the verb can end.
-            action = actions[State.DEFERRED]
-        if isinstance(action, str):
-            return action
-        if action is Action.NOTHING:
-            return UNCHANGED
+            why_not = TABLE[verb].unless.get(State.DEFERRED)
+        if why_not is not None:
+            return why_not
         before, result = self._queue.seize(queue_id), OK
         try:
-            await (self._move(queue_id, action) if action in _TOLD else self._end(parts[0], action))
+            await (self._move(queue_id, verb) if verb in _TOLD else self._end(parts[0], verb))
         except (Absent, Corrupt):
             self._settling.forget(queue_id)
             return ABSENT
@@ -324,27 +322,27 @@ class Operator:
             self._queue.put_back(queue_id, before)
         return result
 
-    async def _move(self, queue_id: QueueId, action: Action) -> None:
-        # For RETRY too: if the relay is down, the hint makes the next start try the message at once.
-        at_ns = None if action is Action.HOLD else 0
-        is_held = {Action.HOLD: True, Action.RELEASE: False}.get(action)
+    async def _move(self, queue_id: QueueId, verb: MessageVerb) -> None:
+        # For `retry` too: if the relay is down, the hint makes the next start try the message at once.
+        at_ns = None if verb == "hold" else 0
+        is_held = {"hold": True, "release": False}.get(verb)
         await self._spool_thread.change(
             Settlement(queue_id, _NOT_READ, next_attempt_at_ns=at_ns, is_held=is_held)
         )
-        self._events.tell(_TOLD[action], queue_id=queue_id)
-        state, why = (State.HELD, HELD_REASON) if action is Action.HOLD else (State.WAITING, NO_REASON)
+        self._events.tell(_TOLD[verb], queue_id=queue_id)
+        state, why = (State.HELD, HELD_REASON) if verb == "hold" else (State.WAITING, NO_REASON)
         states = dict.fromkeys(self._queue.parts(queue_id), state)
         self._queue.put_back(queue_id, states, why=why, ready_at_ns=self._status_view.clock.boottime_ns())
 
-    async def _end(self, queued: Queued, action: Action) -> None:
+    async def _end(self, queued: Queued, verb: MessageVerb) -> None:
         message = await self._load(queued.queue_id)
-        match action:
-            case Action.BOUNCE:
+        match verb:
+            case "bounce":
                 refused = dict.fromkeys(message.left, REMOVED)
                 await self._settling.refuse(message, queued, refused, "operator")
-            case Action.DELETE:
+            case "delete" if message.left:
                 await self._settling.delete(message, queued)
-            case Action.END_REPORT:
+            case "delete":
                 await self._settling.end_silently(message, queued)
 
     async def _load_anywhere(self, queue_id: QueueId) -> tuple[Message, MessageView | None]:
