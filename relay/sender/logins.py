@@ -1,20 +1,21 @@
 """The secrets and the certificate for connections of one upstream, read while the relay runs.
 
-Secrets are read for each connection, so a new password needs no restart.  It counts once two reads,
-`AT_REST_SECONDS` apart, agree: a half-written one never logs in.  With OAuth2 the login uses a token that
-was got with the secrets; all connections share it.  Only digests of the last secrets are kept.  They show
-that a refused account has a new password, and is worth another try at once.
+Secrets are read for each connection, so a new password needs no restart.  With OAuth2 the login uses a token
+that was got with the secrets; all connections share it.  Only digests of the last secrets are kept.  They
+show that a refused account has a new password, and is worth another try at once.
 
 A new refresh token is durable before the access token that came with it is used.  A failure to write it is
 logged, and tried again.  `relay.upstream.oauth.tokens` decides when a token is fetched.
 
-The client's certificate is read for each connection too.  The last pair that was whole and fit for use is
-shown; a pair that is loaded or refused is logged.  Open connections go on with the pair that they showed.
+The client's certificate is read for each connection too.  A pair that cannot be used pauses the upstream.
+Open connections go on with the pair that they showed.
 """
 
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 from relay.clock import SECOND_NS
@@ -28,10 +29,10 @@ from relay.policy.secrets import (
     read_key_pair,
     read_secrets,
 )
-from relay.sender.refresh_token_file import RefreshTokenFile
 from relay.smtp.reply import Phase
 from relay.smtp.sasl import BearerToken
-from relay.spool.disk.durable import Disk
+from relay.spool.disk.durable import Disk, opened
+from relay.spool.disk.replacing import put_in_place
 from relay.telemetry.metrics import Telemetry
 from relay.upstream.connection import UpstreamServer, UpstreamUnavailable
 from relay.upstream.oauth.token_server import Ask, Denied
@@ -40,8 +41,7 @@ from relay.upstream.oauth.tokens import TokenOwner, Tokens, TokenUnavailable
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Judge, Ruling, Scope, Verdict
 
-AT_REST_SECONDS = 1.0
-"""Between two reads of a secret that changed."""
+LARGEST_TOKEN_BYTES = 16 * 1024
 
 
 class Logins:
@@ -65,10 +65,6 @@ class Logins:
         self._tokens: Tokens | None = None
         self._tokens_of: Auth | None = None
         self._pair: KeyPair | None = None
-        self._named: tuple[Path, Path | None] | None = None
-        """The files of `_pair`."""
-        self._refused = ""
-        """Why the files' present content is not shown; empty if it is."""
 
     async def current_server(self, judge: Judge) -> UpstreamServer:
         """Return the server and login for a new connection.  Raises UpstreamUnavailable."""
@@ -76,7 +72,7 @@ class Logins:
         mechanism: Mechanism | TokenMechanism = Mechanism.AUTO if auth is None else auth.mechanism
         password, token = None, None
         try:
-            pair = await self._shown_pair(upstream)
+            pair = await self._read_pair(upstream)
             if auth is not None and auth.oauth2 is not None:
                 mechanism = auth.oauth2.mechanism
                 token = await self._token(upstream, auth, auth.oauth2)
@@ -118,13 +114,15 @@ class Logins:
             self._tokens.worked(account.token.token)
 
     async def has_new_password(self) -> bool:
-        """Return whether the secrets differ from those last tried; they may be half-written yet."""
+        """Return whether the secrets differ from those last tried."""
         if self.upstream.auth is None or self._last is None:
             return False
         try:
-            return not self._is_known(await asyncio.to_thread(read_secrets, self.upstream.auth))
+            digest = (await asyncio.to_thread(read_secrets, self.upstream.auth)).digest()
         except SecretError:
             return False
+        # With a refresh token that the relay wrote itself they are not new.
+        return digest != self._last and (self._tokens is None or digest not in self._tokens.got_with)
 
     @property
     def certificate_ends_at_ns(self) -> int | None:
@@ -139,8 +137,9 @@ class Logins:
         """Return a token for a login now.  Raises UpstreamUnavailable and SecretError."""
         if self._tokens is None or self._tokens_of != auth:
             read = functools.partial(self._secrets, auth)
-            owner = _Owner(self._name, oauth2.refresh_token_file, read, self._disk, self._telemetry)
-            clock, before = self._telemetry.clock, self._tokens
+            path, clock, before = oauth2.refresh_token_file, self._telemetry.clock, self._tokens
+            file = None if path is None else RefreshTokenFile(path, self._disk)
+            owner = _Owner(self._name, read, file, self._telemetry)
             self._tokens = Tokens(oauth2, auth.user, self._ask, owner, clock, before=before)
             self._tokens_of = auth
         try:
@@ -157,81 +156,98 @@ class Logins:
         text = f"no access token: {denied.advised(self._name)}"
         return UpstreamUnavailable(Answer(verdict, Phase.AUTH, None, clean(text), ruling=ruling))
 
-    def _is_known(self, secrets: AccountSecrets) -> bool:
-        """Whether these are the last secrets, or those with a refresh token that the relay wrote itself."""
-        digest = secrets.digest()
-        return digest == self._last or (self._tokens is not None and digest in self._tokens.got_with)
-
     async def _secrets(self, auth: Auth) -> AccountSecrets:
-        """Read the secrets; if they changed, until two reads agree.  Raises SecretError."""
-        secrets, before = await asyncio.to_thread(read_secrets, auth), None
-        while secrets != before and self._last is not None and not self._is_known(secrets):
-            await asyncio.sleep(AT_REST_SECONDS)
-            secrets, before = await asyncio.to_thread(read_secrets, auth), secrets
+        """Read the secrets.  Raises SecretError."""
+        secrets = await asyncio.to_thread(read_secrets, auth)
         self._last = secrets.digest()
         return secrets
 
-    async def _shown_pair(self, upstream: Upstream) -> KeyPair | None:
-        """Return the last good certificate and key; None without one.  Raises SecretError."""
-        certificate, key = upstream.tls_certificate, upstream.tls_key
-        if certificate is None:
-            self._pair = None
-            return None
-        named, before = (certificate, key), self._pair
-        try:
-            pair = await asyncio.to_thread(read_key_pair, certificate, key)
-        except SecretError as error:
-            if before is None or self._named != named:
-                raise
-            if str(error) != self._refused:
-                self._refused = str(error)
+    async def _read_pair(self, upstream: Upstream) -> KeyPair | None:
+        """Read the client's certificate and key; None without one.  Raises SecretError."""
+        pair = None
+        if upstream.tls_certificate is not None:
+            pair = await asyncio.to_thread(read_key_pair, upstream.tls_certificate, upstream.tls_key)
+            if pair != self._pair:
                 self._telemetry.events.tell(
-                    "client_certificate_refused", upstream=self._name, error=self._refused
+                    "client_certificate_loaded", upstream=self._name, certificate=pair.fingerprint
                 )
-            return before
-        if pair != before:
-            self._telemetry.events.tell(
-                "client_certificate_loaded", upstream=self._name, certificate=pair.fingerprint
-            )
-        self._pair, self._named, self._refused = pair, named, ""
+        self._pair = pair
         return pair
 
 
+class RefreshTokenFile:
+    """A refresh token on disk, in a file of mode 0600: replaced whole, and never in the place of a newer one.
+
+    A token that `rotate` or `write` put there is durable when the call returns.  A crash leaves the old token
+    or the new one.  Another process may write too (`relay login`, another relay), if it takes PATH.lock.
+    """
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        self._path, self._disk = str(path), disk
+
+    def read(self) -> str | None:
+        """Return the token, None without a file.  Raises OSError and ValueError."""
+        if self._disk.inode(self._path) is None:
+            return None
+        with opened(self._disk, self._disk.open_read(self._path)) as fd:
+            return self._disk.pread(fd, LARGEST_TOKEN_BYTES, 0).decode("utf-8").rstrip("\r\n")
+
+    def rotate(self, old: str, new: str) -> bool:
+        """Replace the token `old`, with which `new` was got; durable when this returns.
+
+        Returns False if the file has a third token: that one is newer.  Raises OSError and ValueError.
+        """
+        with self._locked():
+            # The file may have the new token already, from an attempt whose last sync failed.
+            if self.read() not in {old, new}:
+                return False
+            self._put(new)
+            return True
+
+    def write(self, token: str) -> None:
+        """Put a token in the place of any other, durably.  Raises OSError."""
+        with self._locked():
+            self._put(token)
+
+    def _locked(self) -> AbstractContextManager[int]:
+        fd = self._disk.lock(f"{self._path}.lock", wait=True)
+        if fd is None:
+            raise AssertionError("lock(wait=True) returned no lock")
+        return opened(self._disk, fd)
+
+    def _put(self, token: str) -> None:
+        # Crash here: the file has the old token, or the new one.
+        self._disk.close(put_in_place(self._disk, self._path, f"{token}\n".encode()))
+
+
+@dataclass(frozen=True)
 class _Owner(TokenOwner):
     """Reads the secrets for the tokens of one `auth`, keeps its refresh tokens, and logs."""
 
-    def __init__(
-        self,
-        name: str,
-        path: Path | None,
-        secrets: Callable[[], Awaitable[AccountSecrets]],
-        disk: Disk,
-        telemetry: Telemetry,
-    ) -> None:
-        self._name, self._secrets = name, secrets
-        self._file = None if path is None else RefreshTokenFile(path, disk)
-        self._events, self._metrics, self._clock = telemetry
+    name: str
+    read: Callable[[], Awaitable[AccountSecrets]]
+    file: RefreshTokenFile | None
+    telemetry: Telemetry
 
     async def secrets(self) -> AccountSecrets:
-        return await self._secrets()
+        return await self.read()
 
     async def record_refresh_token(self, old: str, new: str) -> str:
-        if self._file is None:
+        if self.file is None:
             return "the policy sets no refresh_token_file"
         try:
-            await asyncio.to_thread(self._file.rotate, old, new)
+            await asyncio.to_thread(self.file.rotate, old, new)
         except (OSError, ValueError) as error:
             return clean(str(error))
         return ""
 
     def token_granted(self, life_seconds: int, *, is_rotated: bool) -> None:
-        self._metrics.token_granted(self._name, self._clock.wall_ns() + life_seconds * SECOND_NS)
-        self._events.tell(
-            "token_granted", upstream=self._name, life_seconds=life_seconds, is_rotated=is_rotated
-        )
+        events, metrics, clock = self.telemetry
+        metrics.token_granted(self.name, clock.wall_ns() + life_seconds * SECOND_NS)
+        events.tell("token_granted", upstream=self.name, life_seconds=life_seconds, is_rotated=is_rotated)
 
     def token_denied(self) -> None:
-        self._metrics.count("relay_token_requests_total", self._name, "denied")
+        self.telemetry.metrics.count("relay_token_requests_total", self.name, "denied")
 
     def refresh_token_unrecorded(self, error: str) -> None:
-        self._events.tell("refresh_token_unrecorded", upstream=self._name, error=error)
+        self.telemetry.events.tell("refresh_token_unrecorded", upstream=self.name, error=error)
