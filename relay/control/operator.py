@@ -50,7 +50,7 @@ from relay.status.plan import Plan
 from relay.status.snapshot import MessageView, QueueState, RecipientStatus, RecipientView, Snapshot
 from relay.status.status_view import StatusView
 from relay.telemetry.events import Events
-from relay.verdicts.account import PauseAsked
+from relay.verdicts.account import EventKind, PauseAsked
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
 
@@ -270,17 +270,18 @@ class Operator:
         return {each: corrupt.get(each, of) if of == ABSENT else of for each, of in results.items()}
 
     async def pause(self, upstream: str, asked: PauseAsked) -> str:
-        if not self._upstreams.pause(upstream, asked):
+        if (account := self._upstreams.in_use.get(upstream)) is None:
             return ABSENT
+        account.pause(asked)
         # Crash here: the operator has no answer, and a restart may not know the pause.
-        if why := await self._upstreams.recorded(upstream):
+        if why := await account.pausing.recorded():
             return f"paused, but the pause was not saved and ends at a restart: {why}"
         return OK
 
     async def resume(self, upstream: str, *, believes: bool = False) -> str:
-        if (shield := self._upstreams.shield(upstream)) is None:
+        if (account := self._upstreams.in_use.get(upstream)) is None:
             return ABSENT
-        suspects = shield.suspects
+        suspects = account.pausing.shield.suspects
         refusals: dict[QueueId, dict[int, Answer]] = {}
         for suspect in suspects:
             refusals.setdefault(suspect.queue_id, {})[suspect.index] = suspect.answer
@@ -288,10 +289,12 @@ class Operator:
         if failed := set(results.values()) - {OK, UNCHANGED, ABSENT}:
             return f"some refused recipients could not be settled: {', '.join(sorted(failed))}"
         if believes:
-            shield.believe(suspects)
-        has_changed = self._upstreams.resume(upstream)
+            account.pausing.shield.believe(suspects)
+        # An edit may have replaced the account meanwhile.
+        account = self._upstreams.in_use.get(upstream, account)
+        has_changed = account.use_again(EventKind.RESUME)
         # Crash here: the operator has no answer, and a restart may go on with the pause until asked again.
-        if has_changed and (why := await self._upstreams.recorded(upstream)):
+        if has_changed and (why := await account.pausing.recorded()):
             return f"resumed, but this was not saved; a restart may pause it again: {why}"
         return OK if has_changed or OK in results.values() else UNCHANGED
 
@@ -389,10 +392,8 @@ class Operator:
             case Action.BOUNCE:
                 refused = dict.fromkeys(message.left, REMOVED)
                 await self._settling.refuse(message, queued, refused, "operator")
-            case Action.DELETE:
+            case Action.DELETE | Action.END_REPORT:
                 await self._settling.delete(message, queued)
-            case Action.END_REPORT:
-                await self._settling.end_silently(message, queued)
             case _:
                 doubted = {index: refusals[index] for index in message.left if index in refusals}
                 if await self._settling.refuse(message, queued, doubted, "bounced"):

@@ -5,8 +5,7 @@ in case a pull was lost.  A stop finishes the transactions in flight.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
-from functools import partial
+from collections.abc import Callable, Collection
 
 from relay.clock import SECOND_NS, StepWatch
 from relay.mail.envelope import QueueId
@@ -28,8 +27,6 @@ from relay.verdicts.decision import Terms
 
 SUSPEND_NS = SECOND_NS
 """How far boottime may run ahead of the loop's clock; beyond that the host was suspended."""
-LOOKS_TO_AN_AUDIT = 300
-"""Looks between two audits of what each limit held at most."""
 TIDY_SECONDS = 3600.0
 
 
@@ -51,7 +48,6 @@ class Sender:
         self._look_seconds = host.look_seconds
         self._telemetry, self._on_fault = telemetry, on_fault
         self._chores: list[asyncio.Task[None]] = []
-        self._finishing = asyncio.Lock()
         self._is_finished = False
         self._reporter = Reporter(hostname)
         self._owed = OwedReports(policy, self.queue, host, telemetry)
@@ -72,7 +68,6 @@ class Sender:
             policy,
             telemetry,
             owed=self._owed,
-            guard=self.upstreams.guard,
             look_seconds=host.look_seconds,
         )
         self._go_by(policy)
@@ -97,9 +92,7 @@ class Sender:
             self._arrivals.run,
             self._arrivals.route_forever,
             self._look_forever,
-            self.upstreams.audit,
-            partial(_every, LOOKS_TO_AN_AUDIT * self._look_seconds, self.upstreams.audit),
-            partial(_every, TIDY_SECONDS, self._tidy),
+            self._tidy_forever,
             lambda: self._owed.run(self.settling.report),
         ):
             self._chores.append(asyncio.create_task(self.upstreams.guard(chore)))
@@ -109,17 +102,19 @@ class Sender:
         self.close()
 
     async def finish(self) -> None:
-        """Finish the transactions in flight, and begin no other; keep the spool's lock."""
-        async with self._finishing:
-            if self._is_finished:
-                return
-            self._is_finished = True
-            for chore in self._chores:
-                chore.cancel()
-            await asyncio.gather(*self._chores, return_exceptions=True)
-            await self._arrivals.stop()
-            await self.upstreams.finish()
-            await self._owed.close()
+        """Finish the transactions in flight, and begin no other; keep the spool's lock.
+
+        Does nothing if it was called before.  Call it after the last edit.
+        """
+        if self._is_finished:
+            return
+        self._is_finished = True
+        for chore in self._chores:
+            chore.cancel()
+        await asyncio.gather(*self._chores, return_exceptions=True)
+        self._arrivals.stop()
+        await self.upstreams.finish()
+        await self._owed.close()
 
     def close(self) -> None:
         """Close the spool; another sender may have it from here on."""
@@ -132,17 +127,11 @@ class Sender:
         self._on_fault(error)
 
     async def apply(self, policy: Policy) -> None:
-        """Apply an edited policy.  Transactions in flight finish under the old one.
-
-        Does nothing once `finish` began, which waits for an edit that is being applied.
-        """
-        async with self._finishing:
-            if self._is_finished:
-                return
-            await self._owed.use(policy)
-            self._go_by(policy)
-            self._arrivals.use(policy)
-            await self.upstreams.apply(policy)
+        """Apply an edited policy.  Transactions in flight finish under the old one."""
+        await self._owed.use(policy)
+        self._go_by(policy)
+        self._arrivals.use(policy)
+        await self.upstreams.apply(policy)
 
     def wake(self) -> None:
         self.upstreams.wake()
@@ -211,17 +200,13 @@ class Sender:
             await self.look()
             await self.upstreams.look_at_secrets()
 
-    async def _tidy(self) -> None:
-        try:
-            await self.spool_thread.call(lambda spool: spool.tidy())
-        except (Full, Unavailable) as trouble:
-            self.spool_thread.tell(trouble)
-
-
-async def _every(period_s: float, chore: Callable[[], Awaitable[None]]) -> None:
-    while True:
-        await asyncio.sleep(period_s)
-        await chore()
+    async def _tidy_forever(self) -> None:
+        while True:
+            await asyncio.sleep(TIDY_SECONDS)
+            try:
+                await self.spool_thread.call(lambda spool: spool.tidy())
+            except (Full, Unavailable) as trouble:
+                self.spool_thread.tell(trouble)
 
 
 def _terms(policy: Policy) -> Terms:
