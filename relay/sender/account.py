@@ -23,9 +23,8 @@ from relay.policy.shipped import rules_of
 from relay.queue.queued import WaitReason
 from relay.queue.upstream_queue import ThrottledMessage
 from relay.sender.attempt import Attempt
-from relay.sender.connections import NoRoomToConnect, open_with_slot
+from relay.sender.connections import Logins, NoRoomToConnect, open_with_slot
 from relay.sender.host import Host, woken
-from relay.sender.logins import Logins
 from relay.sender.pausing import Pausing
 from relay.sender.settling import Backlog
 from relay.sender.state_file import account_file, account_row

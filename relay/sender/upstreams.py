@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from relay.policy.model import Policy
 from relay.sender.account import GRACE_SECONDS, Account
+from relay.sender.connections import Logins
 from relay.sender.host import Host
-from relay.sender.logins import Logins
 from relay.sender.settling import Backlog
 from relay.telemetry.metrics import Telemetry
 from relay.throttle.throttle import View

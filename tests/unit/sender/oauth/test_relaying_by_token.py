@@ -14,7 +14,7 @@ import pytest
 from relay.clock import SystemClock
 from relay.policy.model import Upstream
 from relay.policy.shipped import standard_judge
-from relay.sender.logins import Logins
+from relay.sender.connections import Logins
 from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics, Telemetry
