@@ -20,11 +20,10 @@ from relay.queue.queued import NO_REASON, ListedWords, Queued, State, WaitReason
 from relay.queue.routes import WHOLE, Because, Choice, Part, Route
 from relay.queue.sorting import Sorted, Sorter
 from relay.sender.attempt import which_of
-from relay.sender.host import seconds, woken
+from relay.sender.host import Host, seconds, woken
 from relay.sender.reports import REASON, OwedReports
 from relay.sender.settling import Backlog
 from relay.spool.interface import Full, Message, Unavailable
-from relay.spool.root.trigger import TriggerPort
 from relay.telemetry.metrics import Telemetry
 
 SWEEP_NS = 3 * SECOND_NS
@@ -44,17 +43,10 @@ class _Place(NamedTuple):
 
 class Arrivals:
     def __init__(
-        self,
-        trigger: TriggerPort,
-        backlog: Backlog,
-        policy: Policy,
-        telemetry: Telemetry,
-        *,
-        owed: OwedReports,
-        look_seconds: float,
+        self, host: Host, backlog: Backlog, policy: Policy, telemetry: Telemetry, owed: OwedReports
     ) -> None:
-        self._sweep_ns = max(SWEEP_NS, int(look_seconds * SECOND_NS))
-        self._trigger = trigger
+        self._sweep_ns = max(SWEEP_NS, int(host.look_seconds * SECOND_NS))
+        self._trigger = host.trigger(str(policy.spool), host.disk)
         self._queue, self._spool_thread, self._settling = backlog
         self._events, self._metrics, self._clock = telemetry
         self._owed = owed

@@ -16,14 +16,13 @@ from relay.queue.queues import Queues
 from relay.sender.arrivals import Arrivals
 from relay.sender.attempt import keys_of
 from relay.sender.host import Host
-from relay.sender.reports import OwedReports, Reporter
+from relay.sender.reports import OwedReports
 from relay.sender.settling import Backlog, Settling
 from relay.sender.spool_thread import SpoolThread
 from relay.sender.upstreams import Upstreams
 from relay.spool.interface import Full, Spool, SpoolCounts, Unavailable
 from relay.telemetry.metric_table import Totals
 from relay.telemetry.metrics import Telemetry
-from relay.verdicts.decision import Terms
 
 SUSPEND_NS = SECOND_NS
 """How far boottime may run ahead of the loop's clock; beyond that the host was suspended."""
@@ -49,27 +48,18 @@ class Sender:
         self._telemetry, self._on_fault = telemetry, on_fault
         self._chores: list[asyncio.Task[None]] = []
         self._is_finished = False
-        self._reporter = Reporter(hostname)
         self._owed = OwedReports(policy, self.queue, host, telemetry)
         self.settling = Settling(
             self.queue,
             self.spool_thread,
             telemetry,
-            terms=_terms(policy),
+            hostname=hostname,
             owed=self._owed,
-            reporter=self._reporter,
             on_report=lambda: self._arrivals.look(),  # noqa: PLW0108 - self._arrivals is made later
         )
         backlog = Backlog(self.queue, self.spool_thread, self.settling)
         self.upstreams = Upstreams(policy, hostname, backlog, host, telemetry, on_fault=self.fail)
-        self._arrivals = Arrivals(
-            host.trigger(str(policy.spool), host.disk),
-            backlog,
-            policy,
-            telemetry,
-            owed=self._owed,
-            look_seconds=host.look_seconds,
-        )
+        self._arrivals = Arrivals(host, backlog, policy, telemetry, self._owed)
         self._go_by(policy)
 
     async def read(self) -> None:
@@ -171,8 +161,7 @@ class Sender:
 
     def _go_by(self, policy: Policy) -> None:
         """Order each line by the policy's lanes and what its upstream counts; settle by its `retry`."""
-        self.settling.terms = _terms(policy)
-        self._reporter.sender = policy.reports.sender
+        self.settling.use(policy)
         lanes = lanes_of(policy.lanes)
         for name, upstream in policy.upstreams.items():
             by = Arrangement(lanes, price_of(upstream.limits), upstream.max_recipients)
@@ -207,8 +196,3 @@ class Sender:
                 await self.spool_thread.call(lambda spool: spool.tidy())
             except (Full, Unavailable) as trouble:
                 self.spool_thread.tell(trouble)
-
-
-def _terms(policy: Policy) -> Terms:
-    retry = policy.retry
-    return Terms(retry.min_ns, retry.max_ns, retry.lifetime_ns, retry.warn_after_ns)

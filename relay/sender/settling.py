@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 from relay.clock import SECOND_NS
 from relay.mail.dsn import Notify
 from relay.mail.envelope import QueueId, is_notice
+from relay.policy.model import Policy
 from relay.queue.queued import Queued, State, WaitKind, WaitReason
 from relay.queue.queues import Queues
 from relay.sender.attempt import MARKS, Attempt, recipients_left
@@ -39,7 +40,10 @@ _WORST_FIRST: tuple[tuple[Status, _Became], ...] = (
 
 
 class Settling:
-    """Settles attempts of all upstreams.  `terms` is the policy's `retry`, and may change."""
+    """Settles attempts of all upstreams; call `use` before all else."""
+
+    terms: Terms
+    """The policy's `retry`."""
 
     def __init__(
         self,
@@ -47,18 +51,16 @@ class Settling:
         spool_thread: SpoolThread,
         telemetry: Telemetry,
         *,
-        terms: Terms,
+        hostname: str,
         owed: OwedReports,
-        reporter: Reporter,
         on_report: Callable[[], None],
     ) -> None:
         """`on_report` is called when a report was published: it waits in the spool to be claimed."""
-        self.terms = terms
         self._queue = queue
         self._spool_thread = spool_thread
         self._events, self._metrics, self._clock = telemetry
         self._owed = owed
-        self._reporter = reporter
+        self._reporter = Reporter(hostname)
         self._on_report = on_report
         self._locks: WeakValueDictionary[QueueId, asyncio.Lock] = WeakValueDictionary()
         """One for each message that is being settled."""
@@ -66,6 +68,11 @@ class Settling:
         """Messages with an active part, as last settled, without content: the part was read before."""
         self.replies: OrderedDict[QueueId, dict[int, Note]] = OrderedDict()
         """For display: the upstream's last reply on each recipient that is deferred or failed."""
+
+    def use(self, policy: Policy) -> None:
+        retry = policy.retry
+        self.terms = Terms(retry.min_ns, retry.max_ns, retry.lifetime_ns, retry.warn_after_ns)
+        self._reporter.sender = policy.reports.sender
 
     async def load(self, queue_ids: Sequence[QueueId]) -> list[Message | Unavailable | None]:
         """Read queued messages; for each the message, Unavailable, or None if it is gone."""
