@@ -99,15 +99,16 @@ class Pausing:
             self.apply(EventKind.RESTART)
         if why:
             self._events.tell("pause_unrecorded", upstream=self._upstream, error=why)
-        if replaced is not None:
-            # The messages in this line waited through the pauses of the replaced account.
-            now_ns = self._clock.boottime_ns()
-            before = [(since_ns, min(until_ns, now_ns)) for since_ns, until_ns in replaced.spans]
-            spans = merge_spans((*self.state.spans, *before))
-            self._become(replace(self.state, spans=tuple(spans[-MOST_SPANS:])))
-        if replaced is not None and replaced.operator is not None:
+        if replaced is None:
+            return
+        # The messages in this line waited through the pauses of the replaced account.
+        now_ns = self._clock.boottime_ns()
+        before = [(since_ns, min(until_ns, now_ns)) for since_ns, until_ns in replaced.spans]
+        spans = merge_spans((*self.state.spans, *before))
+        self._become(replace(self.state, spans=tuple(spans[-MOST_SPANS:])))
+        if replaced.operator is not None:
             self.apply(EventKind.KEEP, at_ns=replaced.spans[-1][0], pause=replaced.operator)
-        elif replaced is not None and self.state.operator is not None:
+        elif self.state.operator is not None:
             self.end()
 
     def learn(self) -> None:
