@@ -128,6 +128,22 @@ async def test_a_report_sent_during_a_transaction_is_not_repeated_after_it(tmp_p
         assert told_of(host) == [[f"{name}@there.example"] for name in ("gone0", "gone1", "slow")]
 
 
+async def test_a_deleted_message_sends_no_report_that_waited(tmp_path: Path) -> None:
+    async with (
+        Smarthost(Script(rcpt=answers)) as host,
+        Relay(capped(tmp_path, host.port, "1", PATIENT)) as relay,
+    ):
+        relay.accept("gone0@there.example")
+        await relay.until(lambda: reports(host))
+        queue_id = relay.accept("gone1@there.example", "slow@there.example")
+        await relay.until(lambda: is_deferred(relay, queue_id))
+        assert await relay.operator.act("delete", [queue_id]) == {queue_id: OK}
+        assert f"{queue_id}: no report of 1 failed" in relay.logged()
+        await relay.sender.apply(capped(tmp_path, host.port, "null", PATIENT))
+        await relay.until_empty()
+        assert len(reports(host)) == 1
+
+
 async def shown(relay: Relay, queue_id: QueueId) -> dict[str, RecipientView]:
     view = await relay.operator.show(queue_id)
     assert isinstance(view, MessageView)
