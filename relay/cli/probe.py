@@ -25,9 +25,7 @@ from relay.policy.model import Auth, GrantType, OAuth2, Policy
 from relay.policy.secrets import NotLoggedIn, SecretError, read_client_secret, read_secrets
 from relay.policy.shipped import rules_of
 from relay.policy.source import read_policy
-from relay.sender.connections import NoRoomToConnect, open_with_slot
-from relay.sender.logins import Logins
-from relay.sender.refresh_token_file import RefreshTokenFile
+from relay.sender.connections import Logins, NoRoomToConnect, RefreshTokenFile, open_with_slot
 from relay.sender.throttle_thread import ThrottleThread
 from relay.smtp.reply import Phase
 from relay.spool.disk.durable import RealDisk

@@ -47,7 +47,7 @@ from relay.status.plan import Plan
 from relay.status.snapshot import MessageView, QueueState, RecipientStatus, RecipientView, Snapshot
 from relay.status.status_view import StatusView
 from relay.telemetry.events import Events
-from relay.verdicts.account import PauseAsked
+from relay.verdicts.account import EventKind, PauseAsked
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
 
@@ -259,20 +259,23 @@ class Operator:
         return results
 
     async def pause(self, upstream: str, asked: PauseAsked) -> str:
-        if not self._upstreams.pause(upstream, asked):
+        if (account := self._upstreams.in_use.get(upstream)) is None:
             return ABSENT
+        account.pause(asked)
         # Crash here: the operator has no answer, and a restart may not know the pause.
-        if why := await self._upstreams.recorded(upstream):
+        if why := await account.pausing.recorded():
             return f"paused, but the pause was not saved and ends at a restart: {why}"
         return OK
 
     async def resume(self, upstream: str) -> str:
-        if (shield := self._upstreams.shield(upstream)) is None:
+        if (account := self._upstreams.in_use.get(upstream)) is None:
             return ABSENT
-        results = await self._each("retry", [queue_id for queue_id, _ in shield.suspects])
-        has_changed = self._upstreams.resume(upstream)
+        results = await self._each("retry", [queue_id for queue_id, _ in account.pausing.shield.suspects])
+        # An edit may have replaced the account meanwhile.
+        account = self._upstreams.in_use.get(upstream, account)
+        has_changed = account.use_again(EventKind.RESUME)
         # Crash here: the operator has no answer, and a restart may go on with the pause until asked again.
-        if has_changed and (why := await self._upstreams.recorded(upstream)):
+        if has_changed and (why := await account.pausing.recorded()):
             return f"resumed, but this was not saved; a restart may pause it again: {why}"
         return OK if has_changed or OK in results.values() else UNCHANGED
 
@@ -340,10 +343,8 @@ class Operator:
             case "bounce":
                 refused = dict.fromkeys(message.left, REMOVED)
                 await self._settling.refuse(message, queued, refused, "operator")
-            case "delete" if message.left:
-                await self._settling.delete(message, queued)
             case "delete":
-                await self._settling.end_silently(message, queued)
+                await self._settling.delete(message, queued)
 
     async def _load_anywhere(self, queue_id: QueueId) -> tuple[Message, MessageView | None]:
         """Return a message, and its view if another host has it.  Raises NotDone."""

@@ -7,8 +7,7 @@ account           the loop of one account: take messages, get connections, reser
 transactions      reads messages, sends them on their connections, judges and settles them
 attempt           what one transaction is about, and which extensions an upstream offers
 pausing           whether the upstream is used; state_file and account_row keep that over a restart
-connections       opens connections, each with its own slot, before a message's slot is reserved
-logins            what a connection logs in with; refresh_token_file keeps a token on disk
+connections       what a connection logs in with; opens each with a slot of its own, before a message's slot
 settling          makes the outcome of an attempt durable, logs it, moves the message on in the queue
 reports           reports and warnings: their text, which are owed, and how many go in an hour
 spool_thread      the spool, off the event loop

@@ -23,9 +23,8 @@ from relay.policy.shipped import rules_of
 from relay.queue.queued import WaitReason
 from relay.queue.upstream_queue import ThrottledMessage
 from relay.sender.attempt import Attempt
-from relay.sender.connections import NoRoomToConnect, open_with_slot
+from relay.sender.connections import Logins, NoRoomToConnect, open_with_slot
 from relay.sender.host import Host, woken
-from relay.sender.logins import Logins
 from relay.sender.pausing import Pausing
 from relay.sender.settling import Backlog
 from relay.sender.state_file import account_file, account_row
@@ -40,17 +39,17 @@ from relay.throttle.limit import limit_words
 from relay.throttle.throttle import Reservation, Throttle
 from relay.upstream.connection import Connection, UpstreamUnavailable
 from relay.upstream.pool import Caps, Pool
-from relay.verdicts.account import AccountState, EventKind, max_recipients_now
+from relay.verdicts.account import AccountState, EventKind, PauseAsked, max_recipients_now
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Judge, Verdict
 
-MOST_AT_ONCE = 64
-"""Messages that one pass of the loop may take."""
 UNSETTLED = 2
 """Unsettled transactions for each connection: the next one need not wait for the disk."""
 HISTORY_RETRY_NS = 60 * SECOND_NS
 SHARED_RETRY_NS = 5 * SECOND_NS
 """For a history in a database, which may answer again without a notification."""
+GRACE_SECONDS = 60.0
+"""How long transactions in flight may take at a stop; most of them then end within a second."""
 ENOUGH_NS = 30 * SECOND_NS
 """After a failed connection, while others work, the pool opens none for at least this long."""
 SHORT_WAIT_NS = SECOND_NS
@@ -74,8 +73,6 @@ class Account:
         self.upstream = policy.upstreams[name]
         self.certificate_ends_at_ns: int | None = None
         """Wall clock: when the upstream's certificate ends, as of the last connection under TLS."""
-        self.most_used: dict[str, int] = {}
-        """For each limit, by its label: the most slots occupied at once, as of the last audit."""
         self._line, self._logins = backlog.queue.line(name), logins
         self._events, self._metrics, self._clock = telemetry
         self._on_fault = on_fault
@@ -104,8 +101,7 @@ class Account:
             telemetry,
             account_file(policy, name, host.disk, self._tell_unrecorded),
             row=row,
-            oldest_leaves_in_ns=self.throttle.view.oldest_leaves_in_ns,
-            on_refused=self._tell_cut_off,
+            view=self.throttle.view,
             on_change=partial(backlog.queue.set_availability, name),
         )
         self.pool: Pool[Connection] = Pool(
@@ -123,7 +119,7 @@ class Account:
             pausing=self.pausing,
             telemetry=telemetry,
             on_end=self._wake.set,
-            on_fault=self._fail,
+            on_fault=on_fault,
         )
         self._judge_by(self.upstream)
         self._is_over = False
@@ -160,7 +156,7 @@ class Account:
                     looks_again_at_ns = self._fail_history(error)
                 await woken(self._wake, looks_again_at_ns, self._clock)
         except Exception as error:  # noqa: BLE001 - whatever it is, mail must not silently stop
-            self._fail(error)
+            self._on_fault(error)
         finally:
             if listening is not None:
                 listening.cancel()
@@ -185,13 +181,13 @@ class Account:
             match answer:
                 case Reservation():
                     self.transactions.begin(attempt, answer)
+                    continue
                 case TooLarge():
                     self.transactions.refuse(attempt, _too_large(attempt, answer), is_for_ever=True)
-                    self.pool.release(attempt.connection, was_used=False)
                 case Wait():
                     why = _no_room(answer)
                     waits.append(ThrottledMessage(attempt.queued, answer.until_ns, answer.place, why))
-                    self.pool.release(attempt.connection, was_used=False)
+            self.pool.release(attempt.connection, was_used=False)
         self._line.wait(waits)
         if waits:
             self._tell_waiting(waits[0])
@@ -199,12 +195,8 @@ class Account:
 
     def _most_now(self) -> int:
         """Return how many transactions may begin now; one at a time while the upstream is proving."""
-        connections, begun = self.upstream.connections, self.transactions
-        free = connections - begun.on_connections
-        if self.pausing.state.is_proving:
-            free = min(free, 1 - begun.unsettled)
-        unsettled = UNSETTLED * connections - begun.unsettled
-        return max(0, min(MOST_AT_ONCE, unsettled, free, self._line.ready_count))
+        most = 1 if self.pausing.state.is_proving else UNSETTLED * self.upstream.connections
+        return max(0, min(most - self.in_flight, self._line.ready_count))
 
     async def _reserve(self, attempts: Sequence[Attempt]) -> list[tuple[Attempt, Admission]]:
         """Reserve slots; on an error, a stop or another refusal give all back.  Raises HistoryError."""
@@ -266,15 +258,6 @@ class Account:
     def _tell_unrecorded(self, error: str) -> None:
         self._events.tell("pause_unrecorded", upstream=self.name, error=error)
 
-    def _tell_cut_off(self, answer: Answer) -> None:
-        """Log what our own windows held when the upstream refused for too much."""
-        if (ruling := answer.ruling) is not None and ruling.is_too_much:
-            self._metrics.count("relay_upstream_cut_offs_total", self.name)
-            windows = ", ".join(f"{each.used}/{each.label}" for each in self.throttle.view.usage())
-            self._events.tell(
-                "cut_off", upstream=self.name, windows=windows or "none", named_slots=ruling.named
-            )
-
     async def _open_history(self) -> None:
         """Read the history unless it is open already.  Raises HistoryError."""
         if not self._has_history:
@@ -294,10 +277,6 @@ class Account:
     def _tell_history(self, error: HistoryError) -> None:
         self._metrics.history_failed(self.name)
         self._events.tell("history_failed", upstream=self.name, error=str(error))
-
-    async def audit(self) -> None:
-        audited = await asyncio.to_thread(self.throttle.view.audit)
-        self.most_used = {each.label: each.most for each in audited.findings}
 
     def _opener(self) -> Callable[[], Coroutine[Any, Any, Connection]]:
         """Return an opener; its connections' extensions count only while the policy names the same server."""
@@ -362,6 +341,12 @@ class Account:
             self.use_again(EventKind.EDIT)
         self.wake()
 
+    def pause(self, asked: PauseAsked) -> None:
+        """Begin no more transactions, by an operator's command; those in flight go on."""
+        pause = asked.begun(self._clock.boottime_ns(), self._clock.wall_ns())
+        self.pausing.apply(EventKind.KEEP, pause=pause)
+        self.wake()
+
     def use_again(self, why: EventKind) -> bool:
         """End the pauses of the upstream and of senders that it refused, by a RESUME or an EDIT.
 
@@ -382,32 +367,26 @@ class Account:
         if upstream.shield is not None:
             shield.in_a_row = upstream.shield.in_a_row
 
-    def _fail(self, error: BaseException) -> None:
-        # A message that is sent now could not be settled, and would be sent again.
-        self.halt()
-        self._on_fault(error)
-
     def halt(self) -> None:
         """Begin no more transactions; those in flight go on."""
         self._is_over = True
         self._wake.set()
         self.pool.stop()
 
-    async def stop(self, grace_seconds: float, *, gives_up: bool) -> None:
-        """Begin no more transactions, and cut off those that still run after `grace_seconds`.
+    async def stop(self) -> None:
+        """Begin no more transactions, and cut off those that still run after the grace.
 
-        Outcomes are settled however late, or their messages would be sent again.  With `gives_up` unsettled
-        ones are dropped after the grace, and a restart sends their messages again.
+        Outcomes are settled however late, or their messages would be sent again.
         """
         self.halt()
         if self._running is not None:
             # A pass under way may still begin transactions, or give messages back.
             await self._running
-        await self.transactions.stop(grace_seconds)
+        await self.transactions.stop(GRACE_SECONDS)
         await self.pool.close()
         await self.throttle.close()
         await self.pausing.recorded()
-        await self.transactions.settled(gives_up=gives_up)
+        await self.transactions.settled()
 
 
 def is_other_server(before: Upstream, after: Upstream) -> bool:

@@ -7,23 +7,23 @@ upstream).  `route_forever` moves such mail, some at a time, and sleeps until th
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.mail.header import Names, names_of
 from relay.policy.lane import route_numbers_of, routes_of, sorter_of
 from relay.policy.model import Policy
+from relay.queue.lines import earliest
 from relay.queue.queued import NO_REASON, ListedWords, Queued, State, WaitReason, origin_of
 from relay.queue.routes import WHOLE, Because, Choice, Part, Route
 from relay.queue.sorting import Sorted, Sorter
 from relay.sender.attempt import which_of
-from relay.sender.host import seconds, woken
+from relay.sender.host import Host, seconds, woken
 from relay.sender.reports import REASON, OwedReports
 from relay.sender.settling import Backlog
 from relay.spool.interface import Full, Message, Unavailable
-from relay.spool.root.trigger import TriggerPort
 from relay.telemetry.metrics import Telemetry
 
 SWEEP_NS = 3 * SECOND_NS
@@ -35,9 +35,6 @@ DEFERRED_BEFORE = WaitReason("deferred before the last start")
 SORTED_AGAIN_NS = 5 * SECOND_NS
 """The wait before messages that were active are sorted by an edit."""
 
-Guard = Callable[[Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]]
-"""Runs a coroutine function; an error in it ends the sender."""
-
 
 class _Place(NamedTuple):
     sorted: Sorted
@@ -46,22 +43,13 @@ class _Place(NamedTuple):
 
 class Arrivals:
     def __init__(
-        self,
-        trigger: TriggerPort,
-        backlog: Backlog,
-        policy: Policy,
-        telemetry: Telemetry,
-        *,
-        owed: OwedReports,
-        guard: Guard,
-        look_seconds: float,
+        self, host: Host, backlog: Backlog, policy: Policy, telemetry: Telemetry, owed: OwedReports
     ) -> None:
-        self._sweep_ns = max(SWEEP_NS, int(look_seconds * SECOND_NS))
-        self._trigger = trigger
+        self._sweep_ns = max(SWEEP_NS, int(host.look_seconds * SECOND_NS))
+        self._trigger = host.trigger(str(policy.spool), host.disk)
         self._queue, self._spool_thread, self._settling = backlog
         self._events, self._metrics, self._clock = telemetry
         self._owed = owed
-        self._guard = guard
         self._sorter = sorter_of(policy.lanes, policy.routes)
         self._go_by(policy)
         self._began_ns = 0
@@ -69,12 +57,8 @@ class Arrivals:
         """Whether the start still reads: some of the queue is not in memory yet."""
         self._to_sort: deque[QueueId] = deque()
         """Messages from before an edit, yet to be sorted by it."""
-        self._not_sorted: list[QueueId] = []
-        """Messages of `_to_sort` that were active or could not be read."""
-        self._sorts_at_ns, self._sorts_again_ns = 0, SORTED_AGAIN_NS
-        """Boottime at which `_to_sort` is due, and the wait before `_not_sorted` is due."""
-        self._ending: set[asyncio.Task[None]] = set()
-        """Tasks that end messages with nothing left to do."""
+        self._sorts_at_ns = 0
+        """Boottime at which `_to_sort` is due."""
         self._new_mail = asyncio.Event()
         self._may_stand_elsewhere = asyncio.Event()
         self._queue.on_change = self._may_stand_elsewhere.set
@@ -156,8 +140,7 @@ class Arrivals:
             if self._to_sort and now_ns >= self._sorts_at_ns:
                 await self._sort()
             else:
-                dues = [self._queue.next_look_ns(), self._sorts_at_ns if self._to_sort else None]
-                due_ns = min((each for each in dues if each is not None), default=None)
+                due_ns = earliest(self._queue.next_look_ns(), self._sorts_at_ns if self._to_sort else None)
                 await woken(self._may_stand_elsewhere, due_ns, self._clock)
 
     def reroute(self) -> None:
@@ -178,12 +161,8 @@ class Arrivals:
         self._numbers = route_numbers_of(policy.routes)
         self._queue.use(list(policy.upstreams), routes_of(policy.routes))
 
-    async def stop(self) -> None:
-        """Stop looking for mail, and cancel the endings under way: the next start ends those messages."""
+    def stop(self) -> None:
         asyncio.get_running_loop().remove_reader(self._trigger.listen())
-        for ending in self._ending:
-            ending.cancel()
-        await asyncio.gather(*self._ending, return_exceptions=True)
 
     def let_go(self) -> None:
         """Close the trigger; another sender may listen to it from here on."""
@@ -194,20 +173,15 @@ class Arrivals:
         self._new_mail.set()
 
     def _admit(self, message: Message, place: _Place) -> None:
-        envelope, left, owes = message.envelope, message.left, message.owed_report is not None
+        envelope = message.envelope
         if envelope.boot_id == self._clock.boot_id() and envelope.boottime_ns >= self._began_ns:
             self._metrics.count("relay_ledger_recipients_total", "accepted", by=len(envelope.recipients))
         parts = self._parts(message, place)
-        if left or owes:
-            if parts[0].state is State.WAITING:
-                self._spool_thread.cache(message)
-            self._queue.add(*parts, now_ns=self._clock.boottime_ns())
-        else:
-            ending = asyncio.create_task(self._guard(lambda: self._settling.finish(message, parts[0])))
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
-        if owes:
-            # A crash or `reports.per_hour` held up its report.
+        if parts[0].state is State.WAITING:
+            self._spool_thread.cache(message)
+        self._queue.add(*parts, now_ns=self._clock.boottime_ns())
+        if message.owed_report is not None or not message.left:
+            # A crash held up its report or its end, or `reports.per_hour` its report.
             self._owed.ask(message.queue_id)
 
     def _parts(self, message: Message, place: _Place) -> list[Queued]:
@@ -248,7 +222,7 @@ class Arrivals:
         )
 
     def _sort_all(self) -> None:
-        self._to_sort, self._not_sorted, self._sorts_at_ns = deque(self._queue.ids()), [], 0
+        self._to_sort, self._sorts_at_ns = deque(self._queue.ids()), 0
         self.reroute()
 
     async def _sort(self) -> None:
@@ -257,19 +231,19 @@ class Arrivals:
         found = await self._settling.load(ids)
         if sorter is not self._sorter:
             return  # the newer edit has all messages sorted again
-        now_ns = self._clock.boottime_ns()
+        now_ns, again, wait_ns = self._clock.boottime_ns(), list[QueueId](), SORTED_AGAIN_NS
         for queue_id, message in zip(ids, found, strict=True):
             if isinstance(message, Unavailable):
                 # Try it again: if its upstream left the policy, it does not go before it is sorted.
                 self._spool_thread.tell(message)
-                self._not_sorted.append(queue_id)
-                self._sorts_again_ns = self._spool_thread.unreadable_retry_ns
+                again.append(queue_id)
+                wait_ns = self._spool_thread.unreadable_retry_ns
             elif message is not None and message.left:
                 parts = self._parts(message, _place(message, sorter))
-                self._not_sorted += [] if self._queue.sort_anew(parts, now_ns) else [queue_id]
-        if not self._to_sort:
-            self._to_sort, self._not_sorted = deque(self._not_sorted), []
-            self._sorts_at_ns, self._sorts_again_ns = now_ns + self._sorts_again_ns, SORTED_AGAIN_NS
+                again += [] if self._queue.sort_anew(parts, now_ns) else [queue_id]
+        self._to_sort += again
+        if again == ids:
+            self._sorts_at_ns = now_ns + wait_ns
 
     def _tell_route(self, route: Route, choice: Choice, before: Because) -> None:
         routes, upstream = list(self._numbers.get(route, ())), choice.upstream

@@ -51,6 +51,7 @@ class Attempt:
     is_content_out: bool = False
     """The final dot may have gone out."""
     ended_ns: int = 0
+    """Boottime; 0 while the transaction runs."""
     conn_use: int = 1
     """The number of this transaction on its connection, from 1."""
     passes_dsn: bool = False

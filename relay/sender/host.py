@@ -63,17 +63,13 @@ def started(count: int, name: str) -> ThreadPoolExecutor:
     all_there = threading.Barrier(count + 1)
     try:
         for _ in range(count):
-            threads.submit(_be_there, all_there)
+            threads.submit(all_there.wait)
         all_there.wait()
     except RuntimeError:
         all_there.abort()
         threads.shutdown(cancel_futures=True)
         raise
     return threads
-
-
-def _be_there(all_there: threading.Barrier) -> None:
-    all_there.wait()
 
 
 class CallThread:

@@ -13,6 +13,7 @@ from relay.mail.text import clean
 from relay.queue.routes import Availability
 from relay.sender.state_file import AccountFile
 from relay.telemetry.metrics import Telemetry
+from relay.throttle.throttle import View
 from relay.verdicts.account import (
     MOST_SPANS,
     RESTING,
@@ -43,28 +44,24 @@ class Pausing:
         state_file: AccountFile,
         *,
         row: "AccountRow | None" = None,
-        oldest_leaves_in_ns: Callable[[int], int | None],
-        on_refused: Callable[[Answer], None],
+        view: View,
         on_change: Callable[[Availability], None],
     ) -> None:
-        """`oldest_leaves_in_ns(span_ns)`: see `View.oldest_leaves_in_ns`.
+        """`row` is the state that all hosts of the account share; None if the account is this host's alone.
 
-        `row` is the state that all hosts of the account share; None if the account is this host's alone.
-        `on_refused` is called at the first pause after a success, `on_change` with what routing sees, at
-        each change.
+        `view` is of the account's limits.  `on_change` is called with what routing sees, at each change.
         """
         self.state, self.state_file, self.row, self.shield = AccountState(), state_file, row, Shield()
         self.is_tried = False
         """Whether a transaction or a refusal has shown since the start if the upstream works."""
-        self.on_change = on_change
-        self.owns_state_file: Callable[[], bool] = lambda: True
-        """Returns False if another account uses the record's file by now."""
+        self._is_retired = False
+        """Its account left the policy; another one may have its record by now."""
         self.relayed_from_ns = 0
         """When the latest transaction began that relayed something (boottime)."""
         self._refused_at_ns = 0
         self._upstream = upstream
         self._events, self._metrics, self._clock = telemetry
-        self._oldest_leaves_in_ns, self._on_refused = oldest_leaves_in_ns, on_refused
+        self._view, self._on_change = view, on_change
 
     @property
     def availability(self) -> Availability:
@@ -102,15 +99,16 @@ class Pausing:
             self.apply(EventKind.RESTART)
         if why:
             self._events.tell("pause_unrecorded", upstream=self._upstream, error=why)
-        if replaced is not None:
-            # The messages in this line waited through the pauses of the replaced account.
-            now_ns = self._clock.boottime_ns()
-            before = [(since_ns, min(until_ns, now_ns)) for since_ns, until_ns in replaced.spans]
-            spans = merge_spans((*self.state.spans, *before))
-            self._become(replace(self.state, spans=tuple(spans[-MOST_SPANS:])))
-        if replaced is not None and replaced.operator is not None:
+        if replaced is None:
+            return
+        # The messages in this line waited through the pauses of the replaced account.
+        now_ns = self._clock.boottime_ns()
+        before = [(since_ns, min(until_ns, now_ns)) for since_ns, until_ns in replaced.spans]
+        spans = merge_spans((*self.state.spans, *before))
+        self._become(replace(self.state, spans=tuple(spans[-MOST_SPANS:])))
+        if replaced.operator is not None:
             self.apply(EventKind.KEEP, at_ns=replaced.spans[-1][0], pause=replaced.operator)
-        elif replaced is not None and self.state.operator is not None:
+        elif self.state.operator is not None:
             self.end()
 
     def learn(self) -> None:
@@ -124,6 +122,10 @@ class Pausing:
         if self.state.fault:
             now_ns = self._clock.boottime_ns()
             self._become(replace(self.state, fault_until_ns=min(now_ns, self.state.fault_until_ns)))
+
+    def retire(self) -> None:
+        """Save and announce no further change: the account ends its transactions, and is used no more."""
+        self._is_retired = True
 
     async def recorded(self) -> str:
         """Wait until the state is durable; return the error, empty if there is none."""
@@ -141,10 +143,13 @@ class Pausing:
         """Pause the account after a refusal about us."""
         self.is_tried, self._refused_at_ns = True, self._clock.boottime_ns()
         in_a_row = self.state.in_a_row
-        self._apply(refusal_event(answer, self._refused_at_ns, self._oldest_leaves_in_ns))
+        self._apply(refusal_event(answer, self._refused_at_ns, self._view.oldest_leaves_in_ns))
+        is_first = in_a_row == 0 and self.state.in_a_row == 1 and answer.verdict is Verdict.PAUSE
         # Further refusals in a row belong to the same block, and tell nothing new.
-        if in_a_row == 0 and self.state.in_a_row == 1 and answer.verdict is Verdict.PAUSE:
-            self._on_refused(answer)
+        if is_first and (ruling := answer.ruling) is not None and ruling.is_too_much:
+            self._metrics.count("relay_upstream_cut_offs_total", self._upstream)
+            windows = ", ".join(f"{each.used}/{each.label}" for each in self._view.usage()) or "none"
+            self._events.tell("cut_off", upstream=self._upstream, windows=windows, named_slots=ruling.named)
 
     def observe(self, outcome: Outcome, began_ns: int = 0) -> None:
         """Apply the outcome of a transaction that began at `began_ns` (boottime)."""
@@ -179,7 +184,7 @@ class Pausing:
     def _apply(self, event: Event) -> None:
         before = self.state
         self._become(step(before, event))
-        if self.row is not None and self.state != before and self.owns_state_file():
+        if self.row is not None and self.state != before and not self._is_retired:
             self.row.record(event)
 
     def _become(self, after: AccountState) -> None:
@@ -192,10 +197,10 @@ class Pausing:
             change = "pauses" if rests else "resumes"
             self._metrics.count(f"relay_upstream_{change}_total", self._upstream)
         clock = self._clock
-        if self.owns_state_file():
+        if not self._is_retired:
             record = PauseRecord(clock.boot_id(), clock.boottime_ns(), clock.wall_ns(), after)
             self.state_file.save_soon(record)
-        self.on_change(self.availability)
+            self._on_change(self.availability)
         self._tell_word(before.operator, after.operator)
         self._tell_health(before, after)
 

@@ -112,26 +112,22 @@ class OwedReports:
     """The messages that owe a report, in order.  Belongs to one event loop."""
 
     def __init__(self, policy: Policy, queue: Queues, host: Host, telemetry: Telemetry) -> None:
-        """Touch no disk before the first report."""
         self._events, self._metrics, self._clock = telemetry
         self._queue = queue
         history = FileHistory(policy.reports_history, host.disk, self._clock)
         throttle = Throttle(history, _limits(policy), 0, self._clock, transaction_ns=PUBLISHING_NS)
         self._gate = ThrottleThread(throttle, self._clock, self._tell_uncounted, workers=host.workers)
         self._waiting: dict[QueueId, None] = {}
-        self._uncounted: set[QueueId] = set()
-        """The messages of `_waiting` not counted yet as waiting for a slot."""
+        self._counted = 0
+        """How many of `_waiting`, from its front, are counted as waiting for a slot."""
         self._wake = asyncio.Event()
         self._opens_at_ns = 0
         """Boottime at which there may be a slot; in the past if there may be one now."""
-        self._is_asked = self._is_closed = False
 
     def ask(self, queue_id: QueueId) -> None:
         """Have the report of a queued message made in its turn, which may be at once."""
-        if queue_id not in self._waiting:
-            self._waiting[queue_id] = None
-            self._uncounted.add(queue_id)
-            self._wake.set()
+        self._waiting.setdefault(queue_id)
+        self._wake.set()
 
     def wake(self) -> None:
         self._wake.set()
@@ -157,9 +153,6 @@ class OwedReports:
         return self._first() is None and await self.take_slot()
 
     async def take_slot(self) -> bool:
-        if self._is_closed:
-            return False
-        self._is_asked = True
         try:
             (answer,) = await self._gate.reserve([Request(1)])
         except HistoryError as error:
@@ -177,10 +170,7 @@ class OwedReports:
         self._wake.set()
 
     async def close(self) -> None:
-        """Close the history; a report owed from now on waits for the next start."""
-        self._is_closed = True
-        if self._is_asked:
-            await self._gate.close()
+        await self._gate.close()
 
     def _first(self) -> QueueId | None:
         """Return the message whose report is next; forget those that have ended."""
@@ -189,16 +179,16 @@ class OwedReports:
         return first
 
     def _forget(self, queue_id: QueueId) -> None:
-        del self._waiting[queue_id]
-        self._uncounted.discard(queue_id)
+        self._waiting.pop(queue_id, None)
+        self._counted = max(0, self._counted - 1)
 
     def _tell_waiting(self) -> None:
         """Count each report that waits for a slot once; log only if none waited before."""
-        if len(self._uncounted) == len(self._waiting):
+        if self._counted == 0:
             until_at_ns = self._clock.wall_ns() + self._opens_at_ns - self._clock.boottime_ns()
             self._events.tell("reports_capped", until_at_ns=until_at_ns)
-        self._metrics.count("relay_reports_capped_total", by=len(self._uncounted))
-        self._uncounted.clear()
+        self._metrics.count("relay_reports_capped_total", by=len(self._waiting) - self._counted)
+        self._counted = len(self._waiting)
 
     def _tell_uncounted(self, error: HistoryError) -> None:
         self._events.tell("reports_uncounted", error=str(error))

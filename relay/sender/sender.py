@@ -5,8 +5,7 @@ in case a pull was lost.  A stop finishes the transactions in flight.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
-from functools import partial
+from collections.abc import Callable, Collection
 
 from relay.clock import SECOND_NS, StepWatch
 from relay.mail.envelope import QueueId
@@ -17,19 +16,16 @@ from relay.queue.queues import Queues
 from relay.sender.arrivals import Arrivals
 from relay.sender.attempt import keys_of
 from relay.sender.host import Host
-from relay.sender.reports import OwedReports, Reporter
+from relay.sender.reports import OwedReports
 from relay.sender.settling import Backlog, Settling
 from relay.sender.spool_thread import SpoolThread
 from relay.sender.upstreams import Upstreams
 from relay.spool.interface import Full, Spool, SpoolCounts, Unavailable
 from relay.telemetry.metric_table import Totals
 from relay.telemetry.metrics import Telemetry
-from relay.verdicts.decision import Terms
 
 SUSPEND_NS = SECOND_NS
 """How far boottime may run ahead of the loop's clock; beyond that the host was suspended."""
-LOOKS_TO_AN_AUDIT = 300
-"""Looks between two audits of what each limit held at most."""
 TIDY_SECONDS = 3600.0
 
 
@@ -51,30 +47,19 @@ class Sender:
         self._look_seconds = host.look_seconds
         self._telemetry, self._on_fault = telemetry, on_fault
         self._chores: list[asyncio.Task[None]] = []
-        self._finishing = asyncio.Lock()
         self._is_finished = False
-        self._reporter = Reporter(hostname)
         self._owed = OwedReports(policy, self.queue, host, telemetry)
         self.settling = Settling(
             self.queue,
             self.spool_thread,
             telemetry,
-            terms=_terms(policy),
+            hostname=hostname,
             owed=self._owed,
-            reporter=self._reporter,
             on_report=lambda: self._arrivals.look(),  # noqa: PLW0108 - self._arrivals is made later
         )
         backlog = Backlog(self.queue, self.spool_thread, self.settling)
         self.upstreams = Upstreams(policy, hostname, backlog, host, telemetry, on_fault=self.fail)
-        self._arrivals = Arrivals(
-            host.trigger(str(policy.spool), host.disk),
-            backlog,
-            policy,
-            telemetry,
-            owed=self._owed,
-            guard=self.upstreams.guard,
-            look_seconds=host.look_seconds,
-        )
+        self._arrivals = Arrivals(host, backlog, policy, telemetry, self._owed)
         self._go_by(policy)
 
     async def read(self) -> None:
@@ -97,9 +82,7 @@ class Sender:
             self._arrivals.run,
             self._arrivals.route_forever,
             self._look_forever,
-            self.upstreams.audit,
-            partial(_every, LOOKS_TO_AN_AUDIT * self._look_seconds, self.upstreams.audit),
-            partial(_every, TIDY_SECONDS, self._tidy),
+            self._tidy_forever,
             lambda: self._owed.run(self.settling.report),
         ):
             self._chores.append(asyncio.create_task(self.upstreams.guard(chore)))
@@ -109,17 +92,19 @@ class Sender:
         self.close()
 
     async def finish(self) -> None:
-        """Finish the transactions in flight, and begin no other; keep the spool's lock."""
-        async with self._finishing:
-            if self._is_finished:
-                return
-            self._is_finished = True
-            for chore in self._chores:
-                chore.cancel()
-            await asyncio.gather(*self._chores, return_exceptions=True)
-            await self._arrivals.stop()
-            await self.upstreams.finish()
-            await self._owed.close()
+        """Finish the transactions in flight, and begin no other; keep the spool's lock.
+
+        Does nothing if it was called before.  Call it after the last edit.
+        """
+        if self._is_finished:
+            return
+        self._is_finished = True
+        for chore in self._chores:
+            chore.cancel()
+        await asyncio.gather(*self._chores, return_exceptions=True)
+        self._arrivals.stop()
+        await self.upstreams.finish()
+        await self._owed.close()
 
     def close(self) -> None:
         """Close the spool; another sender may have it from here on."""
@@ -132,17 +117,11 @@ class Sender:
         self._on_fault(error)
 
     async def apply(self, policy: Policy) -> None:
-        """Apply an edited policy.  Transactions in flight finish under the old one.
-
-        Does nothing once `finish` began, which waits for an edit that is being applied.
-        """
-        async with self._finishing:
-            if self._is_finished:
-                return
-            await self._owed.use(policy)
-            self._go_by(policy)
-            self._arrivals.use(policy)
-            await self.upstreams.apply(policy)
+        """Apply an edited policy.  Transactions in flight finish under the old one."""
+        await self._owed.use(policy)
+        self._go_by(policy)
+        self._arrivals.use(policy)
+        await self.upstreams.apply(policy)
 
     def wake(self) -> None:
         self.upstreams.wake()
@@ -182,8 +161,7 @@ class Sender:
 
     def _go_by(self, policy: Policy) -> None:
         """Order each line by the policy's lanes and what its upstream counts; settle by its `retry`."""
-        self.settling.terms = _terms(policy)
-        self._reporter.sender = policy.reports.sender
+        self.settling.use(policy)
         lanes = lanes_of(policy.lanes)
         for name, upstream in policy.upstreams.items():
             by = Arrangement(lanes, price_of(upstream.limits), upstream.max_recipients)
@@ -211,19 +189,10 @@ class Sender:
             await self.look()
             await self.upstreams.look_at_secrets()
 
-    async def _tidy(self) -> None:
-        try:
-            await self.spool_thread.call(lambda spool: spool.tidy())
-        except (Full, Unavailable) as trouble:
-            self.spool_thread.tell(trouble)
-
-
-async def _every(period_s: float, chore: Callable[[], Awaitable[None]]) -> None:
-    while True:
-        await asyncio.sleep(period_s)
-        await chore()
-
-
-def _terms(policy: Policy) -> Terms:
-    retry = policy.retry
-    return Terms(retry.min_ns, retry.max_ns, retry.lifetime_ns, retry.warn_after_ns)
+    async def _tidy_forever(self) -> None:
+        while True:
+            await asyncio.sleep(TIDY_SECONDS)
+            try:
+                await self.spool_thread.call(lambda spool: spool.tidy())
+            except (Full, Unavailable) as trouble:
+                self.spool_thread.tell(trouble)

@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 from relay.clock import SECOND_NS
 from relay.mail.dsn import Notify
 from relay.mail.envelope import QueueId, is_notice
+from relay.policy.model import Policy
 from relay.queue.queued import Queued, State, WaitKind, WaitReason
 from relay.queue.queues import Queues
 from relay.sender.attempt import MARKS, Attempt, recipients_left
@@ -39,7 +40,10 @@ _WORST_FIRST: tuple[tuple[Status, _Became], ...] = (
 
 
 class Settling:
-    """Settles attempts of all upstreams.  `terms` is the policy's `retry`, and may change."""
+    """Settles attempts of all upstreams; call `use` before all else."""
+
+    terms: Terms
+    """The policy's `retry`."""
 
     def __init__(
         self,
@@ -47,18 +51,16 @@ class Settling:
         spool_thread: SpoolThread,
         telemetry: Telemetry,
         *,
-        terms: Terms,
+        hostname: str,
         owed: OwedReports,
-        reporter: Reporter,
         on_report: Callable[[], None],
     ) -> None:
         """`on_report` is called when a report was published: it waits in the spool to be claimed."""
-        self.terms = terms
         self._queue = queue
         self._spool_thread = spool_thread
         self._events, self._metrics, self._clock = telemetry
         self._owed = owed
-        self._reporter = reporter
+        self._reporter = Reporter(hostname)
         self._on_report = on_report
         self._locks: WeakValueDictionary[QueueId, asyncio.Lock] = WeakValueDictionary()
         """One for each message that is being settled."""
@@ -66,6 +68,11 @@ class Settling:
         """Messages with an active part, as last settled, without content: the part was read before."""
         self.replies: OrderedDict[QueueId, dict[int, Note]] = OrderedDict()
         """For display: the upstream's last reply on each recipient that is deferred or failed."""
+
+    def use(self, policy: Policy) -> None:
+        retry = policy.retry
+        self.terms = Terms(retry.min_ns, retry.max_ns, retry.lifetime_ns, retry.warn_after_ns)
+        self._reporter.sender = policy.reports.sender
 
     async def load(self, queue_ids: Sequence[QueueId]) -> list[Message | Unavailable | None]:
         """Read queued messages; for each the message, Unavailable, or None if it is gone."""
@@ -106,23 +113,21 @@ class Settling:
             self._keep_replies(message, (*notes, *delays))
             if not is_there:
                 return
-            self._go_on(after, queued)
+            self._go_on(after)
             if after.left:
                 self._put_back(attempt, decision)
                 self._keep(after)
 
-    async def finish(self, message: Message, queued: Queued) -> None:
-        """End a message whose recipients are all done; if it owes a report, have that made first."""
-        async with self._lock(message.queue_id):
-            message = self._as_settled(message)
-            what = Settlement(message.queue_id, message.envelope, ends=True)
-            if message.owed_report is not None or await self._write(what):
-                self._go_on(message, queued)
+    def finish(self, message: Message) -> None:
+        """Have a message whose recipients are all done ended, after the report that it may owe."""
+        self._queue.owe_report(message.queue_id, REASON)
+        self._newest.pop(message.queue_id, None)
+        self._owed.ask(message.queue_id)
 
     async def report(self, queue_id: QueueId) -> bool:
-        """Publish an owed report; return False if there is no slot for it.
+        """Publish an owed report, and end a message that has no recipient left.
 
-        The message ends if no recipient is left.
+        Returns False if there is no slot for the report.
         """
         async with self._lock(queue_id):
             (message,) = await self.load([queue_id])
@@ -130,55 +135,55 @@ class Settling:
                 retry_seconds = self._spool_thread.unreadable_retry_ns / SECOND_NS
                 asyncio.get_running_loop().call_later(retry_seconds, self._owed.ask, queue_id)
                 return True
-            owed = None if message is None else message.owed_report
-            if message is None or owed is None or queue_id not in self._queue:
+            if message is None or queue_id not in self._queue:
                 return True
-            if not await self._owed.take_slot():
-                return False
-            what = Settlement(queue_id, message.envelope, told=owed.indices, ends=not message.left)
-            what.report = report = self._reporter.report(message, owed)
-            if await self._write(what):
-                is_failure = any(status.is_failure for status in owed.statuses)
-                self._published(queue_id, report, "report" if is_failure else "success")
-                after = message._replace(told=message.told.union(owed.indices))
+            what, owed = Settlement(queue_id, message.envelope, ends=not message.left), message.owed_report
+            if owed is not None:
+                if not await self._owed.take_slot():
+                    return False
+                what.told, what.report = owed.indices, self._reporter.report(message, owed)
+            if (what.ends or owed is not None) and await self._write(what):
+                if what.report is not None:
+                    is_failure = any(message.statuses[index].is_failure for index in what.told)
+                    self._published(queue_id, what.report, "report" if is_failure else "success")
+                after = message._replace(told=message.told.union(what.told))
                 self._keep(after)
                 if what.ends:
                     self._ended(after)
             return True
 
-    async def end_silently(self, message: Message, queued: Queued) -> None:
-        """End a message that only owes its report, without the report, by an operator's command.
-
-        Raises Full, Unavailable, Absent and Corrupt, as all operator's commands do: nothing has happened
-        yet.
-        """
-        async with self._lock(message.queue_id):
-            message = self._as_settled(message)
-            await self._end(message, queued, {}, (), is_silent=True)
-        if (owed := message.owed_report) is not None:
-            self._events.tell("report_omitted", queue_id=message.queue_id, nrcpt=len(owed.indices))
-
     async def refuse(
         self, message: Message, queued: Queued, refusals: Mapping[int, Answer], reason: str
-    ) -> int:
-        """Bounce some recipients, by an operator's command; return how many are left."""
+    ) -> None:
+        """Bounce some recipients, by an operator's command.
+
+        Raises Full, Unavailable, Absent and Corrupt, as `delete` does: nothing has happened yet.
+        """
         at_ns, subject = self._clock.wall_ns(), _subject(message, queued)
         notes = [Note(i, each.status, reason, each.text, None, at_ns) for i, each in refusals.items()]
+        marks = dict.fromkeys(refusals, Status.BOUNCED)
         async with self._lock(message.queue_id):
             message = self._as_settled(message)
-            after = await self._end(message, queued, dict.fromkeys(refusals, Status.BOUNCED), notes)
+            after = message.after(marks, notes)
+            await self._end(after, Settlement(message.queue_id, message.envelope, marks, notes))
         delays = Delays(queued_ns=max(0, at_ns - message.envelope.arrival_at_ns))
         answered = {index: (Fate.BOUNCED, answer) for index, answer in refusals.items()}
         self._tell(subject, answered, delays, NO_TRANSACTION)
-        return len(after.left)
 
     async def delete(self, message: Message, queued: Queued) -> None:
-        """Delete all recipients left, by an operator's command, without a report on them."""
+        """Delete all recipients left, by an operator's command, without any report."""
         subject = _subject(message, queued)
-        async with self._lock(message.queue_id):
-            message = self._as_settled(message)
-            await self._end(message, queued, dict.fromkeys(message.left, Status.DELETED), ())
         queue_id, message_id, envelope = message.queue_id, subject.names.message_id, message.envelope
+        async with self._lock(queue_id):
+            message = self._as_settled(message)
+            what = Settlement(queue_id, envelope, dict.fromkeys(message.left, Status.DELETED))
+            if (owed := message.owed_report) is not None:
+                # Told, so that it is not sent either if a power loss brings the message back.
+                what.told = owed.indices
+            after = message.after(what.marks)._replace(told=message.told.union(what.told))
+            await self._end(after, what)
+        if what.told:
+            self._events.tell("report_omitted", queue_id=queue_id, nrcpt=len(what.told))
         for index in message.left:
             self._events.tell(
                 "recipient_deleted",
@@ -240,15 +245,15 @@ class Settling:
         self._metrics.count_fates(_words(settlement))
         return True
 
-    def _go_on(self, message: Message, queued: Queued) -> None:
+    def _go_on(self, message: Message) -> None:
         """Have the owed report made, or forget a message whose end is durable."""
-        if message.owed_report is not None:
+        if message.owed_report is None:
             if not message.left:
-                self._queue.owe_report(queued.queue_id, REASON)
-                self._newest.pop(message.queue_id, None)
+                self._ended(message)
+        elif message.left:
             self._owed.ask(message.queue_id)
-        elif not message.left:
-            self._ended(message)
+        else:
+            self.finish(message)
 
     def _published(
         self, queue_id: QueueId, report: Report, kind: Literal["report", "success", "warning"]
@@ -258,28 +263,13 @@ class Settling:
         self._events.tell(f"{kind}_published", queue_id=queue_id, report_id=report_id, size_bytes=size_bytes)
         self._on_report()
 
-    async def _end(
-        self,
-        message: Message,
-        queued: Queued,
-        marks: Mapping[int, Status],
-        notes: Sequence[Note],
-        *,
-        is_silent: bool = False,
-    ) -> Message:
-        """Mark recipients by an operator's command; end a message with none left and no report owed."""
-        after = message.after(marks, notes)
-        what = Settlement(message.queue_id, message.envelope, marks, notes)
-        if is_silent and (owed := after.owed_report) is not None:
-            # Told, so that it is not sent either if a power loss brings the message back.
-            what.told = owed.indices
-            after = after._replace(told=after.told.union(owed.indices))
+    async def _end(self, after: Message, what: Settlement) -> None:
+        """Settle an operator's command; end a message with no recipient left and no report owed."""
         what.ends = not after.left and after.owed_report is None
         await self._spool_thread.change(what)
         self._metrics.count_fates(_words(what))
         self._keep(after)
-        self._go_on(after, queued)
-        return after
+        self._go_on(after)
 
     def _tell_all(self, upstream: str, attempt: Attempt, decision: Decision, subject: Subject) -> None:
         connection, delays = attempt.connection, attempt.delays

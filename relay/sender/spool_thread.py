@@ -12,15 +12,7 @@ from typing import TypeVar
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.sender.host import THREADS, Batch, Workers
-from relay.spool.interface import (
-    Absent,
-    Corrupt,
-    Full,
-    Message,
-    Settlement,
-    Spool,
-    Unavailable,
-)
+from relay.spool.interface import Absent, Corrupt, Full, Message, Settlement, Spool, Unavailable
 
 Returned = TypeVar("Returned")
 

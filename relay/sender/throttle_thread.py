@@ -61,7 +61,7 @@ class ThrottleThread:
     async def close(self) -> None:
         if self._flushing is not None:
             self._flushing.cancel()
-        await self._flush()
+            await self._flush()
         await self.call(Throttle.close)
         self._thread.close()
 

@@ -66,19 +66,12 @@ class Transactions:
         self._throttle, self._pool, self._pausing = throttle, pool, pausing
         self._events, self._metrics, self._clock = telemetry
         self._on_end, self._on_fault = on_end, on_fault
-        self._unsettled: dict[Queued, asyncio.Task[None]] = {}
-        """The tasks of transactions that are not settled."""
-        self._transacting: set[Queued] = set()
-        """The keys of `_unsettled` that still need their connections."""
+        self._unsettled: dict[Queued, tuple[Attempt, asyncio.Task[None]]] = {}
 
     @property
     def unsettled(self) -> int:
         """Return how many transactions run, or ran and are not settled."""
         return len(self._unsettled)
-
-    @property
-    def on_connections(self) -> int:
-        return len(self._transacting)
 
     async def load(self, taken: Sequence[Queued], connections: list[Connection]) -> list[Attempt]:
         """Read messages.  Each that may go takes a connection off the list; the others leave ACTIVE."""
@@ -90,7 +83,7 @@ class Transactions:
             if isinstance(message, Unavailable):
                 self._unreadable(queued, message)
             elif not message.left:
-                await self._settling.finish(message, queued)
+                self._settling.finish(message)
             elif not queued.part.left(message.left):
                 # An edit divided the message just when its last recipients here were settled.
                 self._queue.end_part(queued)
@@ -134,8 +127,7 @@ class Transactions:
             self._upstream,
             span_ns=reservation.reserved_at_ns - queued.since_ns,
         )
-        self._transacting.add(queued)
-        self._begin(queued, self._send(attempt, reservation))
+        self._begin(attempt, self._send(attempt, reservation))
 
     def refuse(self, attempt: Attempt, unfit: Answer, *, is_for_ever: bool) -> None:
         """Begin to settle a message that cannot go, without asking the upstream or using a slot.
@@ -145,25 +137,23 @@ class Transactions:
         """
         now_ns = attempt.ended_ns = self._clock.boottime_ns()
         if not (is_for_ever and self._queue.exclude_upstream(attempt.queued, WaitReason(unfit.text), now_ns)):
-            self._begin(attempt.queued, self._settle(attempt, Outcome((unfit,) * len(attempt.indices))))
+            self._begin(attempt, self._settle(attempt, Outcome((unfit,) * len(attempt.indices))))
 
     async def stop(self, grace_seconds: float) -> None:
         """Wait for transactions in flight; cut off those that still run after `grace_seconds`."""
         if self._unsettled:
-            await asyncio.wait(self._unsettled.values(), timeout=grace_seconds)
-            late = [self._unsettled[each] for each in self._transacting]
+            await asyncio.wait([task for _, task in self._unsettled.values()], timeout=grace_seconds)
+            late = [task for attempt, task in self._unsettled.values() if not attempt.ended_ns]
             for sending in late:
                 sending.cancel()
             await asyncio.gather(*late, return_exceptions=True)
 
-    async def settled(self, *, gives_up: bool) -> None:
-        """Wait until all outcomes are settled.  If it gives up, a restart sends the rest again."""
-        for unsettled in self._unsettled.values() if gives_up else ():
-            unsettled.cancel()
-        await asyncio.gather(*self._unsettled.values(), return_exceptions=True)
+    async def settled(self) -> None:
+        """Wait until all outcomes are settled; if this is cancelled, a restart sends the rest again."""
+        await asyncio.gather(*(task for _, task in self._unsettled.values()), return_exceptions=True)
 
-    def _begin(self, queued: Queued, run: Coroutine[Any, Any, None]) -> None:
-        self._unsettled[queued] = asyncio.create_task(self._guarded(queued, run))
+    def _begin(self, attempt: Attempt, run: Coroutine[Any, Any, None]) -> None:
+        self._unsettled[attempt.queued] = attempt, asyncio.create_task(self._guarded(attempt.queued, run))
 
     async def _guarded(self, queued: Queued, run: Coroutine[Any, Any, None]) -> None:
         try:
@@ -204,7 +194,6 @@ class Transactions:
                 self._pool.release(connection)
             else:
                 self._pool.discard(connection)
-            self._transacting.discard(attempt.queued)
             self._on_end()
         if is_any_relayed(outcome):
             known_ns, took_ns = self.transaction_ns, attempt.took_ns

@@ -1,26 +1,25 @@
-"""The upstreams of the policy, an account for each: made, edited, seen, retired, paused and used again.
+"""The upstreams of the policy, an account for each: made, edited, seen, retired and stopped.
 
 Guarantees: an upstream that leaves the policy, or gets another account, finishes its transactions.  Each
 has a line of the queue of its own (`relay.queue.queues`), which learns each change of its state.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import contextlib
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 from relay.policy.model import Policy
-from relay.sender.account import Account
+from relay.sender.account import GRACE_SECONDS, Account
+from relay.sender.connections import Logins
 from relay.sender.host import Host
-from relay.sender.logins import Logins
 from relay.sender.settling import Backlog
 from relay.telemetry.metrics import Telemetry
 from relay.throttle.throttle import View
-from relay.verdicts.account import ENDLESS, AccountState, EventKind, PauseAsked
-from relay.verdicts.shield import Shield
+from relay.verdicts.account import ENDLESS, AccountState, EventKind
 
-GRACE_SECONDS = 60.0
-"""How long transactions in flight may take at a stop; most of them then end within a second."""
+CLOSING_SECONDS = 10.0
+"""How long the rest of a stop may take after the grace: QUIT, and outcomes that the spool does not take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +40,6 @@ class UpstreamView:
     """Transactions that run, or ran and are not settled."""
     transaction_ns: int = 0
     """Average duration of the last transactions; 0 before the first."""
-    counted: Mapping[str, int] = field(default_factory=dict)
-    """For each limit, by its label: the most slots occupied at once, as of the last audit."""
     certificate_ends_at_ns: int | None = None
     """Wall clock: when the upstream's certificate ends, as of the last connection under TLS."""
     client_certificate_ends_at_ns: int | None = None
@@ -72,23 +69,20 @@ class Upstreams:
         self._policy, self._hostname = policy, hostname
         self._backlog, self._host, self._telemetry = backlog, host, telemetry
         self._on_fault = on_fault
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._stopping: set[asyncio.Task[None]] = set()
+        """The stops of accounts that left the policy, and at the end of all others."""
 
     async def start(self) -> None:
         for name in self._policy.upstreams:
             await self._add(name, None)
 
     async def finish(self) -> None:
-        # What is not settled by then, a restart sends again.
-        ends = [each.stop(GRACE_SECONDS, gives_up=True) for each in self.in_use.values()]
-        stopping = [asyncio.create_task(each) for each in ends]
-        if stopping or self._retiring:
-            # An account that left the policy has the same grace as those in use.
-            await asyncio.wait([*stopping, *self._retiring], timeout=GRACE_SECONDS)
-        await asyncio.gather(*stopping)
-        for retiring in self._retiring:
-            retiring.cancel()
-        await asyncio.gather(*self._retiring, return_exceptions=True)
+        for each in self.in_use.values():
+            self._stop(each)
+        # What is not settled in time, a restart sends again.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GRACE_SECONDS + CLOSING_SECONDS):
+                await asyncio.gather(*self._stopping)
         await asyncio.gather(*(each.close() for each in self._logins.values()))
 
     def halt(self) -> None:
@@ -103,8 +97,10 @@ class Upstreams:
             # Another account has another history, which must count the transactions of that account.
             if name not in policy.upstreams or policy.history_of(name) != before.history_of(name):
                 # Crash here: the pause is saved for the old account alone, and the operator must repeat it.
-                replaced[name] = self.in_use[name].pausing.state
-                self._retire(self.in_use.pop(name))
+                retired = self.in_use.pop(name)
+                replaced[name] = retired.pausing.state
+                retired.pausing.retire()
+                self._stop(retired)
         for name, upstream in policy.upstreams.items():
             if name in self.in_use:
                 self._logins[name].upstream = upstream
@@ -118,10 +114,6 @@ class Upstreams:
         """Have every account look at once for messages that may go."""
         for each in self.in_use.values():
             each.wake()
-
-    async def audit(self) -> None:
-        for each in list(self.in_use.values()):
-            await each.audit()
 
     @property
     def in_flight(self) -> int:
@@ -138,38 +130,9 @@ class Upstreams:
             connections_idle=each.pool.idle,
             in_flight=each.in_flight,
             transaction_ns=each.transactions.transaction_ns,
-            counted=each.most_used,
             certificate_ends_at_ns=each.certificate_ends_at_ns,
             client_certificate_ends_at_ns=self._logins[name].certificate_ends_at_ns,
         )
-
-    def shield(self, name: str) -> Shield | None:
-        return None if (each := self.in_use.get(name)) is None else each.pausing.shield
-
-    def resume(self, name: str) -> bool:
-        """End the pauses of an upstream and of senders that it refused, by an operator's command.
-
-        One transaction goes first.  Returns False if nothing was paused, or there is no such upstream.
-        """
-        return name in self.in_use and self.in_use[name].use_again(EventKind.RESUME)
-
-    def pause(self, name: str, asked: PauseAsked) -> bool:
-        """Begin no more transactions of an upstream, by an operator's command; those in flight go on.
-
-        Returns False if there is no such upstream.
-        """
-        if (paused := self.in_use.get(name)) is None:
-            return False
-        clock = self._telemetry.clock
-        pause = asked.begun(clock.boottime_ns(), clock.wall_ns())
-        paused.pausing.apply(EventKind.KEEP, pause=pause)
-        paused.wake()
-        return True
-
-    async def recorded(self, name: str) -> str:
-        """Wait until an upstream's pause is durable; return the error, empty if there is none."""
-        each = self.in_use.get(name)
-        return "" if each is None else await each.pausing.recorded()
 
     async def look_at_secrets(self) -> None:
         """Use a refused account again if its password was replaced; call it each second."""
@@ -206,15 +169,7 @@ class Upstreams:
         self._backlog.queue.set_availability(name, added.pausing.availability)
         self.in_use[name] = added
 
-    def _retire(self, retired: Account) -> None:
-        pausing, path = retired.pausing, retired.pausing.state_file.path
-        # A retired account saves its state for its return, unless an account in use has the same file.
-        pausing.owns_state_file = lambda: all(
-            each.pausing.state_file.path != path for each in self.in_use.values()
-        )
-        pausing.on_change = lambda _: None
-
-        stop = partial(retired.stop, GRACE_SECONDS, gives_up=False)
-        retiring = asyncio.create_task(self.guard(stop))
-        self._retiring.add(retiring)
-        retiring.add_done_callback(self._retiring.discard)
+    def _stop(self, account: Account) -> None:
+        stopping = asyncio.create_task(self.guard(account.stop))
+        self._stopping.add(stopping)
+        stopping.add_done_callback(self._stopping.discard)

@@ -138,8 +138,6 @@ _ROWS: tuple[tuple[str, Level, str, str], ...] = (
      "listener {listener}: files refused, the last good users and certificate stay: {error}", ""),
     ("client_certificate_loaded", _NOTICE,
      "upstream {upstream}: client certificate loaded, SHA-256 {certificate}", ""),
-    ("client_certificate_refused", _ERROR,
-     "upstream {upstream}: client certificate refused, the last good one stays: {error}", ""),
     ("listener_died", _ERROR, "listener {listener} died: pid {pid}, {status}", ""),
     ("listener_restarted", _NOTICE, "listener {listener} restarted: pid {pid}", ""),
     ("hook_failed", _WARNING, "notices to {hook} fail, and are tried again: {error}", ""),

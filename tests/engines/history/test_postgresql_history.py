@@ -20,9 +20,10 @@ from relay.spool.database.connection import Database
 from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics, Telemetry
+from relay.throttle.book import Book
 from relay.throttle.history import HistoryError, Issued
 from relay.throttle.postgresql_history import HighWaterMark, PostgresqlHistory
-from relay.throttle.throttle import Throttle
+from relay.throttle.throttle import Throttle, View
 from relay.verdicts.account import AccountState, Event, EventKind, Health, PauseAsked, step
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import Verdict
@@ -271,8 +272,7 @@ def pausing_of(account: SharedAccount, path: Path) -> Pausing:
         Telemetry(Events(io.StringIO(), "json", clock), Metrics(clock), clock),
         AccountFile(path, RealDisk()),
         row=AccountRow(account, clock),
-        oldest_leaves_in_ns=lambda _span_ns: None,
-        on_refused=lambda _answer: None,
+        view=View(Book(), clock),
         on_change=lambda _availability: None,
     )
 

@@ -6,26 +6,23 @@ from pathlib import Path
 import pytest
 
 from relay.policy.model import Policy
-from relay.sender.logins import AT_REST_SECONDS
+from relay.verdicts.account import EventKind
 from tests.fakes.smarthost import Smarthost
-from tests.fakes.virtual_time import pass_time
 from tests.unit.sender.in_process_relay import Relay, policy_of
 from tests.unit.upstream.certificates import Certificates, make_certificates, server_context
 
 
-async def test_a_refused_account_logs_in_with_a_new_password_only_once_it_is_whole(tmp_path: Path) -> None:
-    path, pieces = tmp_path / "password", ["bat", "battery ", "battery staple"]
+async def test_a_refused_account_logs_in_with_a_new_password_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "password"
     path.touch(0o600)
     path.write_text("correct horse")
     async with (
-        Smarthost(accounts={"u": pieces[-1]}) as host,
+        Smarthost(accounts={"u": "battery staple"}) as host,
         Relay(policy_of(tmp_path, host.port, f", auth: {{user: u, password_file: {path}}}")) as relay,
     ):
         relay.accept()
         await relay.until(lambda: relay.account.pausing.state.is_refused)
-        for piece in pieces:
-            await pass_time(0.9 * AT_REST_SECONDS)
-            path.write_text(piece)
+        path.write_text("battery staple")
         await relay.until_empty()
         assert sum(command.startswith("AUTH") for command in host.commands) == 2
     assert "error: upstream isp stopped: 535" in relay.logged()
@@ -63,27 +60,21 @@ def der(pem: Path) -> bytes:
     return ssl.PEM_cert_to_DER_cert(pem.with_suffix(".crt").read_text())
 
 
-async def test_a_renewed_certificate_is_shown_once_it_is_whole(tmp_path: Path, made: Certificates) -> None:
+async def test_a_renewed_certificate_counts_from_the_next_connection_on(
+    tmp_path: Path, made: Certificates
+) -> None:
     put(tmp_path, made.wrong_name)
     async with (
         wants_certificate(made) as host,
         Relay(shows_certificate(tmp_path, made, host)) as relay,
     ):
-
-        async def shown() -> bytes | None:
-            """Send a message by a new connection, and return the certificate that it showed."""
-            await relay.until(lambda: not relay.account.pool.open)
+        for number, pem in enumerate((made.wrong_name, made.right), start=1):
+            put(tmp_path, pem)
             relay.accept()
             await relay.until_empty()
-            return host.relayed[-1].session.shown
-
-        assert await shown() == der(made.wrong_name)
-        put(tmp_path, made.right, "own.pem")
-        assert await shown() == der(made.wrong_name)
-        assert relay.logged().count("no private key for the certificate") == 1
-        put(tmp_path, made.right, "own.key")
-        assert await shown() == der(made.right)
-        assert relay.logged().count("client certificate loaded") == 2
+            assert host.relayed[-1].session.shown == der(pem)
+            assert relay.logged().count("client certificate loaded") == number
+            await relay.until(lambda: not relay.account.pool.open)
 
 
 async def test_an_unreadable_certificate_pauses_the_upstream_and_bounces_nothing(
@@ -98,6 +89,6 @@ async def test_an_unreadable_certificate_pauses_the_upstream_and_bounces_nothing
         await relay.until(lambda: "gone.pem" in relay.account.pausing.state.why)
         assert relay.queued(queue_id) is not None
         put(tmp_path, made.wrong_name, "gone.pem")
-        relay.sender.upstreams.resume("isp")
+        relay.account.use_again(EventKind.RESUME)
         await relay.until_empty()
         assert len(host.relayed) == 1

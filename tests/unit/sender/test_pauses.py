@@ -16,6 +16,8 @@ from relay.smtp.reply import Phase, Reply
 from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics, Telemetry
+from relay.throttle.book import Book
+from relay.throttle.throttle import View
 from relay.verdicts.account import FOREVER_NS, EventKind, OperatorPause, PauseAsked
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import Verdict
@@ -40,8 +42,7 @@ class World:
             "isp",
             Telemetry(self.events, Metrics(self.clock), self.clock),
             self.state_file,
-            oldest_leaves_in_ns=lambda _span_ns: None,
-            on_refused=lambda _answer: None,
+            view=View(Book(), self.clock),
             on_change=lambda _availability: None,
         )
 

@@ -6,6 +6,7 @@ The simulation judges which reports are sent at all, and how often.
 import asyncio
 import email
 import email.policy
+import io
 from pathlib import Path
 
 from relay.clock import SECOND_NS
@@ -13,12 +14,24 @@ from relay.control.operations import OK, ONLY_REPORT_LEFT, VERBS
 from relay.mail.dsn import NO_REQUEST, DsnRequest, Notify, RecipientRequest
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
-from relay.queue.queued import State
+from relay.queue.queued import Queued, State, origin_of
+from relay.queue.queues import Queues
+from relay.sender.host import Host
+from relay.sender.reports import OwedReports
 from relay.status.snapshot import MessageView, QueueState, RecipientView
+from relay.telemetry.events import Events
+from relay.telemetry.metrics import Metrics, Telemetry
 from relay.verdicts.account import PauseAsked
 from tests.fakes.smarthost import Recorded, Script, Smarthost, Turn, Until
-from tests.fakes.virtual_time import pass_time
-from tests.unit.sender.in_process_relay import Relay, hurry, policy_of, virtual_clock
+from tests.fakes.unsynced import Unsynced
+from tests.fakes.virtual_time import WorkersInTurn, pass_time
+from tests.unit.sender.in_process_relay import (
+    Relay,
+    hurry,
+    policy_of,
+    turns_of_the_loop,
+    virtual_clock,
+)
 
 HOUR_NS = 3600 * SECOND_NS
 PATIENT = "min: 1h, max: 2h"
@@ -115,6 +128,22 @@ async def test_a_report_sent_during_a_transaction_is_not_repeated_after_it(tmp_p
         assert told_of(host) == [[f"{name}@there.example"] for name in ("gone0", "gone1", "slow")]
 
 
+async def test_a_deleted_message_sends_no_report_that_waited(tmp_path: Path) -> None:
+    async with (
+        Smarthost(Script(rcpt=answers)) as host,
+        Relay(capped(tmp_path, host.port, "1", PATIENT)) as relay,
+    ):
+        relay.accept("gone0@there.example")
+        await relay.until(lambda: reports(host))
+        queue_id = relay.accept("gone1@there.example", "slow@there.example")
+        await relay.until(lambda: is_deferred(relay, queue_id))
+        assert await relay.operator.act("delete", [queue_id]) == {queue_id: OK}
+        assert f"{queue_id}: no report of 1 failed" in relay.logged()
+        await relay.sender.apply(capped(tmp_path, host.port, "null", PATIENT))
+        await relay.until_empty()
+        assert len(reports(host)) == 1
+
+
 async def shown(relay: Relay, queue_id: QueueId) -> dict[str, RecipientView]:
     view = await relay.operator.show(queue_id)
     assert isinstance(view, MessageView)
@@ -201,3 +230,26 @@ async def test_dsn_that_an_upstream_refuses_is_asked_once_and_successes_are_repo
             await relay.until_empty()
         assert [[each["Action"] for each in fields(report)] for report in reports(host)] == [["relayed"]] * 2
         assert sum("NOTIFY" in command for command in host.commands) == 1
+
+
+async def test_a_report_whose_message_ends_meanwhile_keeps_no_other_back(tmp_path: Path) -> None:
+    clock, queue, made = virtual_clock(), Queues(), list[QueueId]()
+    queue.use(["isp"], ())
+    telemetry = Telemetry(Events(io.StringIO(), "text", clock), Metrics(clock), clock)
+    owed = OwedReports(capped(tmp_path, 9, "5"), queue, Host(clock, Unsynced(), WorkersInTurn()), telemetry)
+
+    async def report(queue_id: QueueId) -> bool:
+        """Lose the message to an operator, while late mail asks for a slot."""
+        queue.remove(queue_id)
+        assert await owed.may_warn() == (queue_id == ids[-1])
+        made.append(queue_id)
+        return True
+
+    ids = [QueueId("0" * 16), QueueId("1" * 16)]
+    for queue_id in ids:
+        queue.add(Queued(queue_id, origin_of("a@here.example"), 1, 0, 0, State.REPORTING), now_ns=0)
+        owed.ask(queue_id)
+    running = asyncio.create_task(owed.run(report))
+    await turns_of_the_loop()
+    assert made == ids
+    running.cancel()

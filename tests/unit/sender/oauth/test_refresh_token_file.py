@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.sender.refresh_token_file import RefreshTokenFile
+from relay.sender.connections import RefreshTokenFile
 from relay.spool.disk.durable import RealDisk
 from tests.fakes.disk import Fault, ModelDisk
 

@@ -14,12 +14,12 @@ import pytest
 from relay.clock import SystemClock
 from relay.policy.model import Upstream
 from relay.policy.shipped import standard_judge
-from relay.sender.logins import Logins
+from relay.sender.connections import Logins
 from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics, Telemetry
 from relay.upstream.oauth.token_server import TokenRequest
-from relay.verdicts.account import Health
+from relay.verdicts.account import EventKind, Health
 from tests.fakes.smarthost import ShownToken, Smarthost
 from tests.fakes.token_server import CLIENT, USER, TokenServer
 from tests.unit.sender.in_process_relay import Relay, policy_of, turns_of_the_loop
@@ -167,7 +167,7 @@ async def test_an_unwritable_refresh_token_blocks_new_requests(server: TokenServ
         await relay.until(lambda: relay.account.pausing.state.health is Health.PAUSED)
         assert len(server.requests) == 1
         (tmp_path / "refresh.lock").rmdir()
-        relay.sender.upstreams.resume("isp")
+        relay.account.use_again(EventKind.RESUME)
         await relay.until_empty()
         assert len(server.requests) == 2
 
