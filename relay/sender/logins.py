@@ -216,22 +216,23 @@ class _Owner(TokenOwner):
         return await self._secrets()
 
     async def record_refresh_token(self, old: str, new: str) -> str:
-        if self._file is None:
-            return "the policy sets no refresh_token_file"
-        try:
-            await asyncio.to_thread(self._file.rotate, old, new)
-        except (OSError, ValueError) as error:
-            return clean(str(error))
-        return ""
+        error = "the policy sets no refresh_token_file" if self._file is None else ""
+        if self._file is not None:
+            try:
+                await asyncio.to_thread(self._file.rotate, old, new)
+            except (OSError, ValueError) as failure:
+                error = clean(str(failure))
+        if error:
+            self._events.tell("refresh_token_unrecorded", upstream=self._name, error=error)
+        return error
 
     def token_granted(self, life_seconds: int, *, is_rotated: bool) -> None:
-        self._metrics.token_granted(self._name, self._clock.wall_ns() + life_seconds * SECOND_NS)
+        ends_at_s = self._clock.wall_ns() / SECOND_NS + life_seconds
+        self._metrics.count("relay_token_requests_total", self._name, "granted")
+        self._metrics.set("relay_token_end_timestamp_seconds", self._name, to=ends_at_s)
         self._events.tell(
             "token_granted", upstream=self._name, life_seconds=life_seconds, is_rotated=is_rotated
         )
 
     def token_denied(self) -> None:
         self._metrics.count("relay_token_requests_total", self._name, "denied")
-
-    def refresh_token_unrecorded(self, error: str) -> None:
-        self._events.tell("refresh_token_unrecorded", upstream=self._name, error=error)

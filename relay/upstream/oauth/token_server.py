@@ -40,35 +40,20 @@ _TOKEN = re.compile(r"[!-~]+\Z")
 _NUMBER = re.compile(r"\bAADSTS[0-9]{1,8}\b")  # the number of an Entra error, in its description
 _WORD = re.compile(r"[a-z_]{1,40}\Z")  # the form of errors in RFC 6749, 5.2; no token or secret has it
 _LOG_IN = "run `relay login {upstream}`"
-ADVICE: tuple[tuple[str, str], ...] = (
-    # learn.microsoft.com/entra/identity-platform/reference-error-codes.
-    ("AADSTS7000215", "the client secret is wrong: copy its Value, not the Secret ID"),
-    ("AADSTS7000222", "the client secret has expired: make a new one in Entra"),
-    ("AADSTS7000218", "write client_secret_file, or allow public client flows for the app in Entra"),
-    ("AADSTS700016", "client_id is not an app of this tenant: compare both with the app's overview in Entra"),
-    ("AADSTS90002", "there is no such tenant: compare it with the app's overview in Entra"),
-    ("AADSTS65001", "nobody has consented for this app: grant admin consent in Entra, or " + _LOG_IN),
-    ("AADSTS50173", "the password was changed or the sessions revoked: " + _LOG_IN),
-    ("AADSTS700082", "the refresh token was not used for 90 days: " + _LOG_IN),
-    ("AADSTS700084", "the refresh token has expired: " + _LOG_IN),
-    ("AADSTS50076", "the tenant asks for a second factor: " + _LOG_IN),
-    ("AADSTS50079", "the tenant asks for a second factor: " + _LOG_IN),
-    ("AADSTS53003", "a conditional access policy of the tenant forbids it: ask its administrator"),
-    ("AADSTS70011", "the scope is not one of the provider's: leave the key out"),
-    ("AADSTS50059", "the tenant is missing: write auth.oauth2.tenant"),
+ADVICE = {
     # RFC 6749, 5.2, and developers.google.com/identity/protocols/oauth2/service-account, "Error codes".
-    ("unauthorized_client", "the provider does not let this client use the grant or scope: allow it there"),
-    ("invalid_grant", "the consent, or the service account's key or user, is no longer valid: " + _LOG_IN),
-    ("invalid_client", "client_id or client secret is wrong or expired"),
-    ("deleted_client", "the client was deleted at the provider: make another one"),
-    ("invalid_scope", "the scope is not one that was granted: correct or leave out auth.oauth2.scope"),
-    ("access_denied", "an administrator or the user refused consent"),
-    ("consent_required", "consent is needed: " + _LOG_IN),
-    ("interaction_required", "a person has to log in again: " + _LOG_IN),
-    ("unsupported_grant_type", "the token server does not know this grant"),
-    ("expired_token", "the code has expired: begin again"),
-)  # fmt: skip
-"""What to do, by a word of the error; the first row whose word is in the error counts."""
+    "unauthorized_client": "the provider does not let this client use the grant or scope: allow it there",
+    "invalid_grant": f"the consent, or the service account's key or user, is no longer valid: {_LOG_IN}",
+    "invalid_client": "client_id or client secret is wrong or expired",
+    "deleted_client": "the client was deleted at the provider: make another one",
+    "invalid_scope": "the scope is not one that was granted: correct or leave out auth.oauth2.scope",
+    "access_denied": "an administrator or the user refused consent",
+    "consent_required": f"consent is needed: {_LOG_IN}",
+    "interaction_required": f"a person has to log in again: {_LOG_IN}",
+    "unsupported_grant_type": "the token server does not know this grant",
+    "expired_token": "the code has expired: begin again",
+}
+"""What to do, by OAuth's error.  docs/providers.md has what to do by the number of an Entra error."""
 
 
 class TokenServerUnreachable(Exception):  # noqa: N818 - what the token server is
@@ -109,8 +94,8 @@ class Denied:
     retry_after_seconds: int = 0
 
     def advised(self, upstream: str) -> str:
-        found = next((advice for word, advice in ADVICE if word in self.words), "")
-        return f"{self.words}; {found.format(upstream=upstream)}" if found else self.words
+        advice = ADVICE.get(self.error, "").format(upstream=upstream)
+        return f"{self.words}; {advice}" if advice else self.words
 
 
 TokenAnswer = Granted | Denied

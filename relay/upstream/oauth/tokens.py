@@ -40,13 +40,11 @@ class TokenOwner(Protocol):
         """Read them anew, so a change counts from the next request on.  `Tokens.token` passes errors on."""
 
     async def record_refresh_token(self, old: str, new: str) -> str:
-        """Make a new refresh token durable in place of the one sent; return the error, "" if none."""
+        """Make a new refresh token durable in place of the one sent; log and return the error, "" if none."""
 
     def token_granted(self, life_seconds: int, *, is_rotated: bool) -> None: ...
 
     def token_denied(self) -> None: ...
-
-    def refresh_token_unrecorded(self, error: str) -> None: ...
 
 
 class TokenUnavailable(Exception):  # noqa: N818 - what a token is
@@ -94,11 +92,8 @@ class Tokens:
     def refused(self, text: str) -> bool:
         """Forget a token that the upstream refused; return whether another token is worth a login."""
         if self._token == text:
-            self.forget()
+            self._usable_until_ns = 0
         return text == self._worked
-
-    def forget(self) -> None:
-        self._usable_until_ns = 0
 
     async def close(self) -> None:
         """Finish a request under way, which may rotate the refresh token; try to make all tokens durable."""
@@ -148,9 +143,7 @@ class Tokens:
     async def _keep(self, old: str, new: str) -> str:
         self._unkept = old, new
         error = await self._owner.record_refresh_token(old, new)
-        if error:
-            self._owner.refresh_token_unrecorded(error)
-        else:
+        if not error:
             self._unkept = None
         return error
 
