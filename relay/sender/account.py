@@ -108,7 +108,7 @@ class Account:
             on_refused=self._tell_cut_off,
             on_change=partial(backlog.queue.set_availability, name),
         )
-        self.pool: Pool[Connection] = Pool(
+        self.pool = Pool(
             self._opener(),
             _caps(self.upstream),
             host.clock,

@@ -283,8 +283,7 @@ class Settling:
 
     def _tell_all(self, upstream: str, attempt: Attempt, decision: Decision, subject: Subject) -> None:
         connection, delays = attempt.connection, attempt.delays
-        tls = None if connection.tls == "none" else connection.tls
-        via = Via(upstream, connection.name, attempt.conn_use, tls)
+        via = Via(upstream, connection.name, attempt.conn_use, connection.tls)
         answered = {index: each for index, each in decision.fates.items() if each[0] is not Fate.WAITING}
         self._tell(subject, answered, delays, via)
         if is_any_relayed(decision.outcome):

@@ -30,7 +30,7 @@ from relay.telemetry.metrics import Telemetry
 from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
 from relay.upstream.pool import Pool
-from relay.upstream.transaction import Transaction
+from relay.upstream.transaction import Transaction, why_unfit
 from relay.verdicts.account import rest_ns
 from relay.verdicts.decision import AttemptContext, Decision, decide
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed, of_full_session
@@ -51,7 +51,7 @@ class Transactions:
         backlog: Backlog,
         *,
         throttle: ThrottleThread,
-        pool: Pool[Connection],
+        pool: Pool,
         pausing: Pausing,
         telemetry: Telemetry,
         on_end: Callable[[], None],
@@ -102,7 +102,7 @@ class Transactions:
                     continue
                 attempt = Attempt(queued, message, connections[-1], read_at_ns, rewritten=rewritten)
                 attempt.passes_dsn &= not self.offered_extensions.is_dsn_refused
-                if (unfit := attempt.connection.why_unfit(attempt.shape)) is None:
+                if (unfit := why_unfit(attempt.connection.extensions, attempt.shape)) is None:
                     attempts.append(attempt)
                     connections.pop()
                 else:

@@ -78,7 +78,7 @@ _ROWS: tuple[tuple[str, Level, str, str], ...] = (
      ("{queue_id}: from=<{reverse_path}>, size={size_bytes}, nrcpt={nrcpt}, client={client}, helo=<{helo}>, "
       "proto={protocol}{user:, sasl_username=%}"), "listener message_id commit_seconds"),
     ("waiting", _INFO, "{queue_id}: waiting for {upstream} until {until_at}: {reason}", "lane"),
-    ("upstream_connected", _DEBUG, "connected to {relay} for {upstream}, TLS {tls}", ""),
+    ("upstream_connected", _DEBUG, "connected to {relay} for {upstream}{tls:, TLS %}", ""),
     ("delivery", _INFO,
      ("{queue_id}: to=<{recipient}>, relay={relay}, {_conn_use}delay={_delay}, delays={_delays}, "
       "{tls:tls=%, }dsn={dsn}, status={_status} ({text}){message_id:, message-id=%}"),

@@ -59,7 +59,7 @@ class Transaction(NamedTuple):
 
 
 def why_unfit(extensions: Extensions, shape: Shape) -> Answer | None:
-    """Return why this connection cannot carry the message, as a DEFER answer, or None.  Sends nothing.
+    """Return why a connection with these extensions cannot carry the message, as a DEFER answer, or None.
 
     Another connection to the same upstream may carry it: the hosts behind one name differ.
     A relay may not convert another's content to 7-bit, which breaks signatures.  If it sends the content as

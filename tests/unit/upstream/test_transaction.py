@@ -11,7 +11,7 @@ from relay.mail.envelope import Shape
 from relay.smtp.dot_stuffing import UnsendableContent
 from relay.smtp.reply import Phase
 from relay.upstream.protocol import Timeouts
-from relay.upstream.transaction import Transaction
+from relay.upstream.transaction import Transaction, why_unfit
 from relay.verdicts.verdict import Verdict
 from tests.fakes.smarthost import DEAF, SILENCE, During, Script, Smarthost, Turn, Until, at, turns
 from tests.unit.upstream.sessions import (
@@ -76,7 +76,7 @@ async def test_mail_has_the_parameters_that_are_offered_and_needed(
 )
 async def test_a_message_that_a_connection_cannot_carry_gets_no_mail(shape: Shape, status: str) -> None:
     async with Smarthost(extensions=("SIZE 1000",)) as host, connected(account(host)) as connection:
-        refusal = connection.why_unfit(shape)
+        refusal = why_unfit(connection.extensions, shape)
 
         assert refusal is not None
         assert (refusal.verdict, refusal.status, refusal.reply) == (DEFER, status, None)
