@@ -24,7 +24,6 @@ from relay.cli.options import (
     target_options,
 )
 from relay.cli.output import (
-    drain_words,
     in_plain_words,
     limits_of,
     queue_text,
@@ -54,7 +53,7 @@ UPSTREAMS: Columns = {
     "in flight": lambda each, _: each.in_flight,
     "waiting": lambda each, _: f"{each.waiting_messages} messages, {each.waiting_recipients} recipients",
     "waits for": lambda each, _: in_plain_words(each.held_by, each.limits) or "-",
-    "drained": drain_words,
+    "drained": lambda each, now: each.drain_words(now),
 }
 LIMITS: Columns = {
     "upstream": lambda each, _: each.upstream,

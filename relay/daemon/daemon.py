@@ -17,7 +17,7 @@ from pathlib import Path
 from relay import __version__
 from relay.clock import SystemClock
 from relay.daemon.assembly import Assembly
-from relay.daemon.capacity import most_status_connections, raise_limit
+from relay.daemon.capacity import raise_limit
 from relay.daemon.listener_files_watch import ListenerFilesWatch
 from relay.daemon.listening import Listening, Start
 from relay.daemon.loops import start_threads, tell_unhandled
@@ -134,14 +134,8 @@ class Daemon:
             if policy.http is not None:
                 from relay.status.http import StatusServer  # noqa: PLC0415 - see above
 
-                http = StatusServer(
-                    policy.http,
-                    status_view,
-                    self._metrics.registry,
-                    self._events,
-                    names=[policy.hostname] if policy.hostname else [],
-                    most=most_status_connections(raise_limit()),
-                )
+                registry = self._metrics.registry
+                http = StatusServer(policy.http, status_view, registry, self._events, policy.hostname)
                 await http.start()
                 ends.push_async_callback(http.stop)
             notify("STATUS=recovering")

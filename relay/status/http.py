@@ -14,7 +14,7 @@ aborts the oldest, whatever that one does or waits for.  A connection serves one
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from ipaddress import ip_address
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -26,12 +26,13 @@ from prometheus_client.exposition import choose_encoder
 from relay.listener.accepting import Acceptor
 from relay.mail.formats import described
 from relay.policy.units import HostPort
-from relay.status import MOST_CONNECTIONS
 from relay.status.page import POLICY, Samples, render
-from relay.status.snapshot import MessageView, Snapshot, public, to_json, without_addresses
+from relay.status.snapshot import Snapshot, public, to_json, without_addresses
 from relay.telemetry.events import Events
 
 BACKLOG = 128
+MOST_CONNECTIONS = 16
+"""Of one server.  A few scrapers and browsers need the status port; each connection costs a descriptor."""
 STOP_SECONDS = 1.0
 """How long a response may still take when the server stops."""
 MAIL_TIME_FACTOR = 4
@@ -60,7 +61,7 @@ def _bind(address: HostPort) -> socket.socket:
 class ConnectionLimit:
     """For one event loop."""
 
-    def __init__(self, events: Events, where: str, *, most: int) -> None:
+    def __init__(self, events: Events, where: str, *, most: int = MOST_CONNECTIONS) -> None:
         """`where` names the server in events."""
         self._events, self._where, self._most = events, where, most
         self._runner: web.AppRunner | None = None
@@ -75,8 +76,10 @@ class ConnectionLimit:
 
         `breaks_off`: cancel a response once its client hangs up.
         """
+        bound = bind()
+        bound.listen(BACKLOG)
         app.on_response_prepare.append(_close_after)
-        runner = web.AppRunner(
+        self._runner = runner = web.AppRunner(
             app,
             access_log=None,
             handle_signals=False,
@@ -86,13 +89,6 @@ class ConnectionLimit:
         await runner.setup()
         if (server := runner.server) is None:
             raise AssertionError("a runner that is not set up")
-        try:
-            bound = bind()
-        except OSError:
-            await runner.cleanup()
-            raise
-        bound.listen(BACKLOG)
-        self._runner = runner
 
         async def begin(accepted: socket.socket, _peer: object) -> None:
             transport, _ = await asyncio.get_running_loop().connect_accepted_socket(server, accepted)
@@ -125,8 +121,6 @@ async def _close_after(_request: web.Request, response: web.StreamResponse) -> N
 class Source(Protocol):
     def snapshot(self) -> Snapshot: ...
 
-    def coming(self) -> list[MessageView]: ...
-
     def why_not_ready(self) -> str: ...
 
 
@@ -137,15 +131,13 @@ class StatusServer:
         source: Source,
         registry: CollectorRegistry,
         events: Events,
-        *,
-        names: Collection[str] = (),
-        most: int = MOST_CONNECTIONS,
+        hostname: str | None = None,
     ) -> None:
-        """`names` are the server's host names, beside `localhost` and IP addresses."""
+        """`hostname` is the server's name, beside `localhost` and IP addresses."""
         self._address, self._source = address, source
         self._registry, self._events = registry, events
-        self._names = {"localhost", *(name.lower().rstrip(".") for name in names)}
-        self._connections = ConnectionLimit(events, "http", most=most)
+        self._names = {"localhost", (hostname or "localhost").lower().rstrip(".")}
+        self._connections = ConnectionLimit(events, "http")
         self._turn = asyncio.Lock()
         self._samples = Samples()
         self._sampling: asyncio.TimerHandle | None = None
@@ -226,7 +218,7 @@ class StatusServer:
         return True
 
     async def _page(self, _request: web.Request) -> web.Response:
-        shown = render(self._source.snapshot(), self._source.coming(), self._samples)
+        shown = render(self._source.snapshot(), self._samples)
         return web.Response(text=shown, content_type="text/html")
 
     async def _metrics(self, request: web.Request) -> web.Response:

@@ -124,11 +124,20 @@ class UpstreamStatus:
             return False
         return True if self.is_tried and self.health is not Health.PROVING else None
 
-    @property
-    def state_words(self) -> str:
-        if self.is_well is not None:
-            return self.state
-        return "proving, one message first" if self.health is Health.PROVING else "not tried yet"
+    def state_words(self, at_ns: int) -> str:
+        """Return the state, and how long a pause lasts or what ends it."""
+        if self.is_well is None:
+            return "proving, one message first" if self.health is Health.PROVING else "not tried yet"
+        if self.state is UpstreamState.PAUSED and self.paused_until_ns is not None:
+            return f"paused for {span(self.paused_until_ns - at_ns)}"
+        if self.state is UpstreamState.PAUSED and self.paused_by:
+            return f"paused until `relay resume {self.name}`"
+        return self.state
+
+    def drain_words(self, at_ns: int) -> str:
+        if self.drained_at_ns is None:
+            return "unknown"
+        return f"in {span(self.drained_at_ns - at_ns)}" if self.waiting_messages else "-"
 
 
 @dataclass(frozen=True, slots=True)
