@@ -74,8 +74,6 @@ class Account:
         self.upstream = policy.upstreams[name]
         self.certificate_ends_at_ns: int | None = None
         """Wall clock: when the upstream's certificate ends, as of the last connection under TLS."""
-        self.most_used: dict[str, int] = {}
-        """For each limit, by its label: the most slots occupied at once, as of the last audit."""
         self._line, self._logins = backlog.queue.line(name), logins
         self._events, self._metrics, self._clock = telemetry
         self._on_fault = on_fault
@@ -294,10 +292,6 @@ class Account:
     def _tell_history(self, error: HistoryError) -> None:
         self._metrics.history_failed(self.name)
         self._events.tell("history_failed", upstream=self.name, error=str(error))
-
-    async def audit(self) -> None:
-        audited = await asyncio.to_thread(self.throttle.view.audit)
-        self.most_used = {each.label: each.most for each in audited.findings}
 
     def _opener(self) -> Callable[[], Coroutine[Any, Any, Connection]]:
         """Return an opener; its connections' extensions count only while the policy names the same server."""

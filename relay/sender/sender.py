@@ -28,8 +28,6 @@ from relay.verdicts.decision import Terms
 
 SUSPEND_NS = SECOND_NS
 """How far boottime may run ahead of the loop's clock; beyond that the host was suspended."""
-LOOKS_TO_AN_AUDIT = 300
-"""Looks between two audits of what each limit held at most."""
 TIDY_SECONDS = 3600.0
 
 
@@ -97,8 +95,6 @@ class Sender:
             self._arrivals.run,
             self._arrivals.route_forever,
             self._look_forever,
-            self.upstreams.audit,
-            partial(_every, LOOKS_TO_AN_AUDIT * self._look_seconds, self.upstreams.audit),
             partial(_every, TIDY_SECONDS, self._tidy),
             lambda: self._owed.run(self.settling.report),
         ):

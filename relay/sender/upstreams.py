@@ -5,7 +5,7 @@ has a line of the queue of its own (`relay.queue.queues`), which learns each cha
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -41,8 +41,6 @@ class UpstreamView:
     """Transactions that run, or ran and are not settled."""
     transaction_ns: int = 0
     """Average duration of the last transactions; 0 before the first."""
-    counted: Mapping[str, int] = field(default_factory=dict)
-    """For each limit, by its label: the most slots occupied at once, as of the last audit."""
     certificate_ends_at_ns: int | None = None
     """Wall clock: when the upstream's certificate ends, as of the last connection under TLS."""
     client_certificate_ends_at_ns: int | None = None
@@ -119,10 +117,6 @@ class Upstreams:
         for each in self.in_use.values():
             each.wake()
 
-    async def audit(self) -> None:
-        for each in list(self.in_use.values()):
-            await each.audit()
-
     @property
     def in_flight(self) -> int:
         return sum(each.in_flight for each in self.in_use.values())
@@ -138,7 +132,6 @@ class Upstreams:
             connections_idle=each.pool.idle,
             in_flight=each.in_flight,
             transaction_ns=each.transactions.transaction_ns,
-            counted=each.most_used,
             certificate_ends_at_ns=each.certificate_ends_at_ns,
             client_certificate_ends_at_ns=self._logins[name].certificate_ends_at_ns,
         )

@@ -73,8 +73,6 @@ class LimitStatus:
     for_each: str | None = None
     key: str | None = None
     """The fullest key, which the other fields describe."""
-    most: int = 0
-    """The most slots occupied at one instant: as the last audit counted, or `used` if that is more."""
     words: str = ""
     """The label as people write it, e.g. `8 messages per 1m`."""
 

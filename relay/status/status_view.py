@@ -312,7 +312,6 @@ class StatusView:
                 self._wall(usage.opens_at_ns) if usage.used >= usage.count else None,
                 usage.for_each,
                 usage.key,
-                max(usage.used, seen.counted.get(usage.label, 0)),
                 words.get(usage.label, ""),
             )
             for usage in (() if seen.limits is None else seen.limits.usage())

@@ -88,8 +88,6 @@ _ROWS: tuple[tuple[str, str | tuple[float, ...], str, str], ...] = (
     ("relay_spool_errors_total", "counter", "", "Failures of the disk under the spool."),
     ("relay_limit_slots", "snapshot", "upstream limit", "N: the most that any window may hold."),
     ("relay_limit_used_slots", "snapshot", "upstream limit", "Slots that are occupied."),
-    ("relay_limit_most_used_slots", "snapshot", "upstream limit",
-     "The most slots that were occupied at once, counted from the history every five minutes."),
     ("relay_limit_window_seconds", "snapshot", "upstream limit", "T, with its guard."),
     ("relay_limit_next_slot_timestamp_seconds", "snapshot", "upstream limit",
      "When the next slot opens; the time of the scrape while there is room."),
