@@ -173,7 +173,7 @@ def status_lines(snapshot: Snapshot) -> Iterator[str]:
     yield from _section(HOSTS, snapshot.hosts, at_ns)
     yield from _section(QUEUE, [(state, snapshot.counts(state)) for state in QueueState], at_ns)
     if snapshot.started_at_ns is not None:
-        totals = ", ".join(f"{count} {fate}" for fate, count in snapshot.totals.by_fate().items())
+        totals = ", ".join(f"{count} {fate}" for fate, count in snapshot.totals.items())
         yield f"recipients since the start: {totals}"
     inodes = "" if snapshot.disk.free_inodes is None else f", {snapshot.disk.free_inodes} inodes"
     yield f"disk: {snapshot.disk.free_bytes // 2**20} MiB free{inodes}"

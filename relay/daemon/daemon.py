@@ -87,17 +87,14 @@ class Daemon:
             events.tell("spool_failed", error=f"messages may not survive a loss of power: {doubt}")
         intake = spool_intake(policy, host, events)
         listening = Listening(start, intake, events, self._metrics, clock=self._clock, limit=raise_limit())
-        try:
-            await listening.bind()
-            start_threads()
-            path = str(start.path.absolute())
-            status = PolicyStatus(digest(start.text), self._clock.wall_ns(), path=path)
-            relay = Assembly(spool, host, policy, start.hostname, self._telemetry, status, self._fail)
-            collector = SnapshotCollector(self._metrics, relay.status_view.snapshot, events, self._clock)
-            self._metrics.registry.register(collector)
-            await self._serve(relay, listening)
-        finally:
-            events.flush()
+        await listening.bind()
+        start_threads()
+        path = str(start.path.absolute())
+        status = PolicyStatus(digest(start.text), self._clock.wall_ns(), path=path)
+        relay = Assembly(spool, host, policy, start.hostname, self._telemetry, status, self._fail)
+        collector = SnapshotCollector(self._metrics, relay.status_view.snapshot, events)
+        self._metrics.registry.register(collector)
+        await self._serve(relay, listening)
         return self._exit_code
 
     async def _serve(self, relay: Assembly, listening: Listening) -> None:
@@ -184,7 +181,6 @@ class Daemon:
     def _tell_to_stop(self, number: signal.Signals) -> None:
         if self._is_stopping.is_set():
             # A second signal: the next start repeats the transactions in flight, and nothing is lost.
-            self._events.flush()
             drain(sys.stderr)
             os._exit(128 + number)
         self._why = number.name

@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from relay.clock import Clock
 from relay.daemon.capacity import EACH_CLIENT, fitted, listener_processes
+from relay.daemon.listener_observer import ListenerObserver
 from relay.daemon.spool_intake import SpoolIntake
 from relay.listener.listener_files import ListenerFiles
 from relay.listener.quotas import Quotas
 from relay.listener.server import Listener, bind
 from relay.mail.formats import described
 from relay.policy.model import Listen, Policy, Tls
-from relay.telemetry.events import Events, ListenerObserver, LogStyle
+from relay.telemetry.events import Events, LogStyle
 
 if TYPE_CHECKING:
     # Listener processes import this module, and need no prometheus_client.
@@ -124,7 +125,7 @@ class Listening:
     async def start(self) -> None:
         names = [str(listen.address) for listen in self._start.policy.listen]
         self._metrics.know_listeners(names)
-        observer = ListenerObserver(self._events, self._metrics)
+        observer = ListenerObserver(self._events, self._metrics, self._clock)
         listens = fitted([each.listen for each in self._here], self._limit)
         for each, listen in zip(self._here, listens, strict=True):
             each.listener = Listener(

@@ -214,7 +214,8 @@ class Account:
         except HistoryError:
             self._give_back(attempts, "the history of the limits failed")
             raise
-        self._metrics.decided(self.name, self._clock.boottime_ns() - began_ns)
+        took_ns = self._clock.boottime_ns() - began_ns
+        self._metrics.observe("relay_history_duration_seconds", self.name, span_ns=took_ns)
         if self._may_begin():
             return list(zip(attempts, answers, strict=True))
         for answer in answers:
@@ -290,7 +291,7 @@ class Account:
         return until_ns
 
     def _tell_history(self, error: HistoryError) -> None:
-        self._metrics.history_failed(self.name)
+        self._metrics.count("relay_history_errors_total", self.name)
         self._events.tell("history_failed", upstream=self.name, error=str(error))
 
     def _opener(self) -> Callable[[], Coroutine[Any, Any, Connection]]:

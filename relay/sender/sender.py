@@ -22,7 +22,6 @@ from relay.sender.settling import Backlog, Settling
 from relay.sender.spool_thread import SpoolThread
 from relay.sender.upstreams import Upstreams
 from relay.spool.interface import Full, Spool, SpoolCounts, Unavailable
-from relay.telemetry.metric_table import Totals
 from relay.telemetry.metrics import Telemetry
 from relay.verdicts.decision import Terms
 
@@ -162,7 +161,7 @@ class Sender:
         return max(1, self.spool_counts.unclaimed) if self.is_reading else 0
 
     @property
-    def totals(self) -> Totals:
+    def totals(self) -> dict[str, int]:
         return self._telemetry.metrics.totals
 
     @property
@@ -194,7 +193,6 @@ class Sender:
             await asyncio.sleep(self._look_seconds)
             lag_seconds = asyncio.get_running_loop().time() - due_at
             metrics.observe("relay_event_loop_lag_seconds", span_ns=int(lag_seconds * SECOND_NS))
-            events.flush()
             before_ns, now_ns = now_ns, clock.boottime_ns()
             if now_ns - before_ns > (self._look_seconds + lag_seconds) * SECOND_NS + SUSPEND_NS:
                 # The timers of the loop stood still while this host was suspended.

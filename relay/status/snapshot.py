@@ -18,7 +18,6 @@ from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.mail.formats import rfc3339_or_none, span
 from relay.queue.routes import Because, Choice, reason_of
-from relay.telemetry.metric_table import Totals
 from relay.verdicts.account import Health
 
 
@@ -279,7 +278,8 @@ class Snapshot:
     upstreams: tuple[UpstreamStatus, ...]
     """In the order of the policy; the first is the default."""
     queue: Mapping[QueueState, QueueCounts]
-    totals: Totals
+    totals: Mapping[str, int]
+    """For each fate: recipients accepted since the start, and what became of recipients since then."""
     policy: PolicyStatus
     disk: DiskStatus
     lanes: tuple[LaneStatus, ...] = ()

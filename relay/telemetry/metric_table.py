@@ -5,7 +5,6 @@ Prometheus' rules: base units, `_total` for counters, no unbounded label, so nev
 The relay also exposes `process_*` of prometheus_client.
 """
 
-from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 
@@ -20,20 +19,6 @@ class MetricRow(NamedTuple):
     """Upper bounds of a histogram, in seconds; +Inf is added."""
     is_live: bool = True
     """The relay counts it as things happen; otherwise it is read from the snapshot at a scrape."""
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Recipients accepted since the start, and what became of them and of recipients queued before."""
-
-    accepted: int = 0
-    relayed: int = 0
-    bounced: int = 0
-    expired: int = 0
-    deleted: int = 0
-
-    def by_fate(self) -> dict[str, int]:
-        return asdict(self)
 
 
 DISK_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -94,7 +79,6 @@ _ROWS: tuple[tuple[str, str | tuple[float, ...], str, str], ...] = (
     ("relay_throttle_wait_seconds", WAIT_SECONDS, "upstream",
      "Time for which a message was ready to go before its slot was reserved."),
     ("relay_throttle_waits_total", "counter", "upstream", "Messages that had to wait for room in a window."),
-    ("relay_history_operations_total", "counter", "upstream", "Decisions taken on the history."),
     ("relay_history_errors_total", "counter", "upstream",
      "Failures to read or write the history; nothing is sent then."),
     ("relay_history_duration_seconds", DISK_SECONDS, "upstream",
@@ -108,8 +92,6 @@ _ROWS: tuple[tuple[str, str | tuple[float, ...], str, str], ...] = (
     ("relay_attempt_duration_seconds", NETWORK_SECONDS, "upstream", "From MAIL to the last reply."),
     ("relay_upstream_replies_total", "counter", "upstream phase code",
      "Replies that decided about a recipient or a connection."),
-    ("relay_delay_seconds", WAIT_SECONDS, "part=before_queue|throttle|connect|transmit",
-     "Delays of relayed transactions, by part."),
     ("relay_reports_total", "counter", "kind=report|warning|success",
      "Reports and warnings queued for senders."),
     ("relay_reports_dropped_total", "counter", "",
@@ -170,8 +152,6 @@ _ROWS: tuple[tuple[str, str | tuple[float, ...], str, str], ...] = (
     ("relay_clock_timestamp_seconds", "snapshot", "", "The time of this scrape, by this host."),
     ("relay_clock_steps_total", "counter", "",
      "Jumps of this host's clock by 10 s or more while the relay ran."),
-    ("relay_collector_duration_seconds", "snapshot", "", "How long this scrape's snapshot took."),
-    ("relay_collector_errors_total", "counter", "", "Scrapes whose snapshot failed."),
 )  # fmt: skip
 
 

@@ -14,8 +14,8 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from relay.clock import SECOND_NS, Clock
-from relay.telemetry.events import Delays, Events
-from relay.telemetry.metric_table import METRICS, Totals
+from relay.telemetry.events import Events
+from relay.telemetry.metric_table import METRICS
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import Verdict
 
@@ -125,33 +125,15 @@ class Metrics(Collector):
         self.count("relay_upstream_connects_total", upstream, "failed")
         self._count_reply(upstream, answer)
 
-    def token_granted(self, upstream: str, ends_at_ns: int) -> None:
-        """`ends_at_ns` is by the wall clock."""
-        self.count("relay_token_requests_total", upstream, "granted")
-        self.set("relay_token_end_timestamp_seconds", upstream, to=ends_at_ns / SECOND_NS)
-
-    def decided(self, upstream: str, duration_ns: int) -> None:
-        self.count("relay_history_operations_total", upstream)
-        self.observe("relay_history_duration_seconds", upstream, span_ns=duration_ns)
-
-    def history_failed(self, upstream: str) -> None:
-        self.count("relay_history_operations_total", upstream)
-        self.count("relay_history_errors_total", upstream)
-
-    def observe_delays(self, delays: Delays) -> None:
-        parts = METRICS["relay_delay_seconds"].labels["part"]
-        for part, delay_ns in zip(parts, delays, strict=True):
-            self.observe("relay_delay_seconds", part, span_ns=delay_ns)
-
     def count_fates(self, fates: Iterable[str]) -> None:
-        """Count recipients; a fate is a field of `Totals`."""
         for fate in fates:
             self.count(_FATES, fate)
 
     @property
-    def totals(self) -> Totals:
+    def totals(self) -> dict[str, int]:
+        """For each fate: recipients since the start."""
         (family,) = self._live[_FATES].collect()
-        return Totals(**{sample.labels["fate"]: int(sample.value) for sample in family.samples})
+        return {sample.labels["fate"]: int(sample.value) for sample in family.samples}
 
     def _count_reply(self, upstream: str, answer: Answer) -> None:
         code = "none" if answer.reply is None else str(answer.reply.code)

@@ -81,7 +81,7 @@ async def world() -> AsyncIterator[World]:
     world, clock = World(), FakeClock()
     events = Events(world.log, "text", clock)
     metrics = Metrics(clock)
-    collector = SnapshotCollector(metrics, world.snapshot, events, clock)
+    collector = SnapshotCollector(metrics, world.snapshot, events)
     metrics.registry.register(collector)
     address = HostPort("127.0.0.1", 0)
     server = StatusServer(address, world, metrics.registry, events, "Relay.Example.Org")
