@@ -15,8 +15,7 @@ from relay.queue.lanes import DEFAULT_LANE
 from relay.queue.routes import Because
 from relay.status.snapshot import LaneStatus, QueueState, RouteStatus, Snapshot, UpstreamState, UpstreamStatus
 from relay.telemetry.events import Events
-from relay.telemetry.metric_table import METRICS
-from relay.telemetry.metrics import Metrics
+from relay.telemetry.metrics import METRICS, Metrics
 from relay.verdicts.account import Health
 
 Number = tuple[str, float, *tuple[str, ...]]

@@ -17,8 +17,7 @@ from relay.smtp.reply import Phase, Reply
 from relay.status.collector import SnapshotCollector
 from relay.status.snapshot import Snapshot
 from relay.telemetry.events import Events, Level
-from relay.telemetry.metric_table import METRICS
-from relay.telemetry.metrics import Metrics
+from relay.telemetry.metrics import METRICS, Metrics
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import Verdict
 from tests.fakes.clock import START_WALL_NS, FakeClock
