@@ -141,7 +141,6 @@ class StatusServer:
         self._turn = asyncio.Lock()
         self._samples = Samples()
         self._sampling: asyncio.TimerHandle | None = None
-        self._is_stopping = False
 
     async def start(self) -> HostPort:
         """Return the bound address, with the port that the kernel chose for 0.  Raises OSError."""
@@ -157,8 +156,7 @@ class StatusServer:
         return HostPort(*bound.getsockname()[:2])
 
     async def stop(self) -> None:
-        """Wait up to STOP_SECONDS for running responses."""
-        self._is_stopping = True
+        """Wait up to STOP_SECONDS for running responses; then cut off what still waits for its turn."""
         if self._sampling is not None:
             self._sampling.cancel()
         await self._connections.close()
@@ -186,9 +184,6 @@ class StatusServer:
     async def _in_turn(self, handler: _Handler, request: web.Request) -> web.StreamResponse:
         """Serve one request at a time, with time for mail between two."""
         async with self._turn:
-            if self._is_stopping:
-                # Else aiohttp cancels the waiting requests, some of them with a traceback.
-                return web.Response(status=503, text="stopping\n")
             loop = asyncio.get_running_loop()
             began_at = loop.time()
             try:
