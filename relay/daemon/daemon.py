@@ -52,16 +52,18 @@ async def serve(path: Path, style: LogStyle, level: Level, on_ready: Callable[[P
     """Run a relay; call `on_ready` once it relays.  Raises PolicyError, SpoolBusy, OSError, ValueError."""
     text = policy_bytes(path)
     policy = inspected_policy(text, path)
-    start = Start(path, text, policy, policy.hostname or socket.getfqdn(), style)
-    return await Daemon(start, Host(SystemClock(), RealDisk()), on_ready, level).run()
+    start = Start(path, text, policy, policy.hostname or socket.getfqdn(), style, level)
+    return await Daemon(start, Host(SystemClock(), RealDisk()), on_ready).run()
 
 
 class Daemon:
-    def __init__(self, start: Start, host: Host, on_ready: Callable[[Policy], None], level: Level) -> None:
+    def __init__(self, start: Start, host: Host, on_ready: Callable[[Policy], None]) -> None:
         self._start = start
         self._on_ready = on_ready
         self._host, self._clock = host, host.clock
-        self._events = Events(sys.stderr, start.style, self._clock, hostname=start.hostname, level=level)
+        self._events = Events(
+            sys.stderr, start.style, self._clock, level=start.level, hostname=start.hostname
+        )
         self._metrics = Metrics(self._clock, self._events)
         self._telemetry = Telemetry(self._events, self._metrics, self._clock)
         self._is_asked, self._is_stopping = asyncio.Event(), asyncio.Event()

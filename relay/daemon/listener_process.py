@@ -26,7 +26,7 @@ from relay.listener.server import Listener
 from relay.policy.source import parse_policy
 from relay.sender.host import Host
 from relay.spool.disk.durable import RealDisk
-from relay.telemetry.events import Events
+from relay.telemetry.events import Events, Level
 from relay.telemetry.stderr import divert
 
 REPORT_SECONDS = 1.0
@@ -45,14 +45,15 @@ async def take_mail(bound: socket.socket) -> None:
     policy = parse_policy(orders["policy"].encode(), Path(orders["path"]))
     (listen,) = fitted([policy.listen[orders["listen"]]], raise_limit())
     clock, name = SystemClock(), str(listen.address)
-    events = Events(sys.stderr, orders["style"], clock, hostname=orders["hostname"])
+    level, hostname = Level(orders["level"]), orders["hostname"]
+    events = Events(sys.stderr, orders["style"], clock, level=level, hostname=hostname)
     tell_unhandled(events)
     start_threads()
     tally = Tally(events)
     observer = ListenerObserver(events, tally, clock)
     intake = spool_intake(policy, Host(clock, RealDisk()), events)
     files = ListenerFiles.from_order(orders["files"])
-    listener = Listener(listen, orders["hostname"], intake, observer, files=files, clock=clock)
+    listener = Listener(listen, hostname, intake, observer, files=files, clock=clock)
     obeying = asyncio.create_task(_obey(stdin, name, listener, events))
     loop.add_signal_handler(signal.SIGTERM, obeying.cancel)
     await listener.start(bound)

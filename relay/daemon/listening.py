@@ -26,7 +26,7 @@ from relay.listener.quotas import Quotas
 from relay.listener.server import Listener, bind
 from relay.mail.formats import described
 from relay.policy.model import Listen, Policy, Tls
-from relay.telemetry.events import Events, LogStyle
+from relay.telemetry.events import Events, Level, LogStyle
 
 if TYPE_CHECKING:
     # Listener processes import this module, and need no prometheus_client.
@@ -52,6 +52,7 @@ class Start:
     policy: Policy
     hostname: str
     style: LogStyle
+    level: Level
 
 
 @dataclass(eq=False, slots=True)
@@ -129,12 +130,7 @@ class Listening:
         listens = fitted([each.listen for each in self._here], self._limit)
         for each, listen in zip(self._here, listens, strict=True):
             each.listener = Listener(
-                listen,
-                self._start.hostname,
-                self._intake,
-                observer,
-                files=each.files,
-                clock=self._clock,
+                listen, self._start.hostname, self._intake, observer, files=each.files, clock=self._clock
             )
             await each.listener.start(each.bound)
         for each in self._all:
@@ -210,7 +206,7 @@ class Listening:
         if orders is None or counted is None:
             raise AssertionError("a process without pipes")
         first = {"policy": start.text.decode("utf-8"), "path": str(start.path), "listen": listening.index}
-        first |= {"hostname": start.hostname, "style": start.style}
+        first |= {"hostname": start.hostname, "style": start.style, "level": start.level}
         _send_order(orders, first | {"files": listening.files.to_order()})
         listening.orders.add(orders)
         try:
