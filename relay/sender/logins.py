@@ -36,7 +36,7 @@ from relay.telemetry.metrics import Telemetry
 from relay.upstream.connection import UpstreamServer, UpstreamUnavailable
 from relay.upstream.oauth.token_server import Ask, Denied
 from relay.upstream.oauth.token_server import ask as ask_server
-from relay.upstream.oauth.tokens import TokenOwner, Tokens, TokenUnavailable
+from relay.upstream.oauth.tokens import TokenOwner, Tokens
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Judge, Ruling, Scope, Verdict
 
@@ -143,11 +143,10 @@ class Logins:
             clock, before = self._telemetry.clock, self._tokens
             self._tokens = Tokens(oauth2, auth.user, self._ask, owner, clock, before=before)
             self._tokens_of = auth
-        try:
-            text = await self._tokens.token()
-        except TokenUnavailable as unavailable:
-            raise self._unavailable(unavailable.denied) from None
-        return BearerToken(auth.user, text, upstream.host, upstream.port)
+        token = await self._tokens.token()
+        if isinstance(token, Denied):
+            raise self._unavailable(token)
+        return BearerToken(auth.user, token, upstream.host, upstream.port)
 
     def _unavailable(self, denied: Denied) -> UpstreamUnavailable:
         """Return the error for a missing token, which says what the operator has to do."""

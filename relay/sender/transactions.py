@@ -9,7 +9,7 @@ on.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -245,7 +245,7 @@ class Transactions:
             answer = Answer(Verdict.BOUNCE, Phase.DATA, None, clean(str(error)), own_status="5.6.0")
         return Outcome((answer,) * len(attempt.indices))
 
-    async def _content(self, attempt: Attempt, reservation: Reservation) -> AsyncIterator[bytes]:
+    async def _content(self, attempt: Attempt, reservation: Reservation) -> AsyncGenerator[bytes, None]:
         """Yield the content.  Raises Overslept if its end, which the final dot follows at once, is late."""
         content, rewritten = attempt.message.content, attempt.rewritten
         if content is not None:

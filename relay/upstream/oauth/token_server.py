@@ -56,14 +56,6 @@ ADVICE = {
 """What to do, by OAuth's error.  docs/providers.md has what to do by the number of an Entra error."""
 
 
-class TokenServerUnreachable(Exception):  # noqa: N818 - what the token server is
-    """No answer came; the text may be shown."""
-
-
-class Unaskable(ValueError):  # noqa: N818 - said of a request
-    """The secret does not allow a request; the text may be shown, and says what to do."""
-
-
 @dataclass(frozen=True, slots=True)
 class TokenRequest:
     url: str
@@ -71,7 +63,7 @@ class TokenRequest:
 
 
 Ask = Callable[[TokenRequest], Awaitable[tuple[int, bytes, str]]]
-"""Returns the HTTP status, the answer, and `Retry-After`.  Raises TokenServerUnreachable."""
+"""Returns the HTTP status, the answer, and `Retry-After`.  Raises ConnectionError with a text to show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +99,10 @@ def form_request(url: str | None, oauth2: OAuth2, **parameters: str | None) -> T
     return TokenRequest(url or "", urlencode({name: value for name, value in form.items() if value}))
 
 
-def token_request(oauth2: OAuth2, secrets: AccountSecrets, user: str, wall_seconds: int) -> TokenRequest:
-    """Return the request for a new access token.  Raises Unaskable."""
+def token_request(
+    oauth2: OAuth2, secrets: AccountSecrets, user: str, wall_seconds: int
+) -> TokenRequest | Denied:
+    """Return the request for a new access token; Denied if the secret does not allow one."""
     if oauth2.grant is GrantType.SERVICE_ACCOUNT:
         return _signed_request(oauth2, secrets.service_account, user, wall_seconds)
     return form_request(
@@ -121,7 +115,7 @@ def token_request(oauth2: OAuth2, secrets: AccountSecrets, user: str, wall_secon
     )
 
 
-def _signed_request(oauth2: OAuth2, account: str, user: str, wall_seconds: int) -> TokenRequest:
+def _signed_request(oauth2: OAuth2, account: str, user: str, wall_seconds: int) -> TokenRequest | Denied:
     """Return a request that acts as a user by a service account's signature (RFC 7523, 2.1)."""
     # PyJWT loads OpenSSL a second time into memory: import it only to sign.
     import jwt  # noqa: PLC0415 - see above
@@ -132,7 +126,7 @@ def _signed_request(oauth2: OAuth2, account: str, user: str, wall_seconds: int) 
             key.get("token_uri"), "https://oauth2.googleapis.com/token", "secrets"
         )
     except ValueError as error:
-        raise Unaskable(f"token_uri of the service account's key: {error}") from None
+        return Denied(f"token_uri of the service account's key: {error}", is_final=True)
     claims = {
         "iss": key["client_email"],
         "sub": user,
@@ -146,8 +140,9 @@ def _signed_request(oauth2: OAuth2, account: str, user: str, wall_seconds: int) 
     try:
         assertion = jwt.encode(claims, key["private_key"], algorithm="RS256", headers=headers)
     except (ValueError, TypeError, jwt.PyJWTError):
-        # `from None`: the text of the cause may quote the key.
-        raise Unaskable("the private key of the service account cannot sign: get a new key file") from None
+        # Not the text of the error: it may quote the key.
+        words = "the private key of the service account cannot sign: get a new key file"
+        return Denied(words, is_final=True)
     return TokenRequest(url, urlencode({"grant_type": JWT_BEARER, "assertion": assertion}))
 
 
@@ -173,22 +168,24 @@ async def ask(request: TokenRequest) -> tuple[int, bytes, str]:
                     break
             return response.status, bytes(content), response.headers.get("Retry-After", "")
     except TimeoutError:
-        raise TokenServerUnreachable(f"no answer within {TIMEOUT_SECONDS:g} s") from None
+        raise ConnectionError(f"no answer within {TIMEOUT_SECONDS:g} s") from None
     except aiohttp.ClientConnectorCertificateError:
-        raise TokenServerUnreachable("its certificate is not trusted") from None
+        raise ConnectionError("its certificate is not trusted") from None
     except aiohttp.ClientConnectorError as error:
-        raise TokenServerUnreachable(f"cannot connect: {error.os_error.strerror or 'unknown host'}") from None
+        raise ConnectionError(f"cannot connect: {error.os_error.strerror or 'unknown host'}") from None
     except (aiohttp.ClientError, OSError, ValueError) as error:
         # Only the type: the text may contain what was sent.
-        raise TokenServerUnreachable(f"the request failed: {type(error).__name__}") from None
+        raise ConnectionError(f"the request failed: {type(error).__name__}") from None
 
 
-async def request_json(ask: Ask, request: TokenRequest) -> dict[str, Any] | Denied:
-    """Send the request; return the object that the server answers, or Denied."""
+async def request_json(ask: Ask, request: TokenRequest | Denied) -> dict[str, Any] | Denied:
+    """Send the request, if there is one; return the object that the server answers, or Denied."""
+    if isinstance(request, Denied):
+        return request
     try:
         return read_answer(*await ask(request))
-    except TokenServerUnreachable as unreachable:
-        return Denied(f"the token server cannot be reached: {unreachable}", is_final=False)
+    except ConnectionError as error:
+        return Denied(f"the token server cannot be reached: {error}", is_final=False)
 
 
 def read_answer(status: int, content: bytes, retry_after: str = "") -> dict[str, Any] | Denied:

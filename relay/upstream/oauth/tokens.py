@@ -23,7 +23,6 @@ from relay.upstream.oauth.token_server import (
     Ask,
     Denied,
     TokenAnswer,
-    Unaskable,
     request_json,
     token_in,
     token_request,
@@ -45,12 +44,6 @@ class TokenOwner(Protocol):
     def token_granted(self, life_seconds: int, *, is_rotated: bool) -> None: ...
 
     def token_denied(self) -> None: ...
-
-
-class TokenUnavailable(Exception):  # noqa: N818 - what a token is
-    def __init__(self, denied: Denied) -> None:
-        super().__init__(denied.words)
-        self.denied = denied
 
 
 class Tokens:
@@ -76,15 +69,12 @@ class Tokens:
         self._unkept: tuple[str, str] | None = None
         """A refresh token, and its successor, which is not durable yet."""
 
-    async def token(self) -> str:
-        """Return a token for a login now.  Raises TokenUnavailable, and what the owner's `secrets` raises."""
+    async def token(self) -> str | Denied:
+        """Return a token for a login now, or why there is none.  Raises what the owner's `secrets` raises."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._answer())
         # Shielded: the caller may be cancelled, and the answer may have a new refresh token.
-        answer = await asyncio.shield(self._asking)
-        if isinstance(answer, Denied):
-            raise TokenUnavailable(answer)
-        return answer
+        return await asyncio.shield(self._asking)
 
     def worked(self, text: str) -> None:
         self._worked = text
@@ -148,9 +138,6 @@ class Tokens:
         return error
 
     async def _ask(self, secrets: AccountSecrets) -> TokenAnswer:
-        wall_seconds = self._clock.wall_ns() // SECOND_NS
-        try:
-            request = token_request(self._oauth2, secrets, self._user, wall_seconds)
-        except Unaskable as error:
-            return Denied(str(error), is_final=True)
+        now_seconds = self._clock.wall_ns() // SECOND_NS
+        request = token_request(self._oauth2, secrets, self._user, now_seconds)
         return token_in(await request_json(self._ask_server, request))

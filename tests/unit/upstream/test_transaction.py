@@ -1,7 +1,7 @@
 """Transactions: what goes out, and what becomes of it, with an upstream that keeps to RFC 5321."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import pytest
 
@@ -120,7 +120,7 @@ async def test_a_transaction_ends_within_its_longest_time(phase: str, longest_ns
 async def test_content_waits_for_an_upstream_that_does_not_read() -> None:
     go_on, asked = asyncio.Event(), 0
 
-    async def endless() -> AsyncIterator[bytes]:
+    async def endless() -> AsyncGenerator[bytes, None]:
         nonlocal asked
         for _ in range(400):
             asked += 1
@@ -187,7 +187,7 @@ async def test_a_reply_amid_the_content_ends_the_transaction(said: str | bytes, 
 async def test_unreadable_content_is_not_relayed_and_raises_its_error(end: OSError | bytes) -> None:
     is_closed = False
 
-    async def broken() -> AsyncIterator[bytes]:
+    async def broken() -> AsyncGenerator[bytes, None]:
         nonlocal is_closed
         try:
             yield LINE * 2000
