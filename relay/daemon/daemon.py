@@ -193,8 +193,7 @@ class Daemon:
         if self._exit_code != os.EX_OK:
             return
         if isinstance(error, Full | Unavailable | OSError):
-            self._metrics.count("relay_spool_errors_total")
-            self._events.tell("spool_failed", error=str(error))
+            self._telemetry.spool_trouble(error)
             self._exit_code, self._why = os.EX_IOERR, "the spool failed"
         else:
             self._metrics.count("relay_faults_total")
