@@ -53,11 +53,6 @@ _HEADERS = {
 }
 
 
-def _bind(address: HostPort) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    return socket.create_server((address.host, address.port), family=family, backlog=BACKLOG)
-
-
 class ConnectionLimit:
     """For one event loop."""
 
@@ -150,8 +145,12 @@ class StatusServer:
             *(("/healthz", self._healthz), ("/readyz", self._readyz)),
         ):
             app.router.add_get(path, handler)
+        host, port = self._address
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         # Cancel on hang-up: else requests that wait in `_in_turn` would grow without bound.
-        bound = await self._connections.receive(app, lambda: _bind(self._address), breaks_off=True)
+        bound = await self._connections.receive(
+            app, lambda: socket.create_server((host, port), family=family), breaks_off=True
+        )
         self._sample()
         return HostPort(*bound.getsockname()[:2])
 
