@@ -64,7 +64,7 @@ class Daemon:
         self._events = Events(
             sys.stderr, start.style, self._clock, level=start.level, hostname=start.hostname
         )
-        self._metrics = Metrics(self._clock, self._events)
+        self._metrics = Metrics(self._clock)
         self._telemetry = Telemetry(self._events, self._metrics, self._clock)
         self._is_asked, self._is_stopping = asyncio.Event(), asyncio.Event()
         """Asked to look at watched files (SIGHUP), and stopping by a signal or a failure."""

@@ -193,6 +193,7 @@ class Sender:
             await asyncio.sleep(self._look_seconds)
             lag_seconds = asyncio.get_running_loop().time() - due_at
             metrics.observe("relay_event_loop_lag_seconds", span_ns=int(lag_seconds * SECOND_NS))
+            metrics.count("relay_log_lost_lines_total", by=events.take_lines_lost())
             before_ns, now_ns = now_ns, clock.boottime_ns()
             if now_ns - before_ns > (self._look_seconds + lag_seconds) * SECOND_NS + SUSPEND_NS:
                 # The timers of the loop stood still while this host was suspended.

@@ -7,13 +7,11 @@ address.  The table of metrics in docs/events-and-metrics.md is made from `METRI
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import product
 from typing import Any, NamedTuple
 
 import prometheus_client
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
 
 from relay.clock import SECOND_NS, Clock
 from relay.telemetry.events import Events
@@ -201,14 +199,12 @@ def _row(name: str, kind: str | tuple[float, ...], labels: str, meaning: str) ->
 METRICS: dict[str, MetricRow] = {row[0]: _row(*row) for row in _ROWS}
 
 
-class Metrics(Collector):
-    def __init__(self, clock: Clock, events: Events | None = None) -> None:
-        """`events` is the log whose lost lines are counted."""
+class Metrics:
+    def __init__(self, clock: Clock) -> None:
         self.registry = prometheus_client.CollectorRegistry()
-        self._clock, self._events = clock, events
+        self._clock = clock
         self._open_of: defaultdict[str, Counter[Series]] = defaultdict(Counter)
         """Open connections of each listener process."""
-        self.registry.register(self)
         self._live: dict[str, Any] = {}
         for row in METRICS.values():
             if row.is_live:
@@ -232,12 +228,6 @@ class Metrics(Collector):
     def observe(self, *series: str, span_ns: int) -> None:
         """Count a time span; a negative span counts as 0."""
         self._child(series).observe(max(0, span_ns) / SECOND_NS)
-
-    def collect(self) -> Iterator[Metric]:
-        """Count the lines that the log lost; the registry collects this object before all others."""
-        if self._events is not None:
-            self.count("relay_log_lost_lines_total", by=self._events.take_lines_lost())
-        return iter(())
 
     def know_upstreams(self, upstreams: Iterable[str], pairs: Iterable[tuple[str, str]] = ()) -> None:
         """Create every series at 0; call this whenever a policy comes into force.

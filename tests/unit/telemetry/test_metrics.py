@@ -37,7 +37,7 @@ class World:
         self.log = io.StringIO()
         clock = FakeClock()
         self.events = Events(self.log, "text", clock, level=Level.DEBUG)
-        self.metrics, self.tally = Metrics(clock, self.events), Tally(self.events)
+        self.metrics, self.tally = Metrics(clock), Tally(self.events)
         self.metrics.know_listeners([LISTENER])
         collector = SnapshotCollector(self.metrics, self.snapshot, self.events)
         self.metrics.registry.register(collector)
