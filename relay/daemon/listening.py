@@ -222,7 +222,7 @@ class Listening:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-            self._metrics.drop_process(str(process.pid))
+            self._metrics.drop_process(listening.name, str(process.pid))
         return await process.wait()
 
     async def _add_counts(self, pid: int, counted: asyncio.StreamReader) -> None:

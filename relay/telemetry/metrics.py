@@ -6,7 +6,7 @@ Names and units follow Prometheus' rules: base units, `_total` for counters, no 
 address.  The table of metrics in docs/events-and-metrics.md is made from `METRICS`.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import product
 from typing import Any, NamedTuple
@@ -203,7 +203,7 @@ class Metrics:
     def __init__(self, clock: Clock) -> None:
         self.registry = prometheus_client.CollectorRegistry()
         self._clock = clock
-        self._open_of: defaultdict[str, Counter[Series]] = defaultdict(Counter)
+        self._open_of = Counter[str]()
         """Open connections of each listener process."""
         self._live: dict[str, Any] = {}
         for row in METRICS.values():
@@ -246,14 +246,13 @@ class Metrics:
         for *series, number in counts["numbers"]:
             self.count(*series, by=number)
             if series[0] == _OPEN:
-                self._open_of[process][tuple(series)] += number
+                self._open_of[process] += number
         for *series, span_ns in counts["spans"]:
             self.observe(*series, span_ns=span_ns)
 
-    def drop_process(self, process: str) -> None:
-        """Count the connections of a dead listener process as closed."""
-        for series, number in self._open_of.pop(process, Counter()).items():
-            self.count(*series, by=-number)
+    def drop_process(self, listener: str, process: str) -> None:
+        """Count the connections of a dead process of this listener as closed."""
+        self.count(_OPEN, listener, by=-self._open_of.pop(process, 0))
 
     def attempted(self, upstream: str, outcome: Outcome, duration_ns: int) -> None:
         self.count("relay_attempts_total", upstream)

@@ -187,5 +187,5 @@ def test_the_counts_of_a_listener_process_are_added_to_the_relays(world: World) 
         ("smtpd_commit_duration_seconds_bucket", here | {"le": "0.0025"}, 0),
         ("smtpd_commit_duration_seconds_bucket", here | {"le": "0.005"}, 4),
     )
-    world.metrics.drop_process("a process")
+    world.metrics.drop_process(LISTENER, "a process")
     world.values(("smtpd_open_connections", here, 1), ("smtpd_connections_total", here, 8))
