@@ -40,7 +40,7 @@ from relay.status.snapshot import Condition, PolicyStatus
 from relay.telemetry.events import Events, Level, LogStyle
 from relay.telemetry.metrics import Metrics, Telemetry
 from relay.telemetry.outcomes import OutcomeStore
-from relay.telemetry.stderr import drain
+from relay.telemetry.stderr import LogStream
 
 LOOK_SECONDS = 1.0
 """Between two looks at watched files: a listener's files must be the same in two of them."""
@@ -183,7 +183,8 @@ class Daemon:
     def _tell_to_stop(self, number: signal.Signals) -> None:
         if self._is_stopping.is_set():
             # A second signal: the next start repeats the transactions in flight, and nothing is lost.
-            drain(sys.stderr)
+            if isinstance(sys.stderr, LogStream):
+                sys.stderr.drain()
             os._exit(128 + number)
         self._why = number.name
         self._is_stopping.set()
