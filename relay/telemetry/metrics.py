@@ -267,8 +267,6 @@ class Metrics:
             if answer.verdict is Verdict.RELAYED:
                 now_seconds = self._clock.wall_ns() / SECOND_NS
                 self.set("relay_upstream_last_relayed_timestamp_seconds", upstream, to=now_seconds)
-        if outcome.pause is not None:
-            by_reply[id(outcome.pause.reply)] = outcome.pause
         for answer in by_reply.values():
             self._count_reply(upstream, answer)
 
