@@ -13,7 +13,6 @@ from relay.status.snapshot import (
     MessageView,
     QueueState,
     Snapshot,
-    UpstreamState,
     UpstreamStatus,
     detail_to_json,
 )
@@ -61,20 +60,10 @@ def unread_words(snapshot: Snapshot) -> str:
 
 def state_words(upstream: UpstreamStatus, now_ns: int) -> str:
     """Return the upstream's state, how long it lasts or what ends it, and the reason."""
-    words, until_ns = upstream.state_words, upstream.paused_until_ns
-    if until_ns is not None and upstream.state is not UpstreamState.OPEN:
-        words = f"{upstream.state} for {span(until_ns - now_ns)}"
-    elif upstream.paused_by and upstream.state is UpstreamState.PAUSED:
-        words = f"{upstream.state} until `relay resume {upstream.name}`"
+    words = upstream.state_words(now_ns)
     if upstream.proving_after:
         return f"{words}; before: {upstream.proving_after}"
     return f"{words}: {upstream.paused_because}" if upstream.paused_because else words
-
-
-def drain_words(upstream: UpstreamStatus, now_ns: int) -> str:
-    if upstream.drained_at_ns is None:
-        return "unknown"
-    return f"in {span(upstream.drained_at_ns - now_ns)}" if upstream.waiting_messages else "-"
 
 
 def used_words(limit: LimitStatus) -> str:

@@ -24,7 +24,6 @@ from relay.cli.options import (
     target_options,
 )
 from relay.cli.output import (
-    drain_words,
     in_plain_words,
     limits_of,
     queue_text,
@@ -54,7 +53,7 @@ UPSTREAMS: Columns = {
     "in flight": lambda each, _: each.in_flight,
     "waiting": lambda each, _: f"{each.waiting_messages} messages, {each.waiting_recipients} recipients",
     "waits for": lambda each, _: in_plain_words(each.held_by, each.limits) or "-",
-    "drained": drain_words,
+    "drained": lambda each, now: each.drain_words(now),
 }
 LIMITS: Columns = {
     "upstream": lambda each, _: each.upstream,
@@ -174,7 +173,7 @@ def status_lines(snapshot: Snapshot) -> Iterator[str]:
     yield from _section(HOSTS, snapshot.hosts, at_ns)
     yield from _section(QUEUE, [(state, snapshot.counts(state)) for state in QueueState], at_ns)
     if snapshot.started_at_ns is not None:
-        totals = ", ".join(f"{count} {fate}" for fate, count in snapshot.totals.by_fate().items())
+        totals = ", ".join(f"{count} {fate}" for fate, count in snapshot.totals.items())
         yield f"recipients since the start: {totals}"
     inodes = "" if snapshot.disk.free_inodes is None else f", {snapshot.disk.free_inodes} inodes"
     yield f"disk: {snapshot.disk.free_bytes // 2**20} MiB free{inodes}"

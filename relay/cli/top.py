@@ -25,7 +25,7 @@ from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Static
 
 from relay.cli.options import Target, find_relay, printable, target_options
-from relay.cli.output import drain_words, relay_words, state_words, used_words, wrong_words
+from relay.cli.output import relay_words, state_words, used_words, wrong_words
 from relay.cli.queue import who_asks
 from relay.clock import SystemClock
 from relay.control.client import ControlClient
@@ -100,7 +100,7 @@ def _rows(snapshot: Snapshot, senders: list[GroupRow], now_ns: int) -> Iterator[
 
 
 def _upstream(upstream: UpstreamStatus, now_ns: int) -> str:
-    waits = f"{upstream.waiting_messages} waiting, drained {drain_words(upstream, now_ns)}"
+    waits = f"{upstream.waiting_messages} waiting, drained {upstream.drain_words(now_ns)}"
     return f"{state_words(upstream, now_ns)}; {upstream.in_flight} in flight; {waits}"
 
 

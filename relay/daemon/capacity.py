@@ -10,12 +10,9 @@ import resource
 from collections.abc import Sequence
 
 from relay.policy.model import Listen
-from relay.status import MOST_CONNECTIONS
 
 EACH_CLIENT = 4
 """Descriptors for each client: two of its own, and two for everything else."""
-ONE_STATUS_OF = 16
-"""Connections to the status port get 1/16 of a low limit: they must not take the disk's descriptors."""
 
 
 def listener_processes(listen: Listen) -> int:
@@ -35,10 +32,6 @@ def raise_limit() -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
     return soft if soft != resource.RLIM_INFINITY else 2**31
-
-
-def most_status_connections(limit: int) -> int:
-    return min(MOST_CONNECTIONS, max(4, limit // ONE_STATUS_OF))
 
 
 def fitted(listens: Sequence[Listen], limit: int) -> list[Listen]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from relay import __version__
 from relay.clock import SystemClock
 from relay.daemon.assembly import Assembly
-from relay.daemon.capacity import most_status_connections, raise_limit
+from relay.daemon.capacity import raise_limit
 from relay.daemon.listener_files_watch import ListenerFilesWatch
 from relay.daemon.listening import Listening, Start
 from relay.daemon.loops import start_threads, tell_unhandled
@@ -39,7 +39,7 @@ from relay.status.snapshot import Condition, PolicyStatus
 from relay.telemetry.events import Events, Level, LogStyle
 from relay.telemetry.metrics import Metrics, Telemetry
 from relay.telemetry.outcomes import OutcomeStore
-from relay.telemetry.stderr import drain
+from relay.telemetry.stderr import LogStream
 
 LOOK_SECONDS = 1.0
 """Between two looks at watched files: a listener's files must be the same in two of them."""
@@ -51,16 +51,18 @@ async def serve(path: Path, style: LogStyle, level: Level) -> int:
     """Run a relay.  Raises PolicyError, SpoolBusy, OSError, ValueError."""
     text = policy_bytes(path)
     policy = inspected_policy(text, path)
-    start = Start(path, text, policy, policy.hostname or socket.getfqdn(), style)
-    return await Daemon(start, Host(SystemClock(), RealDisk()), level).run()
+    start = Start(path, text, policy, policy.hostname or socket.getfqdn(), style, level)
+    return await Daemon(start, Host(SystemClock(), RealDisk())).run()
 
 
 class Daemon:
-    def __init__(self, start: Start, host: Host, level: Level) -> None:
+    def __init__(self, start: Start, host: Host) -> None:
         self._start = start
         self._host, self._clock = host, host.clock
-        self._events = Events(sys.stderr, start.style, self._clock, hostname=start.hostname, level=level)
-        self._metrics = Metrics(self._clock, self._events)
+        self._events = Events(
+            sys.stderr, start.style, self._clock, level=start.level, hostname=start.hostname
+        )
+        self._metrics = Metrics(self._clock)
         self._telemetry = Telemetry(self._events, self._metrics, self._clock)
         self._is_asked, self._is_stopping = asyncio.Event(), asyncio.Event()
         """Asked to look at watched files (SIGHUP), and stopping by a signal or a failure."""
@@ -85,17 +87,14 @@ class Daemon:
             events.tell("spool_failed", error=f"messages may not survive a loss of power: {doubt}")
         intake = spool_intake(policy, host, events)
         listening = Listening(start, intake, events, self._metrics, clock=self._clock, limit=raise_limit())
-        try:
-            await listening.bind()
-            start_threads()
-            path = str(start.path.absolute())
-            status = PolicyStatus(digest(start.text), self._clock.wall_ns(), path=path)
-            relay = Assembly(spool, host, policy, start.hostname, self._telemetry, status, self._fail)
-            collector = SnapshotCollector(self._metrics, relay.status_view.snapshot, events, self._clock)
-            self._metrics.registry.register(collector)
-            await self._serve(relay, listening)
-        finally:
-            events.flush()
+        await listening.bind()
+        start_threads()
+        path = str(start.path.absolute())
+        status = PolicyStatus(digest(start.text), self._clock.wall_ns(), path=path)
+        relay = Assembly(spool, host, policy, start.hostname, self._telemetry, status, self._fail)
+        collector = SnapshotCollector(self._metrics, relay.status_view.snapshot, events)
+        self._metrics.registry.register(collector)
+        await self._serve(relay, listening)
         return self._exit_code
 
     async def _serve(self, relay: Assembly, listening: Listening) -> None:
@@ -132,14 +131,8 @@ class Daemon:
             if policy.http is not None:
                 from relay.status.http import StatusServer  # noqa: PLC0415 - see above
 
-                http = StatusServer(
-                    policy.http,
-                    status_view,
-                    self._metrics.registry,
-                    self._events,
-                    names=[policy.hostname] if policy.hostname else [],
-                    most=most_status_connections(raise_limit()),
-                )
+                registry = self._metrics.registry
+                http = StatusServer(policy.http, status_view, registry, self._events, policy.hostname)
                 await http.start()
                 ends.push_async_callback(http.stop)
             notify("STATUS=recovering")
@@ -187,8 +180,8 @@ class Daemon:
     def _tell_to_stop(self, number: signal.Signals) -> None:
         if self._is_stopping.is_set():
             # A second signal: the next start repeats the transactions in flight, and nothing is lost.
-            self._events.flush()
-            drain(sys.stderr)
+            if isinstance(sys.stderr, LogStream):
+                sys.stderr.drain()
             os._exit(128 + number)
         self._why = number.name
         self._is_stopping.set()
@@ -198,8 +191,7 @@ class Daemon:
         if self._exit_code != os.EX_OK:
             return
         if isinstance(error, Full | Unavailable | OSError):
-            self._metrics.count("relay_spool_errors_total")
-            self._events.tell("spool_failed", error=str(error))
+            self._telemetry.spool_trouble(error)
             self._exit_code, self._why = os.EX_IOERR, "the spool failed"
         else:
             self._metrics.count("relay_faults_total")

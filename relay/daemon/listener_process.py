@@ -16,6 +16,7 @@ from pathlib import Path
 
 from relay.clock import SystemClock
 from relay.daemon.capacity import fitted, raise_limit
+from relay.daemon.listener_observer import ListenerObserver, Tally
 from relay.daemon.listening import CLOSE_SECONDS
 from relay.daemon.loops import run, start_threads, tell_unhandled
 from relay.daemon.spool_intake import spool_intake
@@ -25,7 +26,7 @@ from relay.listener.server import Listener
 from relay.policy.source import parse_policy
 from relay.sender.host import Host
 from relay.spool.disk.durable import RealDisk
-from relay.telemetry.events import Events, ListenerObserver, Tally
+from relay.telemetry.events import Events, Level
 from relay.telemetry.stderr import divert
 
 REPORT_SECONDS = 1.0
@@ -44,18 +45,19 @@ async def take_mail(bound: socket.socket) -> None:
     policy = parse_policy(orders["policy"].encode(), Path(orders["path"]))
     (listen,) = fitted([policy.listen[orders["listen"]]], raise_limit())
     clock, name = SystemClock(), str(listen.address)
-    events = Events(sys.stderr, orders["style"], clock, hostname=orders["hostname"])
+    level, hostname = Level(orders["level"]), orders["hostname"]
+    events = Events(sys.stderr, orders["style"], clock, level=level, hostname=hostname)
     tell_unhandled(events)
     start_threads()
     tally = Tally(events)
-    observer = ListenerObserver(events, tally)
+    observer = ListenerObserver(events, tally, clock)
     intake = spool_intake(policy, Host(clock, RealDisk()), events)
     files = ListenerFiles.from_order(orders["files"])
-    listener = Listener(listen, orders["hostname"], intake, observer, files=files, clock=clock)
+    listener = Listener(listen, hostname, intake, observer, files=files, clock=clock)
     obeying = asyncio.create_task(_obey(stdin, name, listener, events))
     loop.add_signal_handler(signal.SIGTERM, obeying.cancel)
     await listener.start(bound)
-    chores = [asyncio.create_task(_report(tally, events))]
+    chores = [asyncio.create_task(_report(tally))]
     chores.append(asyncio.create_task(intake.keep_looking_for_room()))
     await asyncio.wait([obeying])
     await listener.close(CLOSE_SECONDS)
@@ -63,7 +65,6 @@ async def take_mail(bound: socket.socket) -> None:
         chore.cancel()
     await asyncio.gather(*chores, return_exceptions=True)
     intake.close()
-    events.flush()
 
 
 async def _obey(stdin: asyncio.StreamReader, name: str, listener: Listener, events: Events) -> None:
@@ -79,11 +80,10 @@ async def _obey(stdin: asyncio.StreamReader, name: str, listener: Listener, even
             )
 
 
-async def _report(tally: Tally, events: Events) -> None:
+async def _report(tally: Tally) -> None:
     """Send counts to the parent.  If the parent does not read, only the counts wait."""
     while True:
         await asyncio.sleep(REPORT_SECONDS)
-        events.flush()
         report = json.dumps(tally.take()).encode() + b"\n"
         # An error here means that the parent is gone; stdin ends then too.
         await asyncio.to_thread(os.write, sys.stdout.fileno(), report)

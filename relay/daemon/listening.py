@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from relay.clock import Clock
 from relay.daemon.capacity import EACH_CLIENT, fitted, listener_processes
+from relay.daemon.listener_observer import ListenerObserver
 from relay.daemon.spool_intake import SpoolIntake
 from relay.listener.listener_files import ListenerFiles
 from relay.listener.quotas import Quotas
 from relay.listener.server import Listener, bind
 from relay.mail.formats import described
 from relay.policy.model import Listen, Policy, Tls
-from relay.telemetry.events import Events, ListenerObserver, LogStyle
+from relay.telemetry.events import Events, Level, LogStyle
 
 if TYPE_CHECKING:
     # Listener processes import this module, and need no prometheus_client.
@@ -51,6 +52,7 @@ class Start:
     policy: Policy
     hostname: str
     style: LogStyle
+    level: Level
 
 
 @dataclass(eq=False, slots=True)
@@ -124,16 +126,11 @@ class Listening:
     async def start(self) -> None:
         names = [str(listen.address) for listen in self._start.policy.listen]
         self._metrics.know_listeners(names)
-        observer = ListenerObserver(self._events, self._metrics)
+        observer = ListenerObserver(self._events, self._metrics, self._clock)
         listens = fitted([each.listen for each in self._here], self._limit)
         for each, listen in zip(self._here, listens, strict=True):
             each.listener = Listener(
-                listen,
-                self._start.hostname,
-                self._intake,
-                observer,
-                files=each.files,
-                clock=self._clock,
+                listen, self._start.hostname, self._intake, observer, files=each.files, clock=self._clock
             )
             await each.listener.start(each.bound)
         for each in self._all:
@@ -209,7 +206,7 @@ class Listening:
         if orders is None or counted is None:
             raise AssertionError("a process without pipes")
         first = {"policy": start.text.decode("utf-8"), "path": str(start.path), "listen": listening.index}
-        first |= {"hostname": start.hostname, "style": start.style}
+        first |= {"hostname": start.hostname, "style": start.style, "level": start.level}
         _send_order(orders, first | {"files": listening.files.to_order()})
         listening.orders.add(orders)
         try:
@@ -225,7 +222,7 @@ class Listening:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-            self._metrics.drop_process(str(process.pid))
+            self._metrics.drop_process(listening.name, str(process.pid))
         return await process.wait()
 
     async def _add_counts(self, pid: int, counted: asyncio.StreamReader) -> None:

@@ -104,7 +104,7 @@ class Account:
             view=self.throttle.view,
             on_change=partial(backlog.queue.set_availability, name),
         )
-        self.pool: Pool[Connection] = Pool(
+        self.pool = Pool(
             self._opener(),
             _caps(self.upstream),
             host.clock,
@@ -208,7 +208,8 @@ class Account:
         except HistoryError:
             self._give_back(attempts, "the history of the limits failed")
             raise
-        self._metrics.decided(self.name, self._clock.boottime_ns() - began_ns)
+        took_ns = self._clock.boottime_ns() - began_ns
+        self._metrics.observe("relay_history_duration_seconds", self.name, span_ns=took_ns)
         if self._may_begin():
             return list(zip(attempts, answers, strict=True))
         for answer in answers:
@@ -275,7 +276,7 @@ class Account:
         return until_ns
 
     def _tell_history(self, error: HistoryError) -> None:
-        self._metrics.history_failed(self.name)
+        self._metrics.count("relay_history_errors_total", self.name)
         self._events.tell("history_failed", upstream=self.name, error=str(error))
 
     def _opener(self) -> Callable[[], Coroutine[Any, Any, Connection]]:

@@ -44,7 +44,7 @@ from relay.throttle.limit import limit_words
 from relay.upstream.connection import Connection, OnStep, UpstreamServer, UpstreamUnavailable, open_connection
 from relay.upstream.oauth.token_server import Ask, Denied
 from relay.upstream.oauth.token_server import ask as ask_server
-from relay.upstream.oauth.tokens import TokenOwner, Tokens, TokenUnavailable
+from relay.upstream.oauth.tokens import TokenOwner, Tokens
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Judge, Ruling, Scope, Verdict
 
@@ -157,11 +157,10 @@ class Logins:
             owner = _Owner(self._name, read, file, self._telemetry)
             self._tokens = Tokens(oauth2, auth.user, self._ask, owner, clock, before=before)
             self._tokens_of = auth
-        try:
-            text = await self._tokens.token()
-        except TokenUnavailable as unavailable:
-            raise self._unavailable(unavailable.denied) from None
-        return BearerToken(auth.user, text, upstream.host, upstream.port)
+        token = await self._tokens.token()
+        if isinstance(token, Denied):
+            raise self._unavailable(token)
+        return BearerToken(auth.user, token, upstream.host, upstream.port)
 
     def _unavailable(self, denied: Denied) -> UpstreamUnavailable:
         """Return the error for a missing token, which says what the operator has to do."""
@@ -248,24 +247,25 @@ class _Owner(TokenOwner):
         return await self.read()
 
     async def record_refresh_token(self, old: str, new: str) -> str:
-        if self.file is None:
-            return "the policy sets no refresh_token_file"
-        try:
-            await asyncio.to_thread(self.file.rotate, old, new)
-        except (OSError, ValueError) as error:
-            return clean(str(error))
-        return ""
+        error = "the policy sets no refresh_token_file" if self.file is None else ""
+        if self.file is not None:
+            try:
+                await asyncio.to_thread(self.file.rotate, old, new)
+            except (OSError, ValueError) as failure:
+                error = clean(str(failure))
+        if error:
+            self.telemetry.events.tell("refresh_token_unrecorded", upstream=self.name, error=error)
+        return error
 
     def token_granted(self, life_seconds: int, *, is_rotated: bool) -> None:
         events, metrics, clock = self.telemetry
-        metrics.token_granted(self.name, clock.wall_ns() + life_seconds * SECOND_NS)
+        metrics.count("relay_token_requests_total", self.name, "granted")
+        ends_at_s = clock.wall_ns() / SECOND_NS + life_seconds
+        metrics.set("relay_token_end_timestamp_seconds", self.name, to=ends_at_s)
         events.tell("token_granted", upstream=self.name, life_seconds=life_seconds, is_rotated=is_rotated)
 
     def token_denied(self) -> None:
         self.telemetry.metrics.count("relay_token_requests_total", self.name, "denied")
-
-    def refresh_token_unrecorded(self, error: str) -> None:
-        self.telemetry.events.tell("refresh_token_unrecorded", upstream=self.name, error=error)
 
 
 async def open_with_slot(

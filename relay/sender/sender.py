@@ -21,7 +21,6 @@ from relay.sender.settling import Backlog, Settling
 from relay.sender.spool_thread import SpoolThread
 from relay.sender.upstreams import Upstreams
 from relay.spool.interface import Full, Spool, SpoolCounts, Unavailable
-from relay.telemetry.metric_table import Totals
 from relay.telemetry.metrics import Telemetry
 
 SUSPEND_NS = SECOND_NS
@@ -145,7 +144,7 @@ class Sender:
         return max(1, self.spool_counts.unclaimed) if self.is_reading else 0
 
     @property
-    def totals(self) -> Totals:
+    def totals(self) -> dict[str, int]:
         return self._telemetry.metrics.totals
 
     @property
@@ -176,7 +175,7 @@ class Sender:
             await asyncio.sleep(self._look_seconds)
             lag_seconds = asyncio.get_running_loop().time() - due_at
             metrics.observe("relay_event_loop_lag_seconds", span_ns=int(lag_seconds * SECOND_NS))
-            events.flush()
+            metrics.count("relay_log_lost_lines_total", by=events.take_lines_lost())
             before_ns, now_ns = now_ns, clock.boottime_ns()
             if now_ns - before_ns > (self._look_seconds + lag_seconds) * SECOND_NS + SUSPEND_NS:
                 # The timers of the loop stood still while this host was suspended.

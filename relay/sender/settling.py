@@ -27,7 +27,7 @@ from relay.spool.interface import Absent, Corrupt, Message, Note, Report, Settle
 from relay.telemetry.events import NO_TRANSACTION, Delays, Subject, Via
 from relay.telemetry.metrics import Telemetry
 from relay.verdicts.decision import Decision, Fate, Next, Terms
-from relay.verdicts.outcome import Answer, is_any_relayed
+from relay.verdicts.outcome import Answer
 
 REPLIES_KEPT, REPLIES_EACH = 1000, 32
 """Limits of `replies`: messages, and recipients of each."""
@@ -273,28 +273,15 @@ class Settling:
 
     def _tell_all(self, upstream: str, attempt: Attempt, decision: Decision, subject: Subject) -> None:
         connection, delays = attempt.connection, attempt.delays
-        tls = None if connection.tls == "none" else connection.tls
-        via = Via(upstream, connection.name, attempt.conn_use, tls)
+        via = Via(upstream, connection.name, attempt.conn_use, connection.tls)
         answered = {index: each for index, each in decision.fates.items() if each[0] is not Fate.WAITING}
         self._tell(subject, answered, delays, via)
-        if is_any_relayed(decision.outcome):
-            self._metrics.observe_delays(delays)
 
     def _tell(
         self, subject: Subject, answered: Mapping[int, tuple[Fate, Answer]], delays: Delays, via: Via
     ) -> None:
-        message = subject.message
         for index, (fate, answer) in answered.items():
-            self._events.delivery(
-                recipient=message.envelope.recipients[index],
-                fate=fate,
-                answer=_final(fate, answer),
-                delays=delays,
-                via=via,
-                subject=subject,
-                reverse_path=message.envelope.reverse_path,
-                queue_id=message.queue_id,
-            )
+            self._events.delivery(subject, index, fate, _final(fate, answer), delays=delays, via=via)
 
     def _ended(self, message: Message) -> None:
         self.forget(message.queue_id)

@@ -9,7 +9,7 @@ on.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,7 @@ from relay.telemetry.metrics import Telemetry
 from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
 from relay.upstream.pool import Pool
-from relay.upstream.transaction import Transaction
+from relay.upstream.transaction import Transaction, why_unfit
 from relay.verdicts.account import rest_ns
 from relay.verdicts.decision import AttemptContext, Decision, decide
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed, of_full_session
@@ -51,7 +51,7 @@ class Transactions:
         backlog: Backlog,
         *,
         throttle: ThrottleThread,
-        pool: Pool[Connection],
+        pool: Pool,
         pausing: Pausing,
         telemetry: Telemetry,
         on_end: Callable[[], None],
@@ -95,7 +95,7 @@ class Transactions:
                     continue
                 attempt = Attempt(queued, message, connections[-1], read_at_ns, rewritten=rewritten)
                 attempt.passes_dsn &= not self.offered_extensions.is_dsn_refused
-                if (unfit := attempt.connection.why_unfit(attempt.shape)) is None:
+                if (unfit := why_unfit(attempt.connection.extensions, attempt.shape)) is None:
                     attempts.append(attempt)
                     connections.pop()
                 else:
@@ -234,7 +234,7 @@ class Transactions:
             answer = Answer(Verdict.BOUNCE, Phase.DATA, None, clean(str(error)), own_status="5.6.0")
         return Outcome((answer,) * len(attempt.indices))
 
-    async def _content(self, attempt: Attempt) -> AsyncIterator[bytes]:
+    async def _content(self, attempt: Attempt) -> AsyncGenerator[bytes, None]:
         """Yield the content.  Raises Overslept if its end, which the final dot follows at once, is late."""
         content, rewritten = attempt.message.content, attempt.rewritten
         if content is not None:

@@ -10,13 +10,12 @@ from itertools import combinations
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from relay.clock import SECOND_NS, Clock
+from relay.clock import SECOND_NS
 from relay.queue.lanes import DEFAULT_LANE
 from relay.queue.routes import Because
 from relay.status.snapshot import LaneStatus, QueueState, RouteStatus, Snapshot, UpstreamState, UpstreamStatus
 from relay.telemetry.events import Events
-from relay.telemetry.metric_table import METRICS
-from relay.telemetry.metrics import Metrics
+from relay.telemetry.metrics import METRICS, Metrics
 from relay.verdicts.account import Health
 
 Number = tuple[str, float, *tuple[str, ...]]
@@ -24,10 +23,8 @@ Number = tuple[str, float, *tuple[str, ...]]
 
 
 class SnapshotCollector(Collector):
-    def __init__(
-        self, metrics: Metrics, snapshot: Callable[[], Snapshot], events: Events, clock: Clock
-    ) -> None:
-        self._metrics, self._snapshot, self._events, self._clock = metrics, snapshot, events, clock
+    def __init__(self, metrics: Metrics, snapshot: Callable[[], Snapshot], events: Events) -> None:
+        self._metrics, self._snapshot, self._events = metrics, snapshot, events
 
     def collect(self) -> Iterator[Metric]:
         gauges = {
@@ -35,15 +32,12 @@ class SnapshotCollector(Collector):
             for row in METRICS.values()
             if not row.is_live
         }
-        began_ns = self._clock.boottime_ns()
         try:
             for name, value, *labels in _numbers(self._snapshot()):
                 gauges[name].add_metric(labels, value)
         except Exception as error:  # noqa: BLE001 - a scrape without these numbers beats no scrape
-            self._metrics.count("relay_collector_errors_total")
+            self._metrics.count("relay_faults_total")
             self._events.fault(where="snapshot", error=error)
-        took_ns = self._clock.boottime_ns() - began_ns
-        gauges["relay_collector_duration_seconds"].add_metric((), took_ns / SECOND_NS)
         return iter(gauges.values())
 
 

@@ -76,11 +76,11 @@ class _Window:
         needed = self._opened[-1] + slot + 1 - self._count
         return self._instants[bisect_left(self._opened, needed)] + turns * self._again_ns
 
-    def next(self, begun: Sequence[int]) -> int:
+    def next(self, begun: Sequence[tuple[int, str]]) -> int:
         """Return when a slot is free for the message after those in `begun`."""
         if len(begun) < self._count:
             return self.slot(len(begun) + 1)
-        return begun[-self._count] + self._again_ns
+        return begun[-self._count][0] + self._again_ns
 
 
 class AccountForecast:
@@ -104,8 +104,7 @@ class AccountForecast:
         """The windows that count messages."""
         self._others: list[tuple[int, str | None, _Window]] = []
         """Limits of recipients and bytes, and ceilings of lanes; each is forecast by itself."""
-        self._begun: list[int] = []
-        self._held_by: list[str] = []
+        self._begun: list[tuple[int, str]] = []
         """For each message of the line, as far as asked for: when it begins, and what it waits for."""
         if transaction_ns:
             self._of_line.append(_Window(CONNECTIONS, connections, transaction_ns, self._from_ns))
@@ -137,16 +136,14 @@ class AccountForecast:
             return self._from_ns, NEXT
         begun = self._begun
         while len(begun) < min(number, MOST_BEGINS):
-            at_ns, words = max((window.next(begun), window.words) for window in self._of_line)
-            if begun and begun[-1] > at_ns:
-                at_ns, words = begun[-1], self._held_by[-1]
-            begun.append(at_ns)
-            self._held_by.append(words)
+            free = max((window.next(begun), window.words) for window in self._of_line)
+            # No message begins before the one ahead of it.
+            begun.append(max([free, *begun[-1:]], key=lambda each: each[0]))
         if number <= MOST_BEGINS:
-            return begun[number - 1], self._held_by[number - 1]
+            return begun[number - 1]
         # From there on each window goes by itself, with the delay that it had at MOST_BEGINS.
         return max(
-            (each.slot(number) + begun[-1] - each.slot(MOST_BEGINS), each.words) for each in self._of_line
+            (each.slot(number) + begun[-1][0] - each.slot(MOST_BEGINS), each.words) for each in self._of_line
         )
 
 

@@ -18,12 +18,8 @@ def listed_hosts(policy: Policy) -> tuple[HostStatus, ...]:
         from relay.spool.database.connection import database_of, once  # noqa: PLC0415 - as above
         from relay.spool.database.schema import hosts_of  # noqa: PLC0415 - as above
 
-        places = {name: policy.history_of(name) for name in policy.upstreams}
-        names = {
-            name: place.account
-            for name, place in places.items()
-            if place.database and place.database.postgresql == url
-        }
+        places = ((name, policy.history_of(name)) for name in policy.upstreams)
+        names = {name: its.account for name, its in places if its.database and its.database.postgresql == url}
         try:
             with once(database_of(login)) as connection:
                 rows = hosts_of(connection)

@@ -14,7 +14,7 @@ aborts the oldest, whatever that one does or waits for.  A connection serves one
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from ipaddress import ip_address
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -26,12 +26,13 @@ from prometheus_client.exposition import choose_encoder
 from relay.listener.accepting import Acceptor
 from relay.mail.formats import described
 from relay.policy.units import HostPort
-from relay.status import MOST_CONNECTIONS
 from relay.status.page import POLICY, Samples, render
-from relay.status.snapshot import MessageView, Snapshot, public, to_json, without_addresses
+from relay.status.snapshot import Snapshot, public, to_json, without_addresses
 from relay.telemetry.events import Events
 
 BACKLOG = 128
+MOST_CONNECTIONS = 16
+"""Of one server.  A few scrapers and browsers need the status port; each connection costs a descriptor."""
 STOP_SECONDS = 1.0
 """How long a response may still take when the server stops."""
 MAIL_TIME_FACTOR = 4
@@ -52,15 +53,10 @@ _HEADERS = {
 }
 
 
-def _bind(address: HostPort) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    return socket.create_server((address.host, address.port), family=family, backlog=BACKLOG)
-
-
 class ConnectionLimit:
     """For one event loop."""
 
-    def __init__(self, events: Events, where: str, *, most: int) -> None:
+    def __init__(self, events: Events, where: str, *, most: int = MOST_CONNECTIONS) -> None:
         """`where` names the server in events."""
         self._events, self._where, self._most = events, where, most
         self._runner: web.AppRunner | None = None
@@ -75,8 +71,10 @@ class ConnectionLimit:
 
         `breaks_off`: cancel a response once its client hangs up.
         """
+        bound = bind()
+        bound.listen(BACKLOG)
         app.on_response_prepare.append(_close_after)
-        runner = web.AppRunner(
+        self._runner = runner = web.AppRunner(
             app,
             access_log=None,
             handle_signals=False,
@@ -86,13 +84,6 @@ class ConnectionLimit:
         await runner.setup()
         if (server := runner.server) is None:
             raise AssertionError("a runner that is not set up")
-        try:
-            bound = bind()
-        except OSError:
-            await runner.cleanup()
-            raise
-        bound.listen(BACKLOG)
-        self._runner = runner
 
         async def begin(accepted: socket.socket, _peer: object) -> None:
             transport, _ = await asyncio.get_running_loop().connect_accepted_socket(server, accepted)
@@ -125,8 +116,6 @@ async def _close_after(_request: web.Request, response: web.StreamResponse) -> N
 class Source(Protocol):
     def snapshot(self) -> Snapshot: ...
 
-    def coming(self) -> list[MessageView]: ...
-
     def why_not_ready(self) -> str: ...
 
 
@@ -137,19 +126,16 @@ class StatusServer:
         source: Source,
         registry: CollectorRegistry,
         events: Events,
-        *,
-        names: Collection[str] = (),
-        most: int = MOST_CONNECTIONS,
+        hostname: str | None = None,
     ) -> None:
-        """`names` are the server's host names, beside `localhost` and IP addresses."""
+        """`hostname` is the server's name, beside `localhost` and IP addresses."""
         self._address, self._source = address, source
         self._registry, self._events = registry, events
-        self._names = {"localhost", *(name.lower().rstrip(".") for name in names)}
-        self._connections = ConnectionLimit(events, "http", most=most)
+        self._names = {"localhost", (hostname or "localhost").lower().rstrip(".")}
+        self._connections = ConnectionLimit(events, "http")
         self._turn = asyncio.Lock()
         self._samples = Samples()
         self._sampling: asyncio.TimerHandle | None = None
-        self._is_stopping = False
 
     async def start(self) -> HostPort:
         """Return the bound address, with the port that the kernel chose for 0.  Raises OSError."""
@@ -159,14 +145,17 @@ class StatusServer:
             *(("/healthz", self._healthz), ("/readyz", self._readyz)),
         ):
             app.router.add_get(path, handler)
+        host, port = self._address
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         # Cancel on hang-up: else requests that wait in `_in_turn` would grow without bound.
-        bound = await self._connections.receive(app, lambda: _bind(self._address), breaks_off=True)
+        bound = await self._connections.receive(
+            app, lambda: socket.create_server((host, port), family=family), breaks_off=True
+        )
         self._sample()
         return HostPort(*bound.getsockname()[:2])
 
     async def stop(self) -> None:
-        """Wait up to STOP_SECONDS for running responses."""
-        self._is_stopping = True
+        """Wait up to STOP_SECONDS for running responses; then cut off what still waits for its turn."""
         if self._sampling is not None:
             self._sampling.cancel()
         await self._connections.close()
@@ -194,9 +183,6 @@ class StatusServer:
     async def _in_turn(self, handler: _Handler, request: web.Request) -> web.StreamResponse:
         """Serve one request at a time, with time for mail between two."""
         async with self._turn:
-            if self._is_stopping:
-                # Else aiohttp cancels the waiting requests, some of them with a traceback.
-                return web.Response(status=503, text="stopping\n")
             loop = asyncio.get_running_loop()
             began_at = loop.time()
             try:
@@ -226,7 +212,7 @@ class StatusServer:
         return True
 
     async def _page(self, _request: web.Request) -> web.Response:
-        shown = render(self._source.snapshot(), self._source.coming(), self._samples)
+        shown = render(self._source.snapshot(), self._samples)
         return web.Response(text=shown, content_type="text/html")
 
     async def _metrics(self, request: web.Request) -> web.Response:

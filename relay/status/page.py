@@ -13,7 +13,7 @@ begins anew, and a minute without a sample is a gap.
 import base64
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -21,15 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from relay.mail.formats import rfc3339, span, utc
 from relay.queue.routes import Because
-from relay.status.snapshot import (
-    MessageView,
-    QueueState,
-    RouteStatus,
-    Snapshot,
-    UpstreamState,
-    UpstreamStatus,
-    public,
-)
+from relay.status.snapshot import QueueState, RouteStatus, Snapshot, UpstreamState, UpstreamStatus, public
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -90,28 +82,17 @@ def _numbers(snapshot: Snapshot) -> Iterator[tuple[Key, int]]:
             yield (upstream.name, limit.label), limit.used
 
 
-class Curve(NamedTuple):
-    line: str
-    area: str
-    """The line, closed along the bottom."""
-
-
-def steps(values: Sequence[int], top: int) -> Curve:
+def _steps(values: Sequence[int], top: int) -> str:
     """Draw each value as a step of equal width, `top` as the full height, and nothing for a `GAP`."""
-    width = WIDTH / len(values)
-    line, area = "", ""
+    width, path = WIDTH / len(values), ""
     for is_known, run in groupby(enumerate(values), lambda each: each[1] != GAP):
         if is_known:
-            known = [(index, HEIGHT * (1 - min(1.0, value / max(1, top)))) for index, value in run]
-            corners = "".join(f"V{_short(y)}H{_short((index + 1) * width)}" for index, y in known)
-            begin = _short(known[0][0] * width)
-            line += f"M{begin} {_short(known[0][1])}{corners}"
-            area += f"M{begin} {HEIGHT}{corners}V{HEIGHT}Z"
-    return Curve(line, area)
-
-
-def _short(number: float) -> str:
-    return f"{number:.1f}".removesuffix(".0")
+            known = list(run)
+            corners = (
+                f"V{HEIGHT * (1 - value / top):.1f}H{(index + 1) * width:.1f}" for index, value in known
+            )
+            path += f"M{known[0][0] * width:.1f} {HEIGHT}{''.join(corners)}V{HEIGHT}Z"
+    return path
 
 
 class _Badge(NamedTuple):
@@ -122,15 +103,22 @@ class _Badge(NamedTuple):
     words: str
 
 
+_LOOKS = {
+    UpstreamState.OPEN: ("good", "✓"),
+    UpstreamState.PAUSED: ("warn", "‖"),
+    UpstreamState.STOPPED: ("bad", "■"),
+}
+
+
 class _Chart(NamedTuple):
     title: str
     words: str
     """The text for a reader who does not see the chart."""
-    shape: Curve
+    shape: str
     since: str
 
 
-def render(snapshot: Snapshot, coming: Iterable[MessageView] = (), samples: Samples | None = None) -> str:
+def render(snapshot: Snapshot, samples: Samples | None = None) -> str:
     """Return the document, without any mail address."""
     snapshot, samples = public(snapshot), samples or Samples()
     return _template().render(
@@ -139,7 +127,6 @@ def render(snapshot: Snapshot, coming: Iterable[MessageView] = (), samples: Samp
         counts=[(state.value, snapshot.counts(state)) for state in QueueState],
         queue_charts=_charts(samples, QUEUE, "waiting", 1),
         charts_of=lambda limit: _charts(samples, (limit.upstream, limit.label), "used", limit.count),
-        first=public(tuple(coming)),
     )
 
 
@@ -152,16 +139,8 @@ def _condition(snapshot: Snapshot) -> _Badge:
 
 
 def _state(upstream: UpstreamStatus, at_ns: int) -> _Badge:
-    until_ns = upstream.paused_until_ns
-    match upstream.state:
-        case UpstreamState.STOPPED:
-            return _Badge("bad", "■", "stopped: needs an operator")
-        case UpstreamState.PAUSED if until_ns is not None:
-            return _Badge("warn", "‖", f"paused; next try in {span(until_ns - at_ns)}, at {utc(until_ns)}")
-        case UpstreamState.PAUSED:
-            words = f"paused until `relay resume {upstream.name}`" if upstream.paused_by else "paused"
-            return _Badge("warn", "‖", words)
-    return _Badge("good", "✓", "open") if upstream.is_well else _Badge("plain", "○", upstream.state_words)
+    kind, sign = ("plain", "○") if upstream.is_well is None else _LOOKS[upstream.state]
+    return _Badge(kind, sign, upstream.state_words(at_ns))
 
 
 def _diverted(route: RouteStatus, at_ns: int) -> _Badge | None:
@@ -173,14 +152,6 @@ def _diverted(route: RouteStatus, at_ns: int) -> _Badge | None:
     return _Badge(kind, sign, f"{route.upstream}; {why}")
 
 
-def _drains(upstream: UpstreamStatus, at_ns: int) -> str:
-    if upstream.drained_at_ns is None:
-        return "unknown"
-    if not upstream.waiting_messages:
-        return "nothing waits"
-    return f"in about {span(upstream.drained_at_ns - at_ns)}"
-
-
 def _charts(samples: Samples, key: Key, what: str, least: int) -> list[_Chart]:
     """Return the charts of the last hour and day.  Their full height stands for at least `least`."""
     day = samples.day(key)
@@ -189,14 +160,8 @@ def _charts(samples: Samples, key: Key, what: str, least: int) -> list[_Chart]:
     for title, values, since in ("last hour", day[-60:], "1 h ago"), ("last day", in_steps, "24 h ago"):
         most = max(values)
         words = "no data yet" if most == GAP else f"at most {most} {what}"
-        charts.append(_Chart(title, words, steps(values, max(least, most)), since))
+        charts.append(_Chart(title, words, _steps(values, max(least, most)), since))
     return charts
-
-
-def _in(at_ns: int | None, now_ns: int) -> str:
-    if at_ns is None:
-        return "unknown"
-    return "now" if at_ns <= now_ns else f"in {span(at_ns - now_ns)}"
 
 
 @cache
@@ -211,10 +176,9 @@ def _template() -> "Template":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(span=span, rfc3339=rfc3339, clock=utc, within=_in)
+    made.filters.update(span=span, rfc3339=rfc3339, clock=utc)
     made.globals.update(
         state_of=_state,
-        drains=_drains,
         diverted=_diverted,
         style=Markup(STYLE),  # noqa: S704 - a file of ours
         script=Markup(SCRIPT),  # noqa: S704 - a file of ours

@@ -18,7 +18,6 @@ from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.mail.formats import rfc3339_or_none, span
 from relay.queue.routes import Because, Choice, reason_of
-from relay.telemetry.metric_table import Totals
 from relay.verdicts.account import Health
 
 
@@ -122,11 +121,20 @@ class UpstreamStatus:
             return False
         return True if self.is_tried and self.health is not Health.PROVING else None
 
-    @property
-    def state_words(self) -> str:
-        if self.is_well is not None:
-            return self.state
-        return "proving, one message first" if self.health is Health.PROVING else "not tried yet"
+    def state_words(self, at_ns: int) -> str:
+        """Return the state, and how long a pause lasts or what ends it."""
+        if self.is_well is None:
+            return "proving, one message first" if self.health is Health.PROVING else "not tried yet"
+        if self.state is UpstreamState.PAUSED and self.paused_until_ns is not None:
+            return f"paused for {span(self.paused_until_ns - at_ns)}"
+        if self.state is UpstreamState.PAUSED and self.paused_by:
+            return f"paused until `relay resume {self.name}`"
+        return self.state
+
+    def drain_words(self, at_ns: int) -> str:
+        if self.drained_at_ns is None:
+            return "unknown"
+        return f"in {span(self.drained_at_ns - at_ns)}" if self.waiting_messages else "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +278,8 @@ class Snapshot:
     upstreams: tuple[UpstreamStatus, ...]
     """In the order of the policy; the first is the default."""
     queue: Mapping[QueueState, QueueCounts]
-    totals: Totals
+    totals: Mapping[str, int]
+    """For each fate: recipients accepted since the start, and what became of recipients since then."""
     policy: PolicyStatus
     disk: DiskStatus
     lanes: tuple[LaneStatus, ...] = ()

@@ -5,10 +5,7 @@ are as old as the sender's last look at the spool, in general at most a second.
 """
 
 import asyncio
-import heapq
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 
 from relay import __version__
 from relay.clock import Clock
@@ -33,7 +30,6 @@ from relay.status.snapshot import (
     HostStatus,
     LaneStatus,
     LimitStatus,
-    MessageView,
     PolicyStatus,
     QueueCounts,
     QueueState,
@@ -47,10 +43,6 @@ from relay.throttle.limit_state import Occupancy
 from relay.verdicts.account import ENDLESS, Health
 
 DOWN = "stop: the relay is down"
-FIRST = 10
-"""How many coming messages are shown."""
-LOOKED_AT = 200
-"""How many messages at the front of each line are searched for them."""
 
 
 class StatusView:
@@ -125,15 +117,6 @@ class StatusView:
         host = self._hostname if self._sender.spool_thread.is_shared else ""
         return Listing(
             self._sender.queue, {name: self.forecast(name) for name in names}, paused, self.clock, host
-        )
-
-    def coming(self) -> list[MessageView]:
-        """Return the next messages to go, the soonest first and those without an estimate last."""
-        listing, queue = self.listing(), self._sender.queue
-        near = [each for name in queue.names for each in islice(queue.line(name), LOOKED_AT)]
-        views = [listing.part(each) for each in near if each.state in (State.WAITING, State.DEFERRED)]
-        return heapq.nsmallest(
-            FIRST, views, key=lambda view: math.inf if view.eta_at_ns is None else view.eta_at_ns
         )
 
     def plan(

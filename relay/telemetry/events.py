@@ -14,25 +14,18 @@ import json
 import os
 import socket
 import traceback as tracebacks
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
+from typing import Any, Literal, NamedTuple, TextIO
 
 from relay.clock import SECOND_NS, Clock
-from relay.mail.envelope import Envelope, QueueId
 from relay.mail.formats import Value, described, postfix_delay, rfc3339, rfc3339_or_none
 from relay.mail.header import NO_NAMES, Names
 from relay.queue.lanes import DEFAULT_LANE
 from relay.smtp.reply import Phase
-from relay.spool.disk.os_errors import is_lack_of_means
 from relay.spool.interface import Message
 from relay.telemetry.stderr import LogStream
 from relay.verdicts.decision import Fate
 from relay.verdicts.outcome import Answer
-
-if TYPE_CHECKING:
-    # A separate listener process does not load prometheus_client.
-    from relay.telemetry.metrics import Counts, Metrics, Series
 
 LogStyle = Literal["text", "json"]
 
@@ -78,7 +71,7 @@ _ROWS: tuple[tuple[str, Level, str, str], ...] = (
      ("{queue_id}: from=<{reverse_path}>, size={size_bytes}, nrcpt={nrcpt}, client={client}, helo=<{helo}>, "
       "proto={protocol}{user:, sasl_username=%}"), "listener message_id commit_seconds"),
     ("waiting", _INFO, "{queue_id}: waiting for {upstream} until {until_at}: {reason}", "lane"),
-    ("upstream_connected", _DEBUG, "connected to {relay} for {upstream}, TLS {tls}", ""),
+    ("upstream_connected", _DEBUG, "connected to {relay} for {upstream}{tls:, TLS %}", ""),
     ("delivery", _INFO,
      ("{queue_id}: to=<{recipient}>, relay={relay}, {_conn_use}delay={_delay}, delays={_delays}, "
       "{tls:tls=%, }dsn={dsn}, status={_status} ({text}){message_id:, message-id=%}"),
@@ -158,14 +151,8 @@ _ROWS: tuple[tuple[str, Level, str, str], ...] = (
 KINDS = {row[0]: Kind(*row) for row in _ROWS}
 
 SHORTAGE_AGAIN_NS = 60 * SECOND_NS
-MOST_SPANS = 10_000
-"""How many spans a listener process holds in memory while the sender's process takes none."""
-MOST_REFUSALS = 100
-"""How many refusals of clients are logged in a second: a flood of them must not flood the log."""
 LONGEST_LINE = 8000
 """Characters; a reply of 2,000 and two addresses of the maximum length fit."""
-LONGEST_NAME = 100
-"""Characters of a user name, logged as by Postfix although there may be no such user."""
 
 
 class Subject(NamedTuple):
@@ -191,12 +178,8 @@ NO_TRANSACTION = Via("", "none", 1, None)
 
 
 class Delays(NamedTuple):
-    """Where a message spent its time, in the order of Postfix's `delays`."""
-
-    before_ns: int = 0
     queued_ns: int = 0
     """In the queue and the throttle."""
-    connecting_ns: int = 0
     transmitting_ns: int = 0
 
 
@@ -216,7 +199,6 @@ class Events:
         """Lines that could not be written, and lines that `take_lines_lost` has returned."""
         self._watchers: dict[str, tuple[Watcher, ...]] = {}
         """By the name of the event."""
-        self._refusals = self._refusals_untold = self._refusals_since_ns = 0
         self._tells_shortage_at_ns: dict[str, int] = {}
         """For each place, when it may be logged again (boottime).  There is a handful of places."""
         self._is_journal = _is_journal(stream)
@@ -235,12 +217,6 @@ class Events:
         """
         for name in names:
             self._watchers[KINDS[name].name] = (*self._watchers.get(name, ()), watcher)
-
-    def flush(self) -> None:
-        """Log what was only counted so far; call this now and then, and at the end."""
-        untold, self._refusals_untold = self._refusals_untold, 0
-        if untold:
-            self.tell("refusals_untold", untold=untold)
 
     def tell(self, name: str, subject: Subject | None = None, /, **fields: Any) -> None:
         """Log an event with the fields of its row.
@@ -267,43 +243,29 @@ class Events:
         except Exception:  # noqa: BLE001 - mail goes on whatever is wrong with a line about it
             self._unwritten += 1
 
-    def refused(self, *, listener: str, client: str, phase: str, reply: str, user: str | None) -> None:
-        """Log a 4yz or 5yz reply; above MOST_REFUSALS in a second, log only how many more there were."""
-        now_ns = self._clock.boottime_ns()
-        if now_ns - self._refusals_since_ns >= SECOND_NS:
-            self.flush()
-            self._refusals, self._refusals_since_ns = 0, now_ns
-        self._refusals += 1
-        if self._refusals > MOST_REFUSALS:
-            self._refusals_untold += 1
-            return
-        # The name of Postfix for the reply to the final dot.
-        shown = "END-OF-MESSAGE" if phase == "eod" else phase.upper()
-        user = user[:LONGEST_NAME] if user else None
-        self.tell(
-            "refused", listener=listener, client=client, phase=phase, reply=reply, user=user, _phase=shown
-        )
-
     def delivery(
         self,
-        *,
-        queue_id: QueueId,
-        reverse_path: str,
-        recipient: str,
+        subject: Subject,
+        index: int,
         fate: Fate,
         answer: Answer,
+        *,
         delays: Delays,
         via: Via = NO_TRANSACTION,
-        subject: Subject | None = None,
     ) -> None:
+        """Log what became of the recipient with this index in the envelope."""
+        envelope = subject.message.envelope
+        # Postfix's four.  Before the queue and connecting are 0: a message is queued at once, and its
+        # connection is ready before its slot is reserved.
+        delays_ns = 0, delays.queued_ns, 0, delays.transmitting_ns
         self.tell(
             "delivery",
             subject,
-            queue_id=queue_id,
+            queue_id=subject.message.queue_id,
             upstream=via.upstream,
-            message_id=None if subject is None else subject.names.message_id,
-            reverse_path=reverse_path,
-            recipient=recipient,
+            message_id=subject.names.message_id,
+            reverse_path=envelope.reverse_path,
+            recipient=envelope.recipients[index],
             relay=via.relay,
             conn_use=via.conn_use,
             delay_ns=sum(delays),
@@ -313,10 +275,10 @@ class Events:
             command="." if answer.phase is Phase.EOD else answer.phase.value,
             code=answer.reply.code if answer.reply else None,
             text=answer.text,
-            delays_seconds=[delay_ns / SECOND_NS for delay_ns in delays],
+            delays_seconds=[delay_ns / SECOND_NS for delay_ns in delays_ns],
             _conn_use=f"conn_use={via.conn_use}, " if via.conn_use > 1 else "",
             _delay=postfix_delay(sum(delays)),
-            _delays="/".join([postfix_delay(delay_ns) if delay_ns else "0" for delay_ns in delays]),
+            _delays="/".join([postfix_delay(delay_ns) if delay_ns else "0" for delay_ns in delays_ns]),
             _status="sent" if fate is Fate.RELAYED else fate.value,
         )
 
@@ -384,86 +346,3 @@ def _is_journal(stream: TextIO) -> bool:
     except (OSError, ValueError, AttributeError):
         return False
     return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
-
-
-class Tally:
-    """What a listener process has counted and not yet sent to the sender's process (`Metrics.add`).
-
-    A process that dies loses only the counts that it had not sent.
-    """
-
-    def __init__(self, events: Events) -> None:
-        """`events` is the log whose lost lines are counted."""
-        self._events = events
-        self._numbers: Counter[Series] = Counter()
-        self._spans: list[list[str | int]] = []
-
-    def count(self, *series: str, by: int = 1) -> None:
-        self._numbers[series] += by
-
-    def observe(self, *series: str, span_ns: int) -> None:
-        if len(self._spans) < MOST_SPANS:
-            self._spans.append([*series, span_ns])
-
-    def take(self) -> "Counts":
-        self.count("relay_log_lost_lines_total", by=self._events.take_lines_lost())
-        numbers, self._numbers = self._numbers, Counter()
-        spans, self._spans = self._spans, []
-        return {"numbers": [[*series, number] for series, number in numbers.items()], "spans": spans}
-
-
-class ListenerObserver:
-    """The `Observer` of `relay.listener.ports`.  A listener is named by its address as in the policy."""
-
-    def __init__(self, events: Events, metrics: "Metrics | Tally") -> None:
-        self._events, self._metrics = events, metrics
-
-    def connection_opened(self, listener: str, client: str) -> None:
-        self._metrics.count("relay_smtpd_connections_total", listener)
-        self._metrics.count("relay_smtpd_open_connections", listener)
-        self._events.tell("connected", listener=listener, client=client)
-
-    def connection_closed(self, listener: str, client: str, reason: str) -> None:
-        self._metrics.count("relay_smtpd_open_connections", listener, by=-1)
-        self._events.tell("disconnected", listener=listener, client=client, reason=reason)
-
-    def refused(self, listener: str, client: str, phase: str, reply: str, user: str | None) -> None:
-        self._metrics.count("relay_smtpd_rejects_total", listener, phase, reply[:3])
-        self._events.refused(listener=listener, client=client, phase=phase, reply=reply, user=user)
-
-    def accepted(
-        self,
-        listener: str,
-        queue_id: QueueId,
-        envelope: Envelope,
-        message_id: str | None,
-        *,
-        size_bytes: int,
-        commit_ns: int,
-    ) -> None:
-        metrics, nrcpt = self._metrics, len(envelope.recipients)
-        metrics.count("relay_smtpd_messages_accepted_total", listener)
-        metrics.count("relay_smtpd_recipients_accepted_total", listener, by=nrcpt)
-        metrics.count("relay_smtpd_received_bytes_total", listener, by=size_bytes)
-        metrics.observe("relay_smtpd_commit_duration_seconds", listener, span_ns=commit_ns)
-        self._events.tell(
-            "accepted",
-            listener=listener,
-            queue_id=queue_id,
-            client=envelope.client,
-            helo=envelope.helo,
-            protocol=envelope.protocol,
-            user=envelope.user,
-            message_id=message_id,
-            reverse_path=envelope.reverse_path,
-            size_bytes=size_bytes,
-            nrcpt=nrcpt,
-            commit_ns=commit_ns,
-        )
-
-    def fault(self, listener: str, client: str, error: BaseException) -> None:
-        if is_lack_of_means(error):
-            self._events.shortage(where=f"listener {listener}", error=described(error))
-            return
-        self._metrics.count("relay_smtpd_faults_total", listener)
-        self._events.fault(where=f"listener {listener}", error=error, client=client)

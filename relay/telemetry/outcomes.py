@@ -122,7 +122,6 @@ class OutcomeStore:
         self._wake, self._is_closing = asyncio.Event(), False
         self._running: asyncio.Task[None] | None = None
         self._is_unrecorded = False
-        self._database: sqlite3.Connection | None = None
         self._events.watch(self._on_event, _EVENTS)
 
     def start(self) -> None:
@@ -161,8 +160,6 @@ class OutcomeStore:
             self._wake.clear()
             await self._write()
         await self._write()
-        with contextlib.suppress(RuntimeError):  # no thread can start
-            await asyncio.to_thread(self._disconnect)
 
     async def _write(self) -> None:
         outcomes, self._pending = self._pending, []
@@ -181,21 +178,21 @@ class OutcomeStore:
             return
         now_ns, rows = self._clock.wall_ns(), [tuple(map(_storable, outcome)) for outcome in outcomes]
         try:
-            database = self._database or self._open()
-            if outcomes:
-                leave_headroom(self._disk.free(self._folder), len(outcomes) * _ROW_BYTES)
-            for start in range(0, max(1, len(outcomes)), _AT_ONCE):
-                with database:
-                    database.executemany(_INSERT, rows[start : start + _AT_ONCE])
-                    # A clock that was ahead wrote rows of the future, which would stay too long.
-                    times = (now_ns - bounds.keep_ns, now_ns + bounds.keep_ns)
-                    database.execute("DELETE FROM outcome WHERE at_ns < ? OR at_ns > ?", times)
-                    while database.execute(_USED).fetchone()[0] > bounds.most_bytes:
-                        if not database.execute(_DROP_OLDEST).rowcount:
-                            break
-        except sqlite3.OperationalError:  # no damage: no room, no answer, or no permission
-            self._disconnect()
-            raise
+            with contextlib.closing(self._open()) as database:
+                if outcomes:
+                    leave_headroom(self._disk.free(self._folder), len(outcomes) * _ROW_BYTES)
+                database.executescript(_SCHEMA)
+                for start in range(0, max(1, len(outcomes)), _AT_ONCE):
+                    with database:
+                        database.executemany(_INSERT, rows[start : start + _AT_ONCE])
+                        # A clock that was ahead wrote rows of the future, which would stay too long.
+                        times = (now_ns - bounds.keep_ns, now_ns + bounds.keep_ns)
+                        database.execute("DELETE FROM outcome WHERE at_ns < ? OR at_ns > ?", times)
+                        while database.execute(_USED).fetchone()[0] > bounds.most_bytes:
+                            if not database.execute(_DROP_OLDEST).rowcount:
+                                break
+        except sqlite3.OperationalError:
+            raise  # no damage: no room, no answer, or no permission
         except sqlite3.DatabaseError:
             self._remove()
             raise
@@ -205,17 +202,9 @@ class OutcomeStore:
         self._disk.make_directory(self._folder)
         with opened(self._disk, self._disk.open_append(path)):
             pass  # created with mode 0600, which SQLite copies to its other files
-        self._database = database = sqlite3.connect(path, timeout=_BUSY_SECONDS, check_same_thread=False)
-        database.executescript(_SCHEMA)
-        return database
-
-    def _disconnect(self) -> None:
-        database, self._database = self._database, None
-        if database is not None:
-            database.close()
+        return sqlite3.connect(path, timeout=_BUSY_SECONDS)
 
     def _remove(self) -> None:
-        self._disconnect()
         for name in _OWN_FILES:
             with contextlib.suppress(FileNotFoundError):
                 self._disk.unlink(f"{self._folder}/{name}")

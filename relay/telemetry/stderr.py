@@ -17,7 +17,6 @@ import select
 import sys
 import threading
 from collections import deque
-from typing import TextIO
 
 MOST_HELD_BYTES = 1024 * 1024
 """Some 5,000 lines.  A reader that is slow for seconds loses none; a stuck reader costs no more memory."""
@@ -85,9 +84,3 @@ def divert() -> None:
         stream = LogStream(sys.stderr.fileno())
         sys.stderr = stream
         atexit.register(stream.drain)
-
-
-def drain(stream: TextIO) -> None:
-    """Wait up to LAST_WORDS_SECONDS for the reader, before the program ends at once."""
-    if isinstance(stream, LogStream):
-        stream.drain()

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from relay.clock import SECOND_NS, Clock
-from relay.mail.envelope import Shape
 from relay.mail.text import clean
 from relay.policy.model import Mechanism, Tls
 from relay.policy.secrets import KeyPair, SecretError, client_context, load_certificate, read_authorities
@@ -29,7 +28,7 @@ from relay.smtp.reply import Phase, Reply
 from relay.smtp.sasl import BearerToken, Credentials
 from relay.upstream.login import AnyMechanism, choose, log_in
 from relay.upstream.protocol import Broken, StrictProtocol, Timeouts
-from relay.upstream.transaction import Channel, Exchange, Transaction, why_unfit
+from relay.upstream.transaction import Channel, Exchange, Transaction
 from relay.verdicts.echo import ClientWords
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import Judge, Ruling, Verdict
@@ -78,7 +77,7 @@ class Connection:
         self.relayed = 0
         """Transactions that relayed the message to a recipient; the holder of the connection counts them."""
         secured = _ssl_of(channel.protocol)
-        self.tls = "none" if secured is None else str(secured.version())
+        self.tls = None if secured is None else secured.version()
         self.certificate_ends_at_ns = None if secured is None else _ends_at_ns(secured.getpeercert() or {})
         """When the upstream's certificate expires, by the wall clock; None without TLS."""
         self.extensions = channel.extensions
@@ -97,12 +96,8 @@ class Connection:
         text = f"the connection ended before its first message: {fault}"
         return UpstreamUnavailable(Answer(Verdict.PAUSE, Phase.CONNECT, fault.reply, text))
 
-    def why_unfit(self, shape: Shape) -> Answer | None:
-        """Return why this connection cannot carry a message, as a DEFER answer, or None.  Sends nothing."""
-        return why_unfit(self.extensions, shape)
-
     def transact(self, transaction: Transaction) -> Coroutine[Any, Any, Outcome]:
-        """Run a transaction for which `why_unfit` returned None; never raise for what the upstream does.
+        """Run a transaction that this connection can carry; never raise for what the upstream does.
 
         Raises what the content raises, and `UnsendableContent` if a line does not end in CRLF; then nothing
         was relayed.  Cancelling closes the connection at once.  A caller that cancels after the content was

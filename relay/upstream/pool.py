@@ -11,31 +11,12 @@ Assumes: one event loop.
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 from relay.clock import SECOND_NS, Clock
+from relay.upstream.connection import Connection
 
-
-class Poolable(Protocol):
-    opened_at_ns: int
-    transactions: int
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether another transaction may begin on it."""
-
-    @property
-    def fault_before_use(self) -> Exception | None:
-        """Why the connection ended before its first transaction; None if it did not."""
-
-    async def close(self) -> None:
-        """Take seconds at most, and never raise."""
-
-    def abort(self) -> None: ...
-
-
-C = TypeVar("C", bound=Poolable)
-Open = Callable[[], Coroutine[Any, Any, C]]
+Open = Callable[[], Coroutine[Any, Any, Connection]]
 
 
 class Caps(NamedTuple):
@@ -46,15 +27,15 @@ class Caps(NamedTuple):
 
 
 class _Opened(NamedTuple):
-    opener: Open[Any]
+    opener: Open
     idle_since_ns: int
     is_busy: bool = False
 
 
-class Pool(Generic[C]):
+class Pool:
     def __init__(
         self,
-        opener: Open[C],
+        opener: Open,
         caps: Caps,
         clock: Clock,
         *,
@@ -69,7 +50,7 @@ class Pool(Generic[C]):
         self._on_change, self._on_failed = on_change, on_failed
         self._session_limit = (1, 0)
         """How many messages a session takes, and until when that holds (boottime, ns)."""
-        self._places: dict[C, _Opened] = {}
+        self._places: dict[Connection, _Opened] = {}
         self._opening: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
         self._rests_until_ns = 0
@@ -84,7 +65,7 @@ class Pool(Generic[C]):
     def idle(self) -> int:
         return sum(each.is_usable for each, place in self._places.items() if not place.is_busy)
 
-    def take(self, most: int) -> list[C]:
+    def take(self, most: int) -> list[Connection]:
         """Return up to `most` idle connections, the last used first; begin to open more if there are fewer.
 
         The caller gives each back by `release` or `discard`.
@@ -101,12 +82,12 @@ class Pool(Generic[C]):
                 self._start(self._open(self._opener), self._opening)
         return taken
 
-    def release(self, connection: C, *, was_used: bool = True) -> None:
+    def release(self, connection: Connection, *, was_used: bool = True) -> None:
         """Keep the connection if it may be used again.  If not `was_used`, its idle time continues."""
         place = self._places.pop(connection)
         self._keep(connection, place.opener, self._clock.boottime_ns() if was_used else place.idle_since_ns)
 
-    def discard(self, connection: C) -> None:
+    def discard(self, connection: Connection) -> None:
         del self._places[connection]
         connection.abort()
 
@@ -115,7 +96,7 @@ class Pool(Generic[C]):
         until_ns = 0 if messages is None else self._clock.boottime_ns() + self._caps.max_age_ns
         self._session_limit = (messages or 1, until_ns)
 
-    def configure(self, caps: Caps, opener: Open[C] | None = None) -> None:
+    def configure(self, caps: Caps, opener: Open | None = None) -> None:
         """Change the caps at once, and the opener if one is given.
 
         With a new opener the connections of the old one end: idle ones now, those in
@@ -152,7 +133,7 @@ class Pool(Generic[C]):
 
         task.add_done_callback(end)
 
-    async def _open(self, opener: Open[C]) -> None:
+    async def _open(self, opener: Open) -> None:
         try:
             connection = await opener()
         except Exception as error:  # noqa: BLE001 - whatever it is, `on_failed` judges it
@@ -161,13 +142,13 @@ class Pool(Generic[C]):
             self._opening -= {asyncio.current_task()}
             self._keep(connection, opener, self._clock.boottime_ns())
 
-    def _keep(self, connection: C, opener: Open[C], since_ns: int) -> None:
+    def _keep(self, connection: Connection, opener: Open, since_ns: int) -> None:
         self._places[connection] = _Opened(opener, since_ns)
         self._drop_unfit()
         if self._timer is None:
             self._look()
 
-    def _fail(self, error: Exception, opener: Open[C]) -> None:
+    def _fail(self, error: Exception, opener: Open) -> None:
         if self._is_stopped or opener is not self._opener:
             return
         if (rest_ns := self._on_failed(error)) > 0:
@@ -184,7 +165,7 @@ class Pool(Generic[C]):
     def _count(self) -> int:
         return len(self._places) + len(self._opening) + len(self._closing)
 
-    def _may_stay(self, connection: C, place: _Opened) -> bool:
+    def _may_stay(self, connection: Connection, place: _Opened) -> bool:
         now_ns, caps = self._clock.boottime_ns(), self._caps
         most_messages, until_ns = self._session_limit
         most = caps.max_messages if now_ns >= until_ns else min(caps.max_messages, most_messages)

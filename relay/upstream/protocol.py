@@ -28,8 +28,6 @@ from relay.smtp.reply import MalformedReply, Phase, Reply, ReplyParser
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
 
-_PROTOCOL_STATUS = "4.5.0"
-"""RFC 3463, 3.6: other or undefined protocol status."""
 BLOCK_BYTES = 64 * 1024
 """Content is sent in blocks of at least this many octets.  The rest goes in one write with the final dot."""
 _UNASKED = "the upstream sent more than the replies that were due"
@@ -88,7 +86,7 @@ class Late(Broken):
 class Garbled(Broken):
     """A reply is malformed, not due, or without meaning here: replies cannot be matched to commands now."""
 
-    status = _PROTOCOL_STATUS
+    status = "4.5.0"  # RFC 3463, 3.6: other or undefined protocol status
 
 
 class Farewell(Broken):

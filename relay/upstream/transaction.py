@@ -15,7 +15,8 @@ Does not: choose the recipients, count, or settle anything durably.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -50,7 +51,7 @@ class Transaction(NamedTuple):
     reverse_path: str
     recipients: tuple[str, ...]
     shape: Shape
-    content: Callable[[], AsyncIterator[bytes]]
+    content: Callable[[], AsyncGenerator[bytes, None]]
     """Yields the content as stored: CRLF line ends, not dot-stuffed.  Called at most once."""
     longest_ns: int = 3600 * SECOND_NS
     """The transaction ends within this time, which includes the wait for the last reply."""
@@ -59,7 +60,7 @@ class Transaction(NamedTuple):
 
 
 def why_unfit(extensions: Extensions, shape: Shape) -> Answer | None:
-    """Return why this connection cannot carry the message, as a DEFER answer, or None.  Sends nothing.
+    """Return why a connection with these extensions cannot carry the message, as a DEFER answer, or None.
 
     Another connection to the same upstream may carry it: the hosts behind one name differ.
     A relay may not convert another's content to 7-bit, which breaks signatures.  If it sends the content as
@@ -206,15 +207,10 @@ class Exchange:
         return answer if is_of_all else of_all
 
     async def _send_content(self) -> None:
-        content = self._transaction.content()
-        try:
+        async with aclosing(self._transaction.content()) as content:
             early = await self._protocol.send_content(
                 content, self._timeouts.block_s, self._dot_until, self._note
             )
-        finally:
-            close = getattr(content, "aclose", None)
-            if close is not None:
-                await close()
         self._protocol.phase = Phase.EOD
         if early is not None:
             # The dot was not sent, and never will be on this connection.

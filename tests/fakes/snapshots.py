@@ -1,5 +1,6 @@
 """A status snapshot with something in every part, and waiting messages."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from relay.clock import SECOND_NS
@@ -21,7 +22,6 @@ from relay.status.snapshot import (
     UpstreamState,
     UpstreamStatus,
 )
-from relay.telemetry.metric_table import Totals
 from tests.fakes.clock import START_WALL_NS
 
 AT_NS = START_WALL_NS
@@ -69,7 +69,7 @@ def a_snapshot(
     upstream: UpstreamStatus | None = None,
     condition: Condition = Condition.RUNNING,
     refusing_because: str = "",
-    totals: Totals | None = None,
+    totals: Mapping[str, int] | None = None,
     policy: PolicyStatus | None = None,
 ) -> Snapshot:
     return Snapshot(
@@ -85,7 +85,7 @@ def a_snapshot(
             QueueState.DEFERRED: QueueCounts(3, 4, 5_000, 3_600 * SECOND_NS),
             QueueState.CORRUPT: QueueCounts(1, 0, 17, 0),
         },
-        totals=totals or Totals(accepted=1_000, relayed=190, bounced=4, expired=1, deleted=1),
+        totals=totals or {"accepted": 1_000, "relayed": 190, "bounced": 4, "expired": 1, "deleted": 1},
         policy=policy or PolicyStatus("ab" * 32, AT_NS - 60 * SECOND_NS),
         disk=DiskStatus(7 * 2**30, 12_345),
         certificates=(CertificateStatus("127.0.0.1:2525", AT_NS + 90 * 86_400 * SECOND_NS),),

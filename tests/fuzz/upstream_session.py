@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from relay.clock import SystemClock
 from relay.mail.envelope import Shape
@@ -109,7 +109,7 @@ async def _relay(protocol: StrictProtocol) -> Outcome | None:
     return outcome
 
 
-async def _content() -> AsyncIterator[bytes]:
+async def _content() -> AsyncGenerator[bytes, None]:
     for chunk in CONTENT:
         yield chunk
 

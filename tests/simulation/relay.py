@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from relay.daemon.assembly import Assembly
+from relay.daemon.listener_observer import ListenerObserver
 from relay.daemon.spool_intake import spool_intake
 from relay.listener.access import Client
 from relay.listener.listener_files import read_listener_files
@@ -20,7 +21,7 @@ from relay.spool.disk.durable import Disk
 from relay.spool.engines import open_spool
 from relay.spool.interface import Spool
 from relay.status.snapshot import PolicyStatus
-from relay.telemetry.events import Events, ListenerObserver
+from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics, Telemetry
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
@@ -144,7 +145,7 @@ class SimulatedRelay:
         self.sender, self.status_view = self._parts.sender, self._parts.status_view
         self.operator = self._parts.operator
         metrics.know_listeners(str(listen.address) for listen in policy.listen)
-        observer = ListenerObserver(events, metrics)
+        observer = ListenerObserver(events, metrics, clock)
         listen = policy.listen[0]
         files = read_listener_files(listen)
         self._listener_state = ListenerState(

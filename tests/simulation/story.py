@@ -619,7 +619,6 @@ class Story:
         self._loop.close()
 
     def _keep_log(self, relay: SimulatedRelay) -> None:
-        relay.events.flush()
         self._set_aside += relay.set_aside
         relay.set_aside.clear()
         self.outcome.log += relay.log.getvalue()

@@ -44,6 +44,9 @@ class Started(Protocol):
 class RelayProcess:
     """One relay in a folder of its own.  Inside its context the relay runs and is ready."""
 
+    options: tuple[str, ...] = ()
+    """Of `relay run`."""
+
     def __init__(
         self,
         folder: Path,
@@ -98,7 +101,7 @@ class RelayProcess:
         return self
 
     def spawn(self, **environment: str) -> None:
-        command = [sys.executable, "-m", "relay", "run", "--policy", str(self.policy_path)]
+        command = [sys.executable, "-m", "relay", "run", *self.options, "--policy", str(self.policy_path)]
         with self._log_path.open("ab") as log:
             self._relay = subprocess.Popen(
                 command, cwd=PROJECT, env=os.environ | environment, stdin=subprocess.DEVNULL, stderr=log

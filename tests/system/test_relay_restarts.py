@@ -87,6 +87,15 @@ def test_a_second_relay_on_a_spool_exits_and_names_the_first(tmp_path: Path, hos
     assert host.ledger.relayed == 1
 
 
+def test_verbose_logs_the_connections_to_a_listener_process(tmp_path: Path) -> None:
+    relay = WarmRelay(tmp_path, {"isp": NOBODY}, listen={"processes": 1})
+    relay.options = ("--verbose",)
+    with relay:
+        smtplib.SMTP("127.0.0.1", relay.port, timeout=60).quit()
+
+        relay.wait_for_log(lambda line: line.endswith("event=disconnected"))
+
+
 def test_a_listener_process_that_dies_is_replaced(tmp_path: Path, host: StrictSmarthost) -> None:
     with WarmRelay(tmp_path, {"isp": host.upstream()}, listen={"processes": 2}) as relay:
         wait_until(lambda: len(_listeners(relay)) == 2)

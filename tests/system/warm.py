@@ -124,7 +124,7 @@ class WarmRelay(RelayProcess):
     def spawn(self, **environment: str) -> None:
         with self._log_path.open("ab") as log, Path(os.devnull).open("r+b") as nothing:
             fds = nothing.fileno(), nothing.fileno(), log.fileno()
-            words = ["run", "--policy", str(self.policy_path)]
+            words = ["run", *self.options, "--policy", str(self.policy_path)]
             self._relay = (self.warm or shared()).fork(
                 words, fds, os.environ | environment, descriptors=self.descriptors, network=self.network
             )

@@ -17,7 +17,7 @@ from relay import __version__
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.telemetry.events import KINDS
-from relay.telemetry.metric_table import METRICS
+from relay.telemetry.metrics import METRICS
 from tests.system import postfix, prometheus
 from tests.system.demand import demand, missing_program
 from tests.unit.telemetry.page import fields_of, made

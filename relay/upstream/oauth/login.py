@@ -12,7 +12,6 @@ from base64 import urlsafe_b64encode
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import NamedTuple
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from relay.clock import SECOND_NS, Clock
@@ -60,15 +59,13 @@ class LoginClient:
     ask: Ask
 
 
-class DeviceCode(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class DeviceCode:
     url: str
-    user_code: str
-    device_code: str
+    user_code: str = field(repr=False)
+    device_code: str = field(repr=False)
     ends_at_ns: int
     interval_seconds: int
-
-    def __repr__(self) -> str:
-        return f"<DeviceCode for {self.url}>"
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,43 +40,20 @@ _TOKEN = re.compile(r"[!-~]+\Z")
 _NUMBER = re.compile(r"\bAADSTS[0-9]{1,8}\b")  # the number of an Entra error, in its description
 _WORD = re.compile(r"[a-z_]{1,40}\Z")  # the form of errors in RFC 6749, 5.2; no token or secret has it
 _LOG_IN = "run `relay login {upstream}`"
-ADVICE: tuple[tuple[str, str], ...] = (
-    # learn.microsoft.com/entra/identity-platform/reference-error-codes.
-    ("AADSTS7000215", "the client secret is wrong: copy its Value, not the Secret ID"),
-    ("AADSTS7000222", "the client secret has expired: make a new one in Entra"),
-    ("AADSTS7000218", "write client_secret_file, or allow public client flows for the app in Entra"),
-    ("AADSTS700016", "client_id is not an app of this tenant: compare both with the app's overview in Entra"),
-    ("AADSTS90002", "there is no such tenant: compare it with the app's overview in Entra"),
-    ("AADSTS65001", "nobody has consented for this app: grant admin consent in Entra, or " + _LOG_IN),
-    ("AADSTS50173", "the password was changed or the sessions revoked: " + _LOG_IN),
-    ("AADSTS700082", "the refresh token was not used for 90 days: " + _LOG_IN),
-    ("AADSTS700084", "the refresh token has expired: " + _LOG_IN),
-    ("AADSTS50076", "the tenant asks for a second factor: " + _LOG_IN),
-    ("AADSTS50079", "the tenant asks for a second factor: " + _LOG_IN),
-    ("AADSTS53003", "a conditional access policy of the tenant forbids it: ask its administrator"),
-    ("AADSTS70011", "the scope is not one of the provider's: leave the key out"),
-    ("AADSTS50059", "the tenant is missing: write auth.oauth2.tenant"),
+ADVICE = {
     # RFC 6749, 5.2, and developers.google.com/identity/protocols/oauth2/service-account, "Error codes".
-    ("unauthorized_client", "the provider does not let this client use the grant or scope: allow it there"),
-    ("invalid_grant", "the consent, or the service account's key or user, is no longer valid: " + _LOG_IN),
-    ("invalid_client", "client_id or client secret is wrong or expired"),
-    ("deleted_client", "the client was deleted at the provider: make another one"),
-    ("invalid_scope", "the scope is not one that was granted: correct or leave out auth.oauth2.scope"),
-    ("access_denied", "an administrator or the user refused consent"),
-    ("consent_required", "consent is needed: " + _LOG_IN),
-    ("interaction_required", "a person has to log in again: " + _LOG_IN),
-    ("unsupported_grant_type", "the token server does not know this grant"),
-    ("expired_token", "the code has expired: begin again"),
-)  # fmt: skip
-"""What to do, by a word of the error; the first row whose word is in the error counts."""
-
-
-class TokenServerUnreachable(Exception):  # noqa: N818 - what the token server is
-    """No answer came; the text may be shown."""
-
-
-class Unaskable(ValueError):  # noqa: N818 - said of a request
-    """The secret does not allow a request; the text may be shown, and says what to do."""
+    "unauthorized_client": "the provider does not let this client use the grant or scope: allow it there",
+    "invalid_grant": f"the consent, or the service account's key or user, is no longer valid: {_LOG_IN}",
+    "invalid_client": "client_id or client secret is wrong or expired",
+    "deleted_client": "the client was deleted at the provider: make another one",
+    "invalid_scope": "the scope is not one that was granted: correct or leave out auth.oauth2.scope",
+    "access_denied": "an administrator or the user refused consent",
+    "consent_required": f"consent is needed: {_LOG_IN}",
+    "interaction_required": f"a person has to log in again: {_LOG_IN}",
+    "unsupported_grant_type": "the token server does not know this grant",
+    "expired_token": "the code has expired: begin again",
+}
+"""What to do, by OAuth's error.  docs/providers.md has what to do by the number of an Entra error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +63,7 @@ class TokenRequest:
 
 
 Ask = Callable[[TokenRequest], Awaitable[tuple[int, bytes, str]]]
-"""Returns the HTTP status, the answer, and `Retry-After`.  Raises TokenServerUnreachable."""
+"""Returns the HTTP status, the answer, and `Retry-After`.  Raises ConnectionError with a text to show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +86,8 @@ class Denied:
     retry_after_seconds: int = 0
 
     def advised(self, upstream: str) -> str:
-        found = next((advice for word, advice in ADVICE if word in self.words), "")
-        return f"{self.words}; {found.format(upstream=upstream)}" if found else self.words
+        advice = ADVICE.get(self.error, "").format(upstream=upstream)
+        return f"{self.words}; {advice}" if advice else self.words
 
 
 TokenAnswer = Granted | Denied
@@ -122,8 +99,10 @@ def form_request(url: str | None, oauth2: OAuth2, **parameters: str | None) -> T
     return TokenRequest(url or "", urlencode({name: value for name, value in form.items() if value}))
 
 
-def token_request(oauth2: OAuth2, secrets: AccountSecrets, user: str, wall_seconds: int) -> TokenRequest:
-    """Return the request for a new access token.  Raises Unaskable."""
+def token_request(
+    oauth2: OAuth2, secrets: AccountSecrets, user: str, wall_seconds: int
+) -> TokenRequest | Denied:
+    """Return the request for a new access token; Denied if the secret does not allow one."""
     if oauth2.grant is GrantType.SERVICE_ACCOUNT:
         return _signed_request(oauth2, secrets.service_account, user, wall_seconds)
     return form_request(
@@ -136,7 +115,7 @@ def token_request(oauth2: OAuth2, secrets: AccountSecrets, user: str, wall_secon
     )
 
 
-def _signed_request(oauth2: OAuth2, account: str, user: str, wall_seconds: int) -> TokenRequest:
+def _signed_request(oauth2: OAuth2, account: str, user: str, wall_seconds: int) -> TokenRequest | Denied:
     """Return a request that acts as a user by a service account's signature (RFC 7523, 2.1)."""
     # PyJWT loads OpenSSL a second time into memory: import it only to sign.
     import jwt  # noqa: PLC0415 - see above
@@ -147,7 +126,7 @@ def _signed_request(oauth2: OAuth2, account: str, user: str, wall_seconds: int) 
             key.get("token_uri"), "https://oauth2.googleapis.com/token", "secrets"
         )
     except ValueError as error:
-        raise Unaskable(f"token_uri of the service account's key: {error}") from None
+        return Denied(f"token_uri of the service account's key: {error}", is_final=True)
     claims = {
         "iss": key["client_email"],
         "sub": user,
@@ -161,8 +140,9 @@ def _signed_request(oauth2: OAuth2, account: str, user: str, wall_seconds: int) 
     try:
         assertion = jwt.encode(claims, key["private_key"], algorithm="RS256", headers=headers)
     except (ValueError, TypeError, jwt.PyJWTError):
-        # `from None`: the text of the cause may quote the key.
-        raise Unaskable("the private key of the service account cannot sign: get a new key file") from None
+        # Not the text of the error: it may quote the key.
+        words = "the private key of the service account cannot sign: get a new key file"
+        return Denied(words, is_final=True)
     return TokenRequest(url, urlencode({"grant_type": JWT_BEARER, "assertion": assertion}))
 
 
@@ -188,22 +168,24 @@ async def ask(request: TokenRequest) -> tuple[int, bytes, str]:
                     break
             return response.status, bytes(content), response.headers.get("Retry-After", "")
     except TimeoutError:
-        raise TokenServerUnreachable(f"no answer within {TIMEOUT_SECONDS:g} s") from None
+        raise ConnectionError(f"no answer within {TIMEOUT_SECONDS:g} s") from None
     except aiohttp.ClientConnectorCertificateError:
-        raise TokenServerUnreachable("its certificate is not trusted") from None
+        raise ConnectionError("its certificate is not trusted") from None
     except aiohttp.ClientConnectorError as error:
-        raise TokenServerUnreachable(f"cannot connect: {error.os_error.strerror or 'unknown host'}") from None
+        raise ConnectionError(f"cannot connect: {error.os_error.strerror or 'unknown host'}") from None
     except (aiohttp.ClientError, OSError, ValueError) as error:
         # Only the type: the text may contain what was sent.
-        raise TokenServerUnreachable(f"the request failed: {type(error).__name__}") from None
+        raise ConnectionError(f"the request failed: {type(error).__name__}") from None
 
 
-async def request_json(ask: Ask, request: TokenRequest) -> dict[str, Any] | Denied:
-    """Send the request; return the object that the server answers, or Denied."""
+async def request_json(ask: Ask, request: TokenRequest | Denied) -> dict[str, Any] | Denied:
+    """Send the request, if there is one; return the object that the server answers, or Denied."""
+    if isinstance(request, Denied):
+        return request
     try:
         return read_answer(*await ask(request))
-    except TokenServerUnreachable as unreachable:
-        return Denied(f"the token server cannot be reached: {unreachable}", is_final=False)
+    except ConnectionError as error:
+        return Denied(f"the token server cannot be reached: {error}", is_final=False)
 
 
 def read_answer(status: int, content: bytes, retry_after: str = "") -> dict[str, Any] | Denied:

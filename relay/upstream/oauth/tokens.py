@@ -23,7 +23,6 @@ from relay.upstream.oauth.token_server import (
     Ask,
     Denied,
     TokenAnswer,
-    Unaskable,
     request_json,
     token_in,
     token_request,
@@ -40,19 +39,11 @@ class TokenOwner(Protocol):
         """Read them anew, so a change counts from the next request on.  `Tokens.token` passes errors on."""
 
     async def record_refresh_token(self, old: str, new: str) -> str:
-        """Make a new refresh token durable in place of the one sent; return the error, "" if none."""
+        """Make a new refresh token durable in place of the one sent; log and return the error, "" if none."""
 
     def token_granted(self, life_seconds: int, *, is_rotated: bool) -> None: ...
 
     def token_denied(self) -> None: ...
-
-    def refresh_token_unrecorded(self, error: str) -> None: ...
-
-
-class TokenUnavailable(Exception):  # noqa: N818 - what a token is
-    def __init__(self, denied: Denied) -> None:
-        super().__init__(denied.words)
-        self.denied = denied
 
 
 class Tokens:
@@ -78,15 +69,12 @@ class Tokens:
         self._unkept: tuple[str, str] | None = None
         """A refresh token, and its successor, which is not durable yet."""
 
-    async def token(self) -> str:
-        """Return a token for a login now.  Raises TokenUnavailable, and what the owner's `secrets` raises."""
+    async def token(self) -> str | Denied:
+        """Return a token for a login now, or why there is none.  Raises what the owner's `secrets` raises."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._answer())
         # Shielded: the caller may be cancelled, and the answer may have a new refresh token.
-        answer = await asyncio.shield(self._asking)
-        if isinstance(answer, Denied):
-            raise TokenUnavailable(answer)
-        return answer
+        return await asyncio.shield(self._asking)
 
     def worked(self, text: str) -> None:
         self._worked = text
@@ -94,11 +82,8 @@ class Tokens:
     def refused(self, text: str) -> bool:
         """Forget a token that the upstream refused; return whether another token is worth a login."""
         if self._token == text:
-            self.forget()
+            self._usable_until_ns = 0
         return text == self._worked
-
-    def forget(self) -> None:
-        self._usable_until_ns = 0
 
     async def close(self) -> None:
         """Finish a request under way, which may rotate the refresh token; try to make all tokens durable."""
@@ -148,16 +133,11 @@ class Tokens:
     async def _keep(self, old: str, new: str) -> str:
         self._unkept = old, new
         error = await self._owner.record_refresh_token(old, new)
-        if error:
-            self._owner.refresh_token_unrecorded(error)
-        else:
+        if not error:
             self._unkept = None
         return error
 
     async def _ask(self, secrets: AccountSecrets) -> TokenAnswer:
-        wall_seconds = self._clock.wall_ns() // SECOND_NS
-        try:
-            request = token_request(self._oauth2, secrets, self._user, wall_seconds)
-        except Unaskable as error:
-            return Denied(str(error), is_final=True)
+        now_seconds = self._clock.wall_ns() // SECOND_NS
+        request = token_request(self._oauth2, secrets, self._user, now_seconds)
         return token_in(await request_json(self._ask_server, request))

@@ -51,9 +51,10 @@ async def test_a_250_comes_before_the_queue_is_read(tmp_path: Path) -> None:
             f'listen: [{{address: "127.0.0.1:{port}", clients: [127.0.0.0/8], processes: 0}}]\n'
             f"upstreams: {{isp: {{host: 127.0.0.1, port: {host.port}, tls: none, limits: []}}}}\n"
         )
-        start = Start(path, text.encode(), parse_policy(text.encode(), path), "relay.test", "text")
+        policy = parse_policy(text.encode(), path)
+        start = Start(path, text.encode(), policy, "relay.test", "text", Level.INFO)
         path.write_text(text)
-        relay = Daemon(start, Host(SystemClock(), disk), Level.INFO)
+        relay = Daemon(start, Host(SystemClock(), disk))
         running = asyncio.create_task(relay.run())
         assert await asyncio.to_thread(disk.is_asked.wait, PATIENCE_SECONDS)
 

@@ -15,11 +15,13 @@ from aiohttp import web
 
 from relay.clock import SECOND_NS
 from relay.hooks.hooks import GIVE_UP_NS, MOST_NOTICES, Hooks
+from relay.mail.envelope import Envelope, QueueId, Shape
 from relay.mail.formats import rfc3339
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.smtp.reply import Phase, Reply
-from relay.telemetry.events import Delays, Events, Via
+from relay.spool.interface import Message
+from relay.telemetry.events import Delays, Events, Subject, Via
 from relay.telemetry.metrics import Metrics, Telemetry
 from relay.verdicts.decision import Fate
 from relay.verdicts.outcome import Answer
@@ -119,7 +121,6 @@ class Telling:
 
     @property
     def said(self) -> str:
-        self.events.flush()
         return self.log.getvalue()
 
     def count(self, result: str) -> float | None:
@@ -131,13 +132,15 @@ class Telling:
 
 def bounce(telling: Telling, *recipients: str) -> None:
     reply = Reply(550, "5.1.1", "no such user")
-    for recipient in recipients:
+    envelope = Envelope("list@here.example", recipients, 0, "c", "h", "ESMTP")
+    shape = Shape(1, eight_bit=False, smtputf8=False)
+    message = Message(QueueId("0123456789abcdef"), envelope, shape, ())
+    for index in range(len(recipients)):
         telling.events.delivery(
-            queue_id="0123456789abcdef",  # type: ignore[arg-type]  # a text is enough
-            reverse_path="list@here.example",
-            recipient=recipient,
-            fate=Fate.BOUNCED,
-            answer=Answer(Verdict.BOUNCE, Phase.RCPT, reply, "550 5.1.1 no such user"),
+            Subject(message),
+            index,
+            Fate.BOUNCED,
+            Answer(Verdict.BOUNCE, Phase.RCPT, reply, "550 5.1.1 no such user"),
             delays=Delays(),
             via=Via("isp", "smtp.example.net[192.0.2.7]:587", 1, None),
         )

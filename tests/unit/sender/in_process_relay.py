@@ -175,8 +175,6 @@ class Relay:
         return [view async for some in self.operator.rows(filters) for view in some]
 
     def logged(self) -> str:
-        """Flush the log and return it."""
-        self.events.flush()
         return self.log.getvalue()
 
     def queued(self, queue_id: QueueId) -> Queued | None:

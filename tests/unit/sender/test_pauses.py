@@ -71,7 +71,6 @@ class World:
 
     def told(self) -> list[str]:
         """Return the names of the events since the last call."""
-        self.events.flush()
         text = self.log.getvalue()
         self.log.seek(0)
         self.log.truncate()
@@ -191,7 +190,7 @@ async def test_an_edit_ends_a_stop_only_if_it_may_have_removed_the_cause(tmp_pat
         rule = '{phase: rcpt, text: "relay access denied", verdict: bounce recipient}'
         await relay.sender.apply(policy_of(tmp_path, host.port, f", verdicts: [{rule}]"))
         await relay.until_empty()
-        assert relay.sender.totals.bounced == 2  # the message, and the report of it
+        assert relay.sender.totals["bounced"] == 2  # the message, and the report of it
 
 
 def with_password(folder: Path) -> str:

@@ -120,7 +120,7 @@ async def test_waiting_for_a_refused_account_is_no_age_even_after_an_edit(tmp_pa
             await leap(relay, 50 * MINUTE_NS)
             await relay.sender.apply(edited[edit])
             await relay.until_empty()
-            assert relay.sender.totals.expired == 0
+            assert relay.sender.totals["expired"] == 0
     assert recipients(one) + recipients(two) == ["a@x.example"]
 
 
@@ -179,7 +179,7 @@ def told(relay: Relay) -> list[str]:
 
 
 def gauges(relay: Relay) -> dict[tuple[str, ...], float]:
-    collector = SnapshotCollector(relay.metrics, relay.status_view.snapshot, relay.events, relay.clock)
+    collector = SnapshotCollector(relay.metrics, relay.status_view.snapshot, relay.events)
     return {
         tuple(sample.labels.values()): sample.value
         for family in collector.collect()
@@ -265,7 +265,7 @@ async def test_one_odd_connection_bounces_nobody(tmp_path: Path, odd: Turn) -> N
         relay.account.wake()
         await relay.until_empty()
 
-        assert relay.sender.totals.bounced == 0
+        assert relay.sender.totals["bounced"] == 0
         assert len(host.relayed) == 20
         assert len(host.sessions) <= 3
 
@@ -278,7 +278,7 @@ async def test_mail_that_an_upstream_cannot_carry_bounces_after_three_looks(tmp_
         relay.accept(content=EIGHT_BIT)
         await relay.until(lambda: deferred(relay))
         await another_look(relay)
-        assert (relay.sender.totals.bounced, len(relay.sender.queue)) == (0, 1)
+        assert (relay.sender.totals["bounced"], len(relay.sender.queue)) == (0, 1)
         await another_look(relay)
         await relay.until_empty()
 
@@ -290,7 +290,7 @@ async def test_mail_that_an_upstream_cannot_carry_bounces_after_three_looks(tmp_
             relay.accept(f"r{number}@there.example", sender="", content=EIGHT_BIT)
         relay.accept()
         await relay.until_empty()
-        assert relay.sender.totals.bounced == 31
+        assert relay.sender.totals["bounced"] == 31
         assert relay.account.pausing.state.why == ""
         assert host.relayed[-1].recipients == ["b@there.example"]
 
@@ -305,7 +305,7 @@ async def test_mail_that_one_upstream_can_never_carry_goes_through_the_next(tmp_
                 await another_look(relay)
             relay.accept("plain@there.example")
             await relay.until_empty()
-            assert relay.sender.totals.bounced == 0
+            assert relay.sender.totals["bounced"] == 0
         assert (recipients(one), recipients(two)) == (["plain@there.example"], ["b@there.example"])
 
 

@@ -11,7 +11,6 @@ from relay.clock import SECOND_NS
 from relay.control.operations import ABSENT, OK, UNREAD, NotDone
 from relay.mail.envelope import QueueId
 from relay.sender import arrivals
-from relay.telemetry.metric_table import Totals
 from relay.verdicts.account import PauseAsked
 from tests.fakes.smarthost import CLOSE, Script, Smarthost, Turn, Until, turns
 from tests.fakes.unsynced import Unsynced
@@ -90,7 +89,8 @@ async def test_no_final_dot_is_sent_after_a_suspend_past_the_deadline(tmp_path: 
 
         assert [each.content for each in host.transactions] == [long]
         assert sum(command.startswith("MAIL") for command in host.commands) == 2
-        assert relay.sender.totals == Totals(accepted=1, relayed=1)
+        totals = {fate: count for fate, count in relay.sender.totals.items() if count}
+        assert totals == {"accepted": 1, "relayed": 1}
 
 
 class SuspendedAsItGrants(Unsynced):
@@ -301,5 +301,5 @@ async def test_odd_replies_relay_once_byte_for_byte(tmp_path: Path, script: Scri
     assert {(relayed.reverse_path, relayed.content) for relayed in host.relayed} == {
         ("a@here.example", CONTENT)
     }
-    assert (relay.sender.totals.relayed, relay.sender.totals.bounced) == (4, 0)
+    assert (relay.sender.totals["relayed"], relay.sender.totals["bounced"]) == (4, 0)
     assert "paused" not in relay.logged()

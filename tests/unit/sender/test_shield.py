@@ -48,7 +48,7 @@ async def test_refusals_that_a_new_rule_of_the_operator_knows_are_reported_at_on
         assert report.reverse_path == ""
         assert report.content.count(b"Final-Recipient:") == 30
         assert b"Administrative prohibition" in report.content
-        assert relay.sender.totals.bounced == 30
+        assert relay.sender.totals["bounced"] == 30
 
 
 async def test_restarts_do_not_end_a_stop_and_bounce_nobody(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ async def test_restarts_do_not_end_a_stop_and_bounce_nobody(tmp_path: Path) -> N
             async with Relay(policy) as relay:
                 await _stopped(relay)
                 assert "in a row were refused in the same words" in relay.account.pausing.state.why
-                assert relay.sender.totals.bounced == 0
+                assert relay.sender.totals["bounced"] == 0
             # Once the hour is over, one message probes the upstream.
             assert _asked(host) - asked == asks
 
@@ -142,7 +142,7 @@ async def test_a_message_that_alone_is_refused_delays_others_briefly_and_is_retu
         assert within_ns(relay.account.pausing.state.spans, 0, virtual_clock().boottime_ns()) == rested_ns
         assert rested_ns <= most_hours * HOUR_NS
         assert relay.queued(poison) is None
-        assert (relay.sender.totals.expired, relay.sender.totals.bounced) == (1, 0)
+        assert (relay.sender.totals["expired"], relay.sender.totals["bounced"]) == (1, 0)
         (report,) = [each for each in host.relayed if each.reverse_path == ""]
         assert report.recipients == ["poison@here.example"]
         assert said.encode()[10:30] in report.content
@@ -178,7 +178,7 @@ async def test_500_subscribers_get_the_mail_within_4_3_hours_and_the_isps_limit_
         relay.accept(*LIST, sender="list-bounces@here.example")
         hurry(30)
         await relay.until_empty()
-        assert (relay.sender.totals.bounced, relay.sender.totals.expired) == (0, 0)
+        assert (relay.sender.totals["bounced"], relay.sender.totals["expired"]) == (0, 0)
     await isp.close()
 
     assert clock.boottime_ns() - began_ns < 4.3 * HOUR_NS

@@ -21,10 +21,9 @@ from hypothesis import strategies as st
 from relay.policy.units import HostPort
 from relay.status import page
 from relay.status.collector import SnapshotCollector
-from relay.status.http import StatusServer
+from relay.status.http import MOST_CONNECTIONS, StatusServer
 from relay.status.page import GAP, MINUTES, Samples
 from relay.status.snapshot import (
-    MessageView,
     PolicyStatus,
     QueueState,
     Snapshot,
@@ -35,12 +34,10 @@ from relay.status.snapshot import (
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from tests.fakes.clock import FakeClock
-from tests.fakes.snapshots import AT_NS, FIRST, SECOND, a_limit, a_message, a_snapshot, an_upstream
+from tests.fakes.snapshots import AT_NS, a_limit, a_snapshot, an_upstream
 from tests.system.demand import demand, missing_program
 
 PATHS = ["/", "/metrics", "/healthz", "/readyz", "/status.json"]
-MOST = 8
-"""Connections at once."""
 BROWSER = "chromium-headless-shell"
 EVIL = '<script>alert("x")</script>'
 
@@ -49,29 +46,25 @@ class World:
     def __init__(self) -> None:
         self.shown: Snapshot | Exception = a_snapshot()
         self.then: Snapshot | Exception | None = None
-        """The snapshot after the next page."""
-        self.comes: list[MessageView] = []
+        """The snapshot after the first page."""
         self.refuses = ""
         self.takes_seconds = 0.0
         self.spans: list[tuple[float, float]] = []
-        """When each page computed what comes: begin and end, in the loop's time."""
+        """When each snapshot was made: begin and end, in the loop's time."""
         self.log = io.StringIO()
         self.base = ""
         self.session: aiohttp.ClientSession
 
     def snapshot(self) -> Snapshot:
-        if isinstance(self.shown, Exception):
-            raise self.shown
-        return self.shown
-
-    def coming(self) -> list[MessageView]:
         time = asyncio.get_running_loop().time
         began_at = time()
         while time() < began_at + self.takes_seconds:
             pass
         self.spans.append((began_at, time()))
-        self.shown = self.then or self.shown
-        return self.comes
+        shown, self.shown = self.shown, self.then or self.shown
+        if isinstance(shown, Exception):
+            raise shown
+        return shown
 
     def why_not_ready(self) -> str:
         return self.refuses
@@ -88,10 +81,10 @@ async def world() -> AsyncIterator[World]:
     world, clock = World(), FakeClock()
     events = Events(world.log, "text", clock)
     metrics = Metrics(clock)
-    collector = SnapshotCollector(metrics, world.snapshot, events, clock)
+    collector = SnapshotCollector(metrics, world.snapshot, events)
     metrics.registry.register(collector)
-    address, names = HostPort("127.0.0.1", 0), ["Relay.Example.Org"]
-    server = StatusServer(address, world, metrics.registry, events, names=names, most=MOST)
+    address = HostPort("127.0.0.1", 0)
+    server = StatusServer(address, world, metrics.registry, events, "Relay.Example.Org")
     world.base = f"http://{await server.start()}"
     try:
         async with aiohttp.ClientSession() as world.session:
@@ -149,7 +142,7 @@ async def test_readyz_tells_whether_mail_is_accepted_and_healthz_that_the_loop_r
 
 
 async def test_pages_take_at_most_a_fifth_of_the_loops_time(world: World) -> None:
-    world.takes_seconds = 0.01
+    world.takes_seconds, world.spans = 0.01, []
     await asyncio.gather(*(world.get("/") for _ in range(4)))
 
     assert len(world.spans) == 4
@@ -170,31 +163,28 @@ async def test_a_page_that_fails_is_500_and_a_line_in_the_log(world: World) -> N
 async def test_no_page_shows_an_address_of_a_correspondent(world: World) -> None:
     because = "450 4.4.5 <bob@example.com> has had enough"
     paused = an_upstream(state=UpstreamState.PAUSED, because=because)
-    world.shown = a_snapshot(upstream=paused, refusing_because=because)
-    deferred = a_message(state=QueueState.DEFERRED, reason="450 bob@example.com is busy")
-    parked = replace(deferred, held_by="limit 2 per sender (<ann@example.net>)")
-    world.comes = [replace(deferred, held_by="back-off"), parked]
+    parked = replace(paused, paused_because="", held_by="limit 2 per sender (<ann@example.net>)")
+    world.shown = replace(a_snapshot(refusing_because=because), upstreams=(paused, parked))
 
     for path in PATHS:
         assert not re.search("bob|ann@|list@", (await world.get(path))[1]), path
     shown = json.loads((await world.get("/status.json"))[1])
     assert shown["upstreams"][0]["paused_because"] == "450 4.4.5 <address> has had enough"
-    assert "450 &lt;address&gt; is busy" in (await world.get("/"))[1]
+    assert "450 4.4.5 &lt;address&gt; has had enough" in (await world.get("/"))[1]
+    assert "waits for limit 2 per sender (&lt;address&gt;)" in (await world.get("/"))[1]
 
 
-def test_the_page_shows_windows_their_past_and_the_next_messages() -> None:
+def test_the_page_shows_windows_and_their_past() -> None:
     limits = (a_limit(), a_limit(used=7, count=10_000, opens_in_s=None))
     snapshot = a_snapshot(upstream=an_upstream(limits=limits))
     samples = Samples()
     samples.note(snapshot, 7)
-    waiting = replace(a_message(), held_by="limit 8 messages per 60s")
-    held = replace(a_message(SECOND, state=QueueState.HELD), eta_at_ns=None, held_by="hold")
 
-    html = page.render(snapshot, (waiting, held), samples)
+    html = page.render(snapshot, samples)
 
     for shown in (
         *("last hour: at most 400 waiting", "last day: at most 8 used", "smtp.example.net:587"),
-        *("8/8, next slot in 20s", "7/10000, room now", FIRST, "limit 8 messages per 60s", SECOND),
+        *("8/8, next slot in 20s", "7/10000, room now", "limit 8 messages per 60s"),
     ):
         assert shown in html
 
@@ -251,8 +241,9 @@ async def test_a_browser_shows_changes_and_a_lost_connection(
 
 async def test_a_connection_above_the_limit_closes_the_oldest(world: World) -> None:
     address = urlsplit(world.base)
-    clients = [await asyncio.open_connection(address.hostname, address.port) for _ in range(MOST + 1)]
-    told = dict.fromkeys(range(MOST + 1), b"")
+    numbers = range(MOST_CONNECTIONS + 1)
+    clients = [await asyncio.open_connection(address.hostname, address.port) for _ in numbers]
+    told = dict.fromkeys(numbers, b"")
     for number, (reader, writer) in enumerate(clients):
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         with contextlib.suppress(ConnectionError):
@@ -260,7 +251,7 @@ async def test_a_connection_above_the_limit_closes_the_oldest(world: World) -> N
         writer.close()
 
     answered = [number for number, each in told.items() if each.startswith(b"HTTP/1.1 200 ")]
-    assert answered == [*range(1, MOST + 1)]
+    assert answered == [*numbers[1:]]
 
 
 KEY = ("isp", "8 messages per 60s")

@@ -13,7 +13,6 @@ from relay.mail.envelope import QueueId
 from relay.queue.queued import Queued, origin_of
 from relay.status.filters import Filters
 from relay.status.snapshot import MessageView, QueueState, message_to_json
-from relay.telemetry.metric_table import Totals
 from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import Smarthost
 from tests.unit.sender.in_process_relay import Relay, policy_of
@@ -56,7 +55,6 @@ async def test_the_drain_time_of_a_long_queue_is_the_eta_of_its_last_message(tmp
         etas = [each.eta_at_ns for each in await relay.listed()]
         assert etas == sorted(eta for eta in etas if eta is not None)
         assert etas[-1] == drained_at_ns
-        assert [each.eta_at_ns for each in relay.status_view.coming()] == etas[:10]
 
 
 async def test_a_listing_gives_way_to_the_loop_and_survives_changes_of_the_queue(tmp_path: Path) -> None:
@@ -135,4 +133,5 @@ async def test_accepted_mail_that_is_not_claimed_is_incoming(tmp_path: Path) -> 
 
         assert relay.status_view.snapshot().counts(QueueState.INCOMING).messages == 3
         assert relay.sender.queued == 3
-        assert relay.sender.totals == Totals(accepted=1, relayed=1)
+        totals = {fate: count for fate, count in relay.sender.totals.items() if count}
+        assert totals == {"accepted": 1, "relayed": 1}

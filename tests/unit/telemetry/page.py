@@ -6,7 +6,7 @@ from pathlib import Path
 from string import Formatter
 
 from relay.telemetry.events import KINDS, Kind
-from relay.telemetry.metric_table import METRICS
+from relay.telemetry.metrics import METRICS
 
 PAGE = Path(__file__).parents[3] / "docs" / "events-and-metrics.md"
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import relay
 from relay.clock import SECOND_NS
+from relay.daemon.listener_observer import ListenerObserver, Tally
 from relay.mail.envelope import Envelope, QueueId, Shape
 from relay.mail.header import Names
 from relay.smtp.reply import Phase, Reply
@@ -38,17 +39,14 @@ def events_on(stream: io.StringIO, style: LogStyle = "text") -> Events:
 def relayed(events: Events, message_id: str | None = None) -> None:
     envelope = Envelope("s@x", ("a@x",), 0, "c", "h", "ESMTP")
     message = Message(ID, envelope, Shape(1, eight_bit=False, smtputf8=False), ())
+    reply = Reply(250, "2.0.0", "2.0.0 Ok: queued")
     events.delivery(
-        queue_id=ID,
-        reverse_path="s@x",
-        recipient="a@x",
-        fate=Fate.RELAYED,
-        answer=Answer(
-            Verdict.RELAYED, Phase.EOD, Reply(250, "2.0.0", "2.0.0 Ok: queued"), "250 2.0.0 Ok: queued"
-        ),
-        delays=Delays(50_000_000, 0, 30_000_000, 1_040_000_000),
+        Subject(message, Names(message_id)),
+        0,
+        Fate.RELAYED,
+        Answer(Verdict.RELAYED, Phase.EOD, reply, "250 2.0.0 Ok: queued"),
+        delays=Delays(80_000_000, 1_040_000_000),
         via=Via("isp", "smtp.example.net[192.0.2.7]:587", 3, "TLSv1.3"),
-        subject=Subject(message, Names(message_id)),
     )
 
 
@@ -104,7 +102,7 @@ def test_a_delivery_line_has_the_fields_of_postfix_and_in_json_the_documented_ke
 
     line = (
         f"{NOW} mx relay[{os.getpid()}]: {ID}: to=<a@x>, relay=smtp.example.net[192.0.2.7]:587, conn_use=3, "
-        "delay=1.1, delays=0.05/0/0.03/1, tls=TLSv1.3, dsn=2.0.0, status=sent (250 2.0.0 Ok: queued)"
+        "delay=1.1, delays=0/0.08/0/1, tls=TLSv1.3, dsn=2.0.0, status=sent (250 2.0.0 Ok: queued)"
     )
     assert lines_of(stream) == [f"{line} event=delivery", f"{line}, message-id=<1@x> event=delivery"]
     stream = io.StringIO()
@@ -112,7 +110,7 @@ def test_a_delivery_line_has_the_fields_of_postfix_and_in_json_the_documented_ke
     told = json.loads(stream.getvalue())
     assert set(told) == {"time", "event", "level", *fields_of(KINDS["delivery"])}
     assert (told["time"], told["event"], told["level"]) == (NOW, "delivery", "info")
-    assert (told["delay_seconds"], told["delays_seconds"]) == (1.12, [0.05, 0.0, 0.03, 1.04])
+    assert (told["delay_seconds"], told["delays_seconds"]) == (1.12, [0.0, 0.08, 0.0, 1.04])
     assert (told["status"], told["command"], told["code"], told["dsn"]) == ("relayed", ".", 250, "2.0.0")
 
 
@@ -145,20 +143,15 @@ def test_a_closed_stream_loses_and_counts_lines_and_raises_nothing(style: LogSty
 def test_a_flood_of_refusals_is_a_hundred_lines_a_second_and_a_count() -> None:
     stream, clock = io.StringIO(), FakeClock()
     events = Events(stream, "json", clock, hostname="mx")
+    observer = ListenerObserver(events, Tally(events), clock)
 
-    def refuse(times: int) -> None:
+    for times in (1000, 100, 101, 1):
         for _ in range(times):
-            events.refused(listener="l", client="c", phase="connect", reply="421 4.7.0 no", user=None)
-
-    for times in (1000, 100):
-        refuse(times)
+            observer.refused("l", "c", "connect", "421 4.7.0 no", None)
         clock.advance(SECOND_NS)
-    refuse(101)
-    events.flush()
-    events.flush()
 
     told = [json.loads(line).get("untold", "refused") for line in lines_of(stream)]
-    assert told == ["refused"] * 100 + [900] + ["refused"] * 200 + [1]
+    assert told == ["refused"] * 100 + [900] + ["refused"] * 200 + [1, "refused"]
 
 
 @pytest.mark.parametrize("style", ["text", "json"])

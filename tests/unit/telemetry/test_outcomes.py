@@ -35,9 +35,9 @@ DAY_NS = 86_400 * SECOND_NS
 WEEK = RecentSettings.model_validate({"keep": "7d", "most": "1M"})
 
 
-def a_subject(number: int = 1) -> Subject:
+def a_subject(number: int = 1, recipient: str = "b@x.example") -> Subject:
     names = Names(f"<{number}@here.example>", f"Report {number}", f"4X{number}")
-    envelope = Envelope("a@here.example", ("b@x.example",), 1, "unknown[192.0.2.1]", "here", "ESMTP")
+    envelope = Envelope("a@here.example", (recipient,), 1, "unknown[192.0.2.1]", "here", "ESMTP")
     queue_id, shape = QueueId(f"{number:016}"), Shape(1000, eight_bit=False, smtputf8=False)
     message = Message(queue_id, envelope, shape, (Status.TODO,), content=b"not kept")
     return Subject(message, names, "lists")
@@ -55,16 +55,13 @@ class Hearing:
         self.store = OutcomeStore(self.spool, WEEK, RealDisk(), telemetry)
 
     def end(self, recipient: str, fate: Fate = Fate.RELAYED) -> None:
-        subject = a_subject()
         self.events.delivery(
-            queue_id=subject.message.queue_id,
-            reverse_path=subject.message.envelope.reverse_path,
-            recipient=recipient,
-            fate=fate,
-            answer=Answer(Verdict.RELAYED, Phase.EOD, None, "250 2.0.0 Ok", own_status="2.0.0"),
+            a_subject(recipient=recipient),
+            0,
+            fate,
+            Answer(Verdict.RELAYED, Phase.EOD, None, "250 2.0.0 Ok", own_status="2.0.0"),
             delays=Delays(),
             via=Via("isp", "smtp.test[192.0.2.1]:587", 1, None),
-            subject=subject,
         )
 
     async def write(self) -> None:
@@ -81,13 +78,11 @@ class Hearing:
 
     @property
     def said(self) -> str:
-        self.events.flush()
         return self.log.getvalue()
 
     async def until(self, condition: Callable[[], Any]) -> None:
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not condition():
-                self.events.flush()
+            while not condition():  # noqa: ASYNC110 - the store tells nobody that it has written
                 await asyncio.sleep(0)
 
 

@@ -1,6 +1,6 @@
 """Shared by the tests of SMTP out: an account at a fake smarthost, a message, a transaction."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -53,7 +53,7 @@ def transaction(
 ) -> Transaction:
     size_bytes = sum(map(len, chunks)) if size_bytes is None else size_bytes
 
-    async def content() -> AsyncIterator[bytes]:
+    async def content() -> AsyncGenerator[bytes, None]:
         for chunk in chunks:
             yield chunk
 

@@ -16,6 +16,7 @@ from relay.policy.secrets import read_key_pair
 from relay.smtp.reply import Phase
 from relay.upstream.connection import UpstreamServer, UpstreamUnavailable, open_connection
 from relay.upstream.protocol import Timeouts
+from relay.upstream.transaction import why_unfit
 from relay.verdicts.verdict import Verdict
 from tests.fakes.smarthost import CLOSE, DEFAULT, RESET, SILENCE, Script, Smarthost, Turn
 from tests.unit.upstream.certificates import Certificates, outdated_context, server_context
@@ -198,7 +199,7 @@ async def test_only_extensions_offered_under_tls_count(certificates: Certificate
         opened = account(host, tls=Tls.STARTTLS, ca_file=certificates.ca, user="u", password="p")
         async with connected(opened) as connection:
             assert host.sessions[0].user == "u"
-            assert connection.why_unfit(transaction(smtputf8=True).shape) is not None
+            assert why_unfit(connection.extensions, transaction(smtputf8=True).shape) is not None
 
 
 async def test_a_ca_without_key_identifiers_is_trusted_by_each_python_version(

@@ -1,7 +1,7 @@
 """Transactions: what goes out, and what becomes of it, with an upstream that keeps to RFC 5321."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import pytest
 
@@ -11,7 +11,7 @@ from relay.mail.envelope import Shape
 from relay.smtp.dot_stuffing import UnsendableContent
 from relay.smtp.reply import Phase
 from relay.upstream.protocol import Timeouts
-from relay.upstream.transaction import Transaction
+from relay.upstream.transaction import Transaction, why_unfit
 from relay.verdicts.verdict import Verdict
 from tests.fakes.smarthost import DEAF, SILENCE, During, Script, Smarthost, Turn, Until, at, turns
 from tests.unit.upstream.sessions import (
@@ -76,7 +76,7 @@ async def test_mail_has_the_parameters_that_are_offered_and_needed(
 )
 async def test_a_message_that_a_connection_cannot_carry_gets_no_mail(shape: Shape, status: str) -> None:
     async with Smarthost(extensions=("SIZE 1000",)) as host, connected(account(host)) as connection:
-        refusal = connection.why_unfit(shape)
+        refusal = why_unfit(connection.extensions, shape)
 
         assert refusal is not None
         assert (refusal.verdict, refusal.status, refusal.reply) == (DEFER, status, None)
@@ -120,7 +120,7 @@ async def test_a_transaction_ends_within_its_longest_time(phase: str, longest_ns
 async def test_content_waits_for_an_upstream_that_does_not_read() -> None:
     go_on, asked = asyncio.Event(), 0
 
-    async def endless() -> AsyncIterator[bytes]:
+    async def endless() -> AsyncGenerator[bytes, None]:
         nonlocal asked
         for _ in range(400):
             asked += 1
@@ -187,7 +187,7 @@ async def test_a_reply_amid_the_content_ends_the_transaction(said: str | bytes, 
 async def test_unreadable_content_is_not_relayed_and_raises_its_error(end: OSError | bytes) -> None:
     is_closed = False
 
-    async def broken() -> AsyncIterator[bytes]:
+    async def broken() -> AsyncGenerator[bytes, None]:
         nonlocal is_closed
         try:
             yield LINE * 2000

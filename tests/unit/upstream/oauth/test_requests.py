@@ -121,9 +121,6 @@ class Owner:
     def token_denied(self) -> None:
         raise AssertionError("nobody has to act")
 
-    def refresh_token_unrecorded(self, error: str) -> None:
-        raise AssertionError(error)
-
 
 async def test_connections_that_open_at_once_share_one_request() -> None:
     owner = Owner("r")
