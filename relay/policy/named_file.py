@@ -1,19 +1,15 @@
-"""Opens and watches the policy file and the files that the policy names.
+"""Opens the policy file and the files that the policy names.
 
 Guarantees: only a regular file is read, also behind symbolic links, and at most one byte more than asked for.
 A FIFO or a device under the name does not block.
 Does not: help if the server of a network file system is gone; there every call waits.
 """
 
-import enum
 import errno
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Generic, TypeVar
-
-T = TypeVar("T")
 
 
 class SecretError(ValueError):
@@ -30,49 +26,6 @@ class SecretError(ValueError):
 
     def __str__(self) -> str:
         return f"{self.named}: {self.words}" if self.named else self.words
-
-
-class FileChange(enum.Enum):
-    NOTHING = enum.auto()
-    CHANGED = enum.auto()
-    """The files' content was put in force; after a request also if it is as before."""
-    REFUSED = enum.auto()
-    """The files are unusable, and they changed or a look was requested.  The last good content stays."""
-
-
-class WatchedFiles(Generic[T]):
-    """The common content of several files, read again at each look.
-
-    Guarantees: incomplete or unusable files change nothing: the last good content stays in force, and the
-    files are read at each look until they are good.  A change counts once two successive looks read the same
-    content, or at once by request.
-    """
-
-    def __init__(self, paths: Sequence[Path], read: Callable[[], T]) -> None:
-        """Read the files; an error of `read` is passed on.  At a look `read` may raise SecretError only."""
-        self.paths = tuple(paths)
-        self.error = ""
-        """Why the files are unusable; empty if they are good."""
-        self._read = read
-        self.in_force = read()
-        self._decided: T | str = self.in_force
-        self._seen: T | str = self.in_force
-        """The content or the error: `_decided` was loaded or refused last, `_seen` is from the last look."""
-
-    def look(self, *, is_asked: bool = False) -> FileChange:
-        try:
-            now: T | str = self._read()
-        except SecretError as error:
-            now = str(error)
-        is_settled, self._seen = now == self._seen, now
-        if not is_asked and (not is_settled or now == self._decided):
-            return FileChange.NOTHING
-        self._decided = now
-        if isinstance(now, str):
-            self.error = now
-            return FileChange.REFUSED
-        self.error, self.in_force = "", now
-        return FileChange.CHANGED
 
 
 def read_regular(path: Path, most_bytes: int, check: Callable[[os.stat_result], None] | None = None) -> bytes:
