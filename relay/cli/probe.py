@@ -22,8 +22,8 @@ from relay.cli.options import Failed, named_upstream, policy_option, printable, 
 from relay.clock import SECOND_NS, SystemClock
 from relay.control.offline import refuse_strangers
 from relay.policy.lane import with_ceilings
-from relay.policy.model import Auth, GrantType, OAuth2, Policy
-from relay.policy.secrets import NotLoggedIn, SecretError, read_client_secret, read_secrets
+from relay.policy.model import SECRETS, Auth, GrantType, OAuth2, Policy
+from relay.policy.secrets import NotLoggedIn, SecretError, read_secrets, secret_of
 from relay.policy.shipped import rules_of
 from relay.policy.source import read_policy
 from relay.sender.connections import NoRoomToConnect, open_with_slot
@@ -162,7 +162,7 @@ def login(policy_path: Path, upstream: str) -> None:
 
 async def _consent(auth: Auth, oauth2: OAuth2) -> str:
     """Ask the person at the terminal; return the refresh token.  Raises LoginFailed, SecretError."""
-    client, clock = LoginClient(oauth2, read_client_secret(oauth2), ask), SystemClock()
+    client, clock = LoginClient(oauth2, secret_of(oauth2, *SECRETS), ask), SystemClock()
     if oauth2.device_url is not None:
         code = await begin(client, clock)
         click.echo(f"Open {printable(code.url)} on any device, and type this code:\n")

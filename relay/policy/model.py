@@ -8,7 +8,6 @@ Does not: read the files that a policy names (see `secrets`), look up names, or 
 """
 
 import enum
-import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from itertools import chain, combinations
@@ -444,21 +443,15 @@ class HookSettings(Section):
             yield Fault("a command gets no signature: secret_file belongs to a url", ("secret_file",))
 
     @property
-    def key(self) -> str:
-        """Return an id of the receiver, 12 hexadecimal digits.  It changes only with the receiver."""
-        receiver = self.url if self.command is None else "\0".join(self.command)
-        return hashlib.sha256((receiver or "").encode()).hexdigest()[:12]
-
-    @property
     def shown(self) -> str:
         """Return the receiver for output: of a URL the server only, since the path may be secret."""
         return _server(self.url or "") if self.command is None else self.command[0]
 
 
 def faults_of_hooks(hooks: tuple[HookSettings, ...]) -> Iterator[Fault]:
-    keys = [hook.key for hook in hooks]
-    for index, key in enumerate(keys):
-        if (first := keys.index(key)) != index:
+    receivers = [(hook.url, hook.command) for hook in hooks]
+    for index, receiver in enumerate(receivers):
+        if (first := receivers.index(receiver)) != index:
             yield Fault(
                 f"the same receiver as notify[{first}]: name all of its events there", ("notify", index)
             )

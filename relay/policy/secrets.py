@@ -66,24 +66,15 @@ class NotLoggedIn(SecretError):  # noqa: N818 - a state of the owner
 def read_secrets(auth: Auth) -> AccountSecrets:
     """Return the secrets of an account at an upstream.  Raises SecretError."""
     return AccountSecrets(
-        password=_secret_of(auth, *PASSWORDS),
-        client_secret=_secret_of(auth.oauth2, *SECRETS),
-        refresh_token=_secret_of(auth.oauth2, "refresh_token_file"),
-        service_account=_secret_of(auth.oauth2, "key_file", "key_credential"),
+        password=secret_of(auth, *PASSWORDS),
+        client_secret=secret_of(auth.oauth2, *SECRETS),
+        refresh_token=secret_of(auth.oauth2, "refresh_token_file"),
+        service_account=secret_of(auth.oauth2, "key_file", "key_credential"),
     )
 
 
-def read_client_secret(oauth2: OAuth2) -> str:
-    """Return the client secret; empty for a public client.  Raises SecretError."""
-    return _secret_of(oauth2, *SECRETS)
-
-
-def database_password(login: DatabaseLogin) -> str:
-    """Return the password; empty for a login without a password.  Raises SecretError."""
-    return _secret_of(login, *PASSWORDS)
-
-
-def _secret_of(section: Auth | OAuth2 | DatabaseLogin | None, *keys: str) -> str:
+def secret_of(section: Auth | OAuth2 | DatabaseLogin | None, *keys: str) -> str:
+    """Return the secret that one of the keys names; empty if none is written.  Raises SecretError."""
     given = ((key, getattr(section, key, None)) for key in keys)
     return next((_READERS[key](value) for key, value in given if value is not None), "")
 
