@@ -16,7 +16,6 @@ import click
 from relay.cli.options import Target, checked_spool, found_policy, json_option, printable, say, target_options
 from relay.clock import SystemClock
 from relay.mail.formats import rfc3339_or_none
-from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import open_spool
@@ -26,7 +25,7 @@ from relay.throttle.audit import Audit
 from relay.throttle.audit import audit as count
 from relay.throttle.history import NOTHING_SENT, HistoryError
 from relay.throttle.history_access import Finding, history_findings, recorded_book
-from relay.throttle.limit import plain_words
+from relay.throttle.limit import with_ceilings
 
 EXCEEDED = REPAIRED_BY_RELAY = 1
 """Exit codes: of `audit` if a window held more than today's limit, of `fsck` if no finding is damage."""
@@ -61,7 +60,7 @@ def audit(target: Target, *, as_json: bool) -> int:
             continue
         if code == os.EX_OK and any(peak.is_exceeded for peak in found.findings):
             code = EXCEEDED
-        words = {limit.label: plain_words(limit) for limit in limits}
+        words = {limit.label: limit.words for limit in limits}
         for told in _limit_objects(found, clock.wall_ns() - clock.boottime_ns()):
             if as_json:
                 click.echo(json.dumps({"upstream": name, "history": str(place), **told}))

@@ -21,7 +21,6 @@ import click
 from relay.cli.options import Failed, named_upstream, policy_option, printable, say
 from relay.clock import SECOND_NS, SystemClock
 from relay.control.offline import refuse_strangers
-from relay.policy.lane import with_ceilings
 from relay.policy.model import SECRETS, Auth, GrantType, OAuth2, Policy
 from relay.policy.secrets import NotLoggedIn, SecretError, read_secrets, secret_of
 from relay.policy.shipped import rules_of
@@ -35,6 +34,7 @@ from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics, Telemetry
 from relay.throttle.history_access import open_history
+from relay.throttle.limit import with_ceilings
 from relay.throttle.throttle import Throttle
 from relay.upstream.connection import UpstreamUnavailable
 from relay.upstream.oauth.login import (
@@ -101,16 +101,19 @@ async def probed(policy: Policy, name: str, echo: Callable[[str], object]) -> in
         ),
         clock,
         lambda error: step("history", str(error), is_good=False),
-        # The relay's next start will not say it, because the history is there by then.
-        lambda: step("history", f"new history {history}: earlier mail is not counted"),
     )
     try:
+        await throttle.call(Throttle.flush)
+        if throttle.view.is_empty:
+            # The relay's next start will not say it, because the history is there by then.
+            step("history", f"new history {history}: earlier mail is not counted")
         judge = Judge(rules_of(name, upstream))
         await (await open_with_slot(throttle, logins, judge, clock, on_step=step)).close()
     except UpstreamUnavailable as unavailable:
         answer = unavailable.answer
-        # If no step came before, the token failed, not the connection.
-        step(_STEP_OF.get(answer.phase, str(answer.phase)) if told else "token", answer.text, is_good=False)
+        # If no step at the upstream came before, the token failed, not the connection.
+        what = "token" if told in ([], ["history"]) else _STEP_OF.get(answer.phase, str(answer.phase))
+        step(what, answer.text, is_good=False)
         if isinstance(unavailable.__cause__, ssl.SSLCertVerificationError):
             return os.EX_CONFIG
         # The upstream, or the token server, refused the account: a person has to act.

@@ -13,7 +13,7 @@ from relay.policy.model import Policy
 from relay.spool.interface import SpoolBusy
 from relay.telemetry.events import Level, LogStyle
 from relay.telemetry.stderr import divert
-from relay.throttle.limit import plain_words
+from relay.throttle.limit import limit_of
 
 _ADDRESS_ERRORS = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM})
 
@@ -57,7 +57,7 @@ def _greet(policy: Policy) -> None:
     address = policy.listen[0].address
     click.echo(f"""
 relay takes mail on {address} and passes it to the practice smarthost on {practice.address},
-which cuts off whoever sends more than {plain_words(practice.limit)}.  In another terminal:
+which cuts off whoever sends more than {limit_of(practice.limit).words}.  In another terminal:
 
   python3 -c "import smtplib; smtplib.SMTP('{address.host}', {address.port}).sendmail(
       'me@example.org', ['you@example.com'], 'Subject: hello\\n\\nhello\\n')"

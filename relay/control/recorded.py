@@ -8,13 +8,13 @@ import contextlib
 from collections.abc import Mapping
 
 from relay.clock import Clock
-from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy
 from relay.sender.state_file import account_file, account_row
 from relay.sender.upstreams import UpstreamView
 from relay.spool.disk.durable import Disk
 from relay.throttle.history import HistoryError
 from relay.throttle.history_access import recorded_book
+from relay.throttle.limit import with_ceilings
 from relay.throttle.throttle import View
 from relay.verdicts.account import AccountState, Event, EventKind, PauseAsked, PauseRecord, step, with_shared
 

@@ -17,7 +17,6 @@ from typing import Any
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.mail.text import clean
-from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy, Upstream
 from relay.policy.shipped import rules_of
 from relay.queue.queued import WaitReason
@@ -36,7 +35,7 @@ from relay.telemetry.metrics import Telemetry
 from relay.throttle.admission import Admission, Request, TooLarge, Wait, request_for
 from relay.throttle.history import HistoryError
 from relay.throttle.history_access import open_history
-from relay.throttle.limit import limit_words
+from relay.throttle.limit import limit_words, with_ceilings
 from relay.throttle.throttle import Reservation, Throttle
 from relay.upstream.connection import Connection, UpstreamUnavailable
 from relay.upstream.pool import Caps, Pool
@@ -82,7 +81,7 @@ class Account:
         self._wake = asyncio.Event()
         self._line.on_change = self._wake.set
         self._judge = Judge(())
-        history = policy.history_of(name)
+        history = self._history = policy.history_of(name)
         row = account_row(history, host.clock, self._tell_unrecorded)
         on_row = (lambda _: None) if row is None else row.note_row
         exact = Throttle(
@@ -92,13 +91,7 @@ class Account:
             host.clock,
             transaction_ns=self.upstream.max_transaction_ns,
         )
-        self.throttle = ThrottleThread(
-            exact,
-            host.clock,
-            self._tell_history,
-            lambda: self._events.tell("history_begun", upstream=name, path=str(history)),
-            host.workers,
-        )
+        self.throttle = ThrottleThread(exact, host.clock, self._tell_history, host.workers)
         self.pausing = Pausing(
             name,
             telemetry,
@@ -270,7 +263,7 @@ class Account:
         """Log what our own windows held when the upstream refused for too much."""
         if (ruling := answer.ruling) is not None and ruling.is_too_much:
             self._metrics.count("relay_upstream_cut_offs_total", self.name)
-            windows = ", ".join(f"{each.used}/{each.label}" for each in self.throttle.view.usage())
+            windows = ", ".join(f"{each.used}/{each.limit.label}" for each in self.throttle.view.usage())
             self._events.tell(
                 "cut_off", upstream=self.name, windows=windows or "none", named_slots=ruling.named
             )
@@ -279,6 +272,8 @@ class Account:
         """Read the history unless it is open already.  Raises HistoryError."""
         if not self._has_history:
             await self.throttle.call(Throttle.flush)
+            if self.throttle.view.is_empty:
+                self._events.tell("history_begun", upstream=self.name, path=str(self._history))
             self._has_history = True
             self.pausing.trust_history()
 

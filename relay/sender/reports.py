@@ -34,7 +34,7 @@ from relay.telemetry.metrics import Telemetry
 from relay.throttle.admission import Request, Wait
 from relay.throttle.file_history import FileHistory
 from relay.throttle.history import HistoryError
-from relay.throttle.limit import PlainLimit
+from relay.throttle.limit import Limit
 from relay.throttle.throttle import Reservation, Throttle
 from relay.verdicts.decision import UNKNOWN_STATUS
 
@@ -204,9 +204,9 @@ class OwedReports:
         self._events.tell("reports_uncounted", error=str(error))
 
 
-def _limits(policy: Policy) -> list[PlainLimit]:
+def _limits(policy: Policy) -> list[Limit]:
     most = policy.reports.per_hour
-    return [] if most is None else [PlainLimit("messages", most, HOUR_NS, f"{most} reports per 3600s")]
+    return [] if most is None else [Limit("messages", most, HOUR_NS, f"{most} reports per 3600s")]
 
 
 class LateMail:

@@ -10,13 +10,13 @@ filled from the slots that compaction keeps, so the same bound holds for them.
 """
 
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from relay.throttle.admission import Admission, Request, Reservation, TooLarge, Wait, admit, shares_of
 from relay.throttle.compaction import BOUNDS, Bounds, compacted, end_of
 from relay.throttle.history import Ended, Event, Issued, Share, Slot
 from relay.throttle.limit import Limit
-from relay.throttle.limit_state import LimitState, Occupancy
+from relay.throttle.limit_state import LimitState, Usage
 
 
 class Book:
@@ -31,13 +31,14 @@ class Book:
         """Ascending by their ends."""
         self._size, self._compact_above = 0, bounds.least
         """The number of slots and shares in `ended`, and the number above which they are compacted."""
-        self._last_id = 0
+        self.last_id = 0
+        """The highest id in the history; 0 if nothing was ever recorded."""
         self.granted: list[Slot] = []
         """Decided, and not durable yet."""
 
     def judge_by(self, limits: Sequence[Limit], guard_ns: int | None) -> None:
         self.policy_limits, self._guard_ns = tuple(limits), guard_ns
-        self.limits = self._filled(limits, guard_ns)
+        self.limits = self._filled()
 
     def advance(self, now_ns: int) -> None:
         """Set the time, unless it is later already.  A slot past its deadline ends at its deadline."""
@@ -52,14 +53,14 @@ class Book:
         # Fill the windows once, at the end: most slots have ended by then.
         self.limits = []
         self.apply(events)
-        self.limits = self._filled(self.policy_limits, self._guard_ns)
+        self.limits = self._filled()
         self.advance(now_ns)
 
     def apply(self, events: Iterable[Event]) -> None:
         for event in events:
             match event:
                 case Slot():
-                    self._last_id = max(self._last_id, event.id)
+                    self.last_id = max(self.last_id, event.id)
                     if event.is_open:
                         self.in_flight[event.id] = event
                     else:
@@ -70,7 +71,7 @@ class Book:
                     # An unknown id belongs to a slot that ended before, by its deadline.
                     self._end(slot_id, at_ns)
                 case Issued(slot_id):
-                    self._last_id = max(self._last_id, slot_id)
+                    self.last_id = max(self.last_id, slot_id)
         if self._size > self._compact_above:
             self._compact()
 
@@ -101,24 +102,21 @@ class Book:
     def events(self) -> list[Event]:
         """Compact the past, and return it as the events of a new history."""
         self._compact()
-        return [Issued(self._last_id), *self.slots()]
+        return [Issued(self.last_id), *self.slots()]
 
     def slots(self) -> list[Slot]:
         return [*self.ended, *self.in_flight.values()]
 
-    def occupancy(
-        self, transaction_ns: int, limits: Sequence[Limit] | None = None, guard_ns: int | None = None
-    ) -> tuple[Occupancy, ...]:
-        """Return what occupies each limit, as if each transaction in flight took `transaction_ns`.
+    def usage(self, transaction_ns: int, keys: Mapping[str, str | None]) -> list[Usage]:
+        """Return the usage of each limit, by its key in `keys`, which has keys by the labels of limits.
 
-        With `limits`, return it for those instead of the book's own.
+        Openings are as if each transaction in flight took `transaction_ns`.
         """
-        states = self.limits if limits is None else self._filled(limits, guard_ns)
         ends = [
             (slot, max(self.now_ns, slot.started_at_ns + (0 if slot.connections else transaction_ns)))
             for slot in self.in_flight.values()
         ]
-        return tuple(state.occupancy(ends, self.now_ns) for state in states)
+        return [state.usage(ends, self.now_ns, keys.get(state.label)) for state in self.limits]
 
     def oldest_leaves_in_ns(self, span_ns: int) -> int | None:
         """Return the time in ns until the oldest end within the last `span_ns` is that old, or None."""
@@ -133,15 +131,15 @@ class Book:
         return Reservation(self._grant(transaction_ns, weights, shares), chosen)
 
     def _grant(self, span_ns: int, weights: tuple[int, int, int, int], shares: tuple[Share, ...]) -> Slot:
-        slot_id = self._last_id + len(self.granted) + 1
+        slot_id = self.last_id + len(self.granted) + 1
         slot = Slot(slot_id, self.now_ns, self.now_ns + span_ns, *weights, shares)
         self.granted.append(slot)
         for state in self.limits:
             state.grant(slot)
         return slot
 
-    def _filled(self, limits: Sequence[Limit], guard_ns: int | None) -> list[LimitState]:
-        states = [LimitState(limit, guard_ns) for limit in limits]
+    def _filled(self) -> list[LimitState]:
+        states = [LimitState(limit, self._guard_ns) for limit in self.policy_limits]
         for state in states:
             for slot in self.slots():
                 state.charge(slot, self.now_ns)
@@ -164,8 +162,14 @@ class Book:
     def _compact(self) -> None:
         self.ended = compacted(self.ended, self.now_ns, self._bounds)
         self._size = sum(1 + len(slot.shares) for slot in self.ended)
-        # A key with one slot takes a window and an opening, so up to twice the size is normal.
-        if any(state.size > 2 * self._size for state in self.limits):
-            self.limits = self._filled(self.policy_limits, self._guard_ns)
+        self.limits = self._filled()
         # Compacting more slots takes longer, so more decisions share its cost.
         self._compact_above = max(self._bounds.least, 2 * self._size)
+
+
+def book_of(events: Iterable[Event], now_ns: int, limits: Sequence[Limit], guard_ns: int | None) -> Book:
+    """Return a book that knows these events, as of `now_ns`."""
+    book = Book()
+    book.judge_by(limits, guard_ns)
+    book.reset(events, now_ns)
+    return book

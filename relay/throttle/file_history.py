@@ -109,7 +109,7 @@ class FileHistory:
         self._lock_fd = -1
         self.now_ns = self.ahead_ns = 0
         self.news: Sequence[Event] = ()
-        self.is_whole = self.is_empty = False
+        self.is_whole = False
 
     @contextlib.contextmanager
     def transaction(self) -> "Iterator[FileHistory]":
@@ -171,7 +171,6 @@ class FileHistory:
             check_mark(found.at or self._at, mark_ns)
             self._know(fd, found)
         check_mark(self._at, mark_ns)
-        self.is_empty = self._at is None
 
     def _read_all(self, mark_ns: int | None) -> None:
         self.close()

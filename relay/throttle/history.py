@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
-from relay.throttle.limit import LONGEST_KEY, ForEach, Unit
+from relay.policy.lane import Unit
+from relay.throttle.limit import LONGEST_KEY, ForEach
 
 NOTHING_SENT = "nothing is sent through this account"
 UNKNOWN = "%"
@@ -121,8 +122,6 @@ class HistoryTransaction(Protocol):
     """Events committed since the last transaction of this process, without its own."""
     is_whole: bool
     """`news` has all events, and replaces what memory knows."""
-    is_empty: bool
-    """Nothing was ever committed."""
 
     @property
     def is_long(self) -> bool:

@@ -28,10 +28,10 @@ from typing import TypeVar
 from relay.clock import Clock
 from relay.throttle.admission import Admission, Request, Reservation, TooLarge, Wait
 from relay.throttle.audit import Audit, audit
-from relay.throttle.book import Book
+from relay.throttle.book import Book, book_of
 from relay.throttle.history import Ended, Event, History, HistoryTransaction, Slot
 from relay.throttle.limit import Limit
-from relay.throttle.limit_state import Occupancy, Usage
+from relay.throttle.limit_state import Usage
 
 __all__ = ["TRANSACTION_NS", "Reservation", "Throttle", "View"]
 
@@ -54,24 +54,36 @@ class View:
         self.ahead_ns = self.least_ahead_ns = 0
         """How far the history's clock was ahead of boottime at the last transaction, at most and at least."""
 
-    def usage(self) -> list[Usage]:
+    def usage(self, transaction_ns: int = 0) -> list[Usage]:
         """Return the usage of each limit, in the order of the limits.
 
+        The openings are as if each transaction in flight took `transaction_ns`.
         The search for the fullest of very many keys holds no lock, because a decision would wait for it.
         Another key may become fuller meanwhile.
         """
         now_ns = self._look(lambda book: book.now_ns)
         keys = {state.label: state.fullest_key(now_ns) for state in self.book.limits}
-        usages = self._look(
-            lambda book: [state.usage(book.now_ns, keys.get(state.label)) for state in book.limits]
-        )
-        return [replace(usage, opens_at_ns=self._boottime_of(usage.opens_at_ns)) for usage in usages]
+        usages = self._look(lambda book: book.usage(transaction_ns, keys))
+        return [
+            replace(
+                each,
+                opens_at_ns=self._boottime_of(each.opens_at_ns),
+                openings=tuple([(self._boottime_of(at_ns), weight) for at_ns, weight in each.openings]),
+            )
+            for each in usages
+        ]
 
-    def occupancy(
-        self, transaction_ns: int, limits: Sequence[Limit] | None = None, guard_ns: int | None = None
-    ) -> tuple[Occupancy, ...]:
-        """Return what occupies each limit, or would occupy each of `limits` after a `replan`."""
-        return self._look(lambda book: book.occupancy(transaction_ns, limits, guard_ns))
+    def judged_by(self, limits: Sequence[Limit], guard_ns: int | None) -> "View":
+        """Return a view of the same past by other limits."""
+        slots, now_ns = self._look(lambda book: (book.slots(), book.now_ns))
+        view = View(book_of(slots, now_ns, limits, guard_ns), self._clock)
+        view.ahead_ns, view.least_ahead_ns = self.ahead_ns, self.least_ahead_ns
+        return view
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was ever recorded, as of the last decision or `flush`."""
+        return self.book.last_id == 0
 
     def oldest_leaves_in_ns(self, span_ns: int) -> int | None:
         """Return the time in ns until the oldest end within the last `span_ns` is that old, or None.
@@ -114,7 +126,6 @@ class Throttle(View):
         """Known here, and not durable yet."""
         self._must_write = False
         """A commit failed.  Nothing may be sent before a commit succeeds, even if the history can be read."""
-        self._has_begun = False
         self.book.judge_by(limits, guard_ns)
 
     def reserve(self, requests: Sequence[Request]) -> list[Admission]:
@@ -162,11 +173,6 @@ class Throttle(View):
         with self._turn, self.mutex:
             self._transaction_ns = self._transaction_ns if transaction_ns is None else transaction_ns
             self.book.judge_by(limits, guard_ns)
-
-    def has_begun(self) -> bool:
-        """Return True once, if this process began the history: nothing before it is known."""
-        has_begun, self._has_begun = self._has_begun, False
-        return has_begun
 
     def close(self) -> None:
         """Close the history; call `flush` first."""
@@ -224,4 +230,3 @@ class Throttle(View):
         if not (transaction.is_long and transaction.replace([*self._look(Book.events), *granted])):
             transaction.commit([*ends, *granted])
         self._must_write = False
-        self._has_begun |= transaction.is_empty
