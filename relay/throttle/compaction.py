@@ -1,20 +1,19 @@
 """Merges old slots, so that memory and the history stay bounded.  Pure.
 
 The newest `exact` slots stay as they are, within half of `most_shares`.  The ends of older slots are rounded
-*up* to a grid, by less than 1/parts of their age.  Slots with the same rounded end become one, with a sum
-for each key.  So no weight becomes free too early, and merging twice adds no error.  A slot is dropped once
-no limit that a policy can hold needs it.
+*up* to a grid, by less than 1/parts of their age.  Slots with the same rounded end and the same kinds of
+shares become one, with a sum for each key.  So no weight becomes free too early, and merging twice adds no
+error.  A slot is dropped once no limit that a policy can hold needs it.
 
-If merged slots exceed the other half of `most_shares`, the lightest keys of each kind in a slot become one
-share of UNKNOWN, as heavy as the heaviest of them.  UNKNOWN counts for every key, as does a slot without
-shares of some kind.  So no key ever counts for less, or for a shorter time, than before.
+If the shares of merged slots exceed the other half of `most_shares`, the oldest slots lose their shares.  A
+slot without shares counts for every key.  So no key ever counts for less, or for a shorter time, than before.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from relay.clock import LONGEST_DURATION_NS
-from relay.throttle.history import UNKNOWN, Share, Slot
+from relay.throttle.history import Share, Slot
 
 KEEP_NS = 2 * LONGEST_DURATION_NS
 """The longest period plus the longest guard that a policy can hold."""
@@ -43,14 +42,17 @@ def compacted(ended: Sequence[Slot], now_ns: int, bounds: Bounds = BOUNDS) -> li
     while split > max(0, len(ended) - bounds.exact) and spare >= len(ended[split - 1].shares):
         split -= 1
         spare -= len(ended[split].shares)
-    together: dict[int, list[Slot]] = {}
+    together: dict[tuple[int, frozenset[str]], list[Slot]] = {}
     for slot in ended[:split]:
         if (age_ns := now_ns - slot.until_ns) <= KEEP_NS:
-            together.setdefault(_rounded_up(slot.until_ns, age_ns, bounds.parts), []).append(slot)
-    merged = [_sum(at_ns, slots) for at_ns, slots in together.items()]
-    if sum(len(slot.shares) for slot in merged) > bounds.most_shares // 2:
-        most = bounds.most_shares // 2 // len(merged)
-        merged = [slot._replace(shares=_heaviest(slot.shares, most)) for slot in merged]
+            kinds = frozenset([share.for_each for share in slot.shares])
+            end_ns = _rounded_up(slot.until_ns, age_ns, bounds.parts)
+            together.setdefault((end_ns, kinds), []).append(slot)
+    merged, spare = [], bounds.most_shares // 2
+    for (end_ns, _), slots in sorted(together.items(), key=lambda item: item[0][0], reverse=True):
+        slot = _sum(end_ns, slots)
+        spare -= len(slot.shares)
+        merged.append(slot if spare >= 0 else slot._replace(shares=()))
     return sorted([*merged, *ended[split:]], key=end_of)
 
 
@@ -70,40 +72,21 @@ def _rounded_up(at_ns: int, age_ns: int, parts: int) -> int:
     return -(-at_ns // grain_ns) * grain_ns
 
 
-def _sum(at_ns: int, slots: Sequence[Slot]) -> Slot:
-    """Add slots up to one that ends at `at_ns`.  A slot without a share of some kind counts as UNKNOWN."""
-    kinds = dict.fromkeys(share.for_each for slot in slots for share in slot.shares)
-    shares: dict[tuple[str, str], Share] = {}
+def _sum(end_ns: int, slots: Sequence[Slot]) -> Slot:
+    """Add slots with the same kinds of shares up to one that ends at `end_ns`."""
+    sums: dict[tuple[str, str], tuple[int, int, int]] = {}
     for slot in slots:
-        told = {share.for_each for share in slot.shares}
-        unknown = [
-            Share(kind, UNKNOWN, slot.messages, slot.recipients, slot.bytes)
-            for kind in kinds
-            if kind not in told
-        ]
-        for kind, key, messages, recipients, size_bytes in (*slot.shares, *unknown):
-            _, _, *before = shares.get((kind, key), (kind, key, 0, 0, 0))
-            shares[kind, key] = Share(
-                kind, key, before[0] + messages, before[1] + recipients, before[2] + size_bytes
-            )
+        for for_each, key, *weights in slot.shares:
+            messages, recipients, size_bytes = sums.get((for_each, key), (0, 0, 0))
+            sums[for_each, key] = messages + weights[0], recipients + weights[1], size_bytes + weights[2]
     return Slot(
         0,
         min(slot.started_at_ns for slot in slots),
-        at_ns,
+        end_ns,
         sum(slot.messages for slot in slots),
         sum(slot.recipients for slot in slots),
         sum(slot.connections for slot in slots),
         sum(slot.bytes for slot in slots),
-        tuple(shares.values()),
+        tuple([Share(*kind_and_key, *weights) for kind_and_key, weights in sums.items()]),
         is_open=False,
     )
-
-
-def _heaviest(shares: Sequence[Share], most: int) -> tuple[Share, ...]:
-    """Keep the heaviest keys; replace the others of each kind by UNKNOWN with their largest weights."""
-    kept = [share for share in shares if share.key == UNKNOWN]
-    ranked = sorted((s for s in shares if s.key != UNKNOWN), key=lambda share: share[2:], reverse=True)
-    for kind in dict.fromkeys(share.for_each for share in ranked[most:]):
-        others = (share[2:] for share in ranked[most:] if share.for_each == kind)
-        kept.append(Share(kind, UNKNOWN, *map(max, zip(*others, strict=True))))
-    return (*kept, *ranked[:most])

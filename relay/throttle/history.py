@@ -21,8 +21,6 @@ from relay.policy.lane import Unit
 from relay.throttle.limit import LONGEST_KEY, ForEach
 
 NOTHING_SENT = "nothing is sent through this account"
-UNKNOWN = "%"
-"""The key of a share that counts for every key; `key_of` never returns it."""
 _FIT = frozenset(range(ord("!"), ord("~") + 1)) - {ord("%")}
 
 
@@ -93,9 +91,9 @@ def weights_in(
         weight = getattr(slot, unit)
         return [(None, weight)] if weight else []
     return [
-        (None if share.key == UNKNOWN else share.key, weight)
+        (share.key, weight)
         for share in shares
-        if (weight := getattr(share, unit)) and (only is None or share.key in (only, UNKNOWN))
+        if (weight := getattr(share, unit)) and only in (None, share.key)
     ]
 
 

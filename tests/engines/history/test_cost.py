@@ -114,6 +114,18 @@ def test_expired_keys_are_forgotten_and_a_large_limit_keeps_few_instants() -> No
     assert 800 <= book.limits[1].used(None, book.now_ns) <= 900
 
 
+def test_old_keys_beyond_the_bound_close_no_key_of_a_shorter_window() -> None:
+    book, limits = Book(Bounds(exact=10, most_shares=200, least=100)), [messages(5, 60, "sender")]
+    book.judge_by(limits, 0)
+    for number in range(1000):
+        assert decide(book, number * SECOND_NS, Request(1, sender=f"{number}"))
+
+    restarted = Book()
+    restarted.judge_by(limits, 0)
+    restarted.reset(book.events(), book.now_ns)
+    assert decide(restarted, book.now_ns + 1, Request(1, sender="another"))
+
+
 def _things() -> int:
     """Count tuples and windows: openings, slots and shares are tuples."""
     gc.collect()

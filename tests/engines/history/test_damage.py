@@ -67,7 +67,7 @@ def _none(path: Path) -> None:
         (_cut(0), "damaged_history"),
         (_cut(-1), "damaged_history"),  # the lock file says that the last group was durable
         (_cut(-200), "damaged_history"),
-        (_changed(b'history",5', b'history",4'), "damaged_history"),
+        (_changed(b'history",6', b'history",5'), "damaged_history"),
         (_changed(b'reserved",1', b'reserved",8'), "damaged_history"),
         (_changed(b"relay", b"replay"), "damaged_history"),
         (lambda path: (_changed(b'ended",1', b'ended",9')(path), _lock(b"")(path)), "damaged_history"),
