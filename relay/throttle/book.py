@@ -40,6 +40,13 @@ class Book:
         self.policy_limits, self._guard_ns = tuple(limits), guard_ns
         self.limits = self._filled()
 
+    def judged_by(self, limits: Sequence[Limit], guard_ns: int | None) -> "Book":
+        """Return a copy of the book that other limits judge."""
+        book = Book(self._bounds)
+        book.now_ns, book.in_flight, book.ended = self.now_ns, {**self.in_flight}, [*self.ended]
+        book.judge_by(limits, guard_ns)
+        return book
+
     def advance(self, now_ns: int) -> None:
         """Set the time, unless it is later already.  A slot past its deadline ends at its deadline."""
         self.now_ns = max(self.now_ns, now_ns)
@@ -162,7 +169,8 @@ class Book:
     def _compact(self) -> None:
         self.ended = compacted(self.ended, self.now_ns, self._bounds)
         self._size = sum(1 + len(slot.shares) for slot in self.ended)
-        self.limits = self._filled()
+        if self.limits:
+            self.limits = self._filled()
         # Compacting more slots takes longer, so more decisions share its cost.
         self._compact_above = max(self._bounds.least, 2 * self._size)
 

@@ -12,7 +12,6 @@ A history that cannot be read or written raises HistoryError.  The account then 
 cannot be judged.
 """
 
-import functools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
@@ -97,7 +96,6 @@ def weights_in(
     ]
 
 
-@functools.lru_cache(4096)
 def key_of(text: str) -> str:
     """Return a key as a share has it: printable ASCII without spaces, at most LONGEST_KEY characters."""
     octets = text.encode("utf-8", "surrogatepass")

@@ -28,7 +28,7 @@ from typing import TypeVar
 from relay.clock import Clock
 from relay.throttle.admission import Admission, Request, Reservation, TooLarge, Wait
 from relay.throttle.audit import Audit, audit
-from relay.throttle.book import Book, book_of
+from relay.throttle.book import Book
 from relay.throttle.history import Ended, Event, History, HistoryTransaction, Slot
 from relay.throttle.limit import Limit
 from relay.throttle.limit_state import Usage
@@ -75,8 +75,7 @@ class View:
 
     def judged_by(self, limits: Sequence[Limit], guard_ns: int | None) -> "View":
         """Return a view of the same past by other limits."""
-        slots, now_ns = self._look(lambda book: (book.slots(), book.now_ns))
-        view = View(book_of(slots, now_ns, limits, guard_ns), self._clock)
+        view = View(self._look(lambda book: book.judged_by(limits, guard_ns)), self._clock)
         view.ahead_ns, view.least_ahead_ns = self.ahead_ns, self.least_ahead_ns
         return view
 
