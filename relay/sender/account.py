@@ -35,7 +35,7 @@ from relay.telemetry.metrics import Telemetry
 from relay.throttle.admission import Admission, Request, TooLarge, Wait, request_for
 from relay.throttle.history import HistoryError
 from relay.throttle.history_access import open_history
-from relay.throttle.limit import limit_words, with_ceilings
+from relay.throttle.limit import with_ceilings
 from relay.throttle.throttle import Reservation, Throttle
 from relay.upstream.connection import Connection, UpstreamUnavailable
 from relay.upstream.pool import Caps, Pool
@@ -182,7 +182,7 @@ class Account:
                     self.transactions.refuse(attempt, _too_large(attempt, answer), is_for_ever=True)
                     self.pool.release(attempt.connection, was_used=False)
                 case Wait():
-                    why = _no_room(answer)
+                    why = WaitReason(answer.limit.reason)
                     waits.append(ThrottledMessage(attempt.queued, answer.until_ns, answer.place, why))
                     self.pool.release(attempt.connection, was_used=False)
         self._line.wait(waits)
@@ -426,11 +426,6 @@ def _caps(upstream: Upstream) -> Caps:
 
 
 def _too_large(attempt: Attempt, found: TooLarge) -> Answer:
-    limit = f"limit {found.limit_label} allows at most {found.count}"
+    limit = f"limit {found.limit.label} allows at most {found.limit.count}"
     text = f"the message has {attempt.shape.size_bytes} octets; {limit}"
     return Answer(Verdict.DEFER, Phase.MAIL, None, text, own_status="4.3.4")
-
-
-def _no_room(wait: Wait) -> WaitReason:
-    lane = wait.place.key if wait.place is not None and wait.place.for_each == "lane" else None
-    return WaitReason(limit_words(wait.limit_label, lane))

@@ -15,7 +15,6 @@ from relay.sender.logins import Logins
 from relay.sender.throttle_thread import ThrottleThread
 from relay.smtp.reply import Phase
 from relay.throttle.admission import Wait
-from relay.throttle.limit import limit_words
 from relay.upstream.connection import Connection, OnStep, UpstreamServer, UpstreamUnavailable, open_connection
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Judge, Verdict
@@ -79,7 +78,7 @@ async def _open(
         lambda throttle: throttle.reserve_connection(OPENING_SECONDS * SECOND_NS)
     )
     if isinstance(reservation, Wait):
-        raise NoRoomToConnect(limit_words(reservation.limit_label, None), reservation.until_ns)
+        raise NoRoomToConnect(reservation.limit.reason, reservation.until_ns)
     if not may_begin():
         throttle.ended(reservation)
         raise NoRoomToConnect("the account is paused", reservation.reserved_at_ns)

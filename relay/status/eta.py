@@ -27,7 +27,6 @@ from relay.queue.routes import reason_of
 from relay.spool.interface import SetAside
 from relay.status.filters import Listed
 from relay.status.snapshot import MessageView, QueueState
-from relay.throttle.limit import limit_words
 from relay.throttle.limit_state import Opening, Usage
 
 CONNECTIONS = "connections"
@@ -113,8 +112,8 @@ class AccountForecast:
             limit = usage.limit
             if limit.unit not in _UNITS or (limit.for_each is not None and limit.only is None):
                 continue
-            words, again_ns = limit_words(limit.label, limit.only), usage.span_ns + transaction_ns
-            window = _Window(words, limit.count, again_ns, self._from_ns, usage.openings)
+            again_ns = usage.span_ns + transaction_ns
+            window = _Window(limit.reason, limit.count, again_ns, self._from_ns, usage.openings)
             if limit.only is None and limit.unit == "messages":
                 self._of_line.append(window)
             else:

@@ -94,10 +94,10 @@ class Book:
         return answers
 
     def decide_connection(self, opening_ns: int) -> Reservation | Wait:
-        opens = [(s.opens_at(None, self.now_ns), s.label) for s in self.limits if s.unit == "connections"]
-        until_ns, label = max(opens, default=(self.now_ns, ""))
-        if until_ns > self.now_ns:
-            return Wait(until_ns, label)
+        limits = [state for state in self.limits if state.unit == "connections"]
+        waits = [Wait(state.opens_at(None, self.now_ns), state.limit) for state in limits]
+        if waits and (last := max(waits, key=lambda wait: wait.until_ns)).until_ns > self.now_ns:
+            return last
         return Reservation(self._grant(opening_ns, (0, 0, 1, 0), ()))
 
     def forget(self) -> None:
@@ -123,7 +123,7 @@ class Book:
             (slot, max(self.now_ns, slot.started_at_ns + (0 if slot.connections else transaction_ns)))
             for slot in self.in_flight.values()
         ]
-        return [state.usage(ends, self.now_ns, keys.get(state.label)) for state in self.limits]
+        return [state.usage(ends, self.now_ns, keys.get(state.limit.label)) for state in self.limits]
 
     def oldest_leaves_in_ns(self, span_ns: int) -> int | None:
         """Return the time in ns until the oldest end within the last `span_ns` is that old, or None."""

@@ -30,6 +30,11 @@ class Limit:
     """The one key that the limit judges; None: every key."""
 
     @property
+    def reason(self) -> str:
+        """Why a message waits.  The estimates use it too, because reasons are counted by their text."""
+        return f"limit {self.label}" if self.only is None else f"ceiling of lane {self.only}"
+
+    @property
     def words(self) -> str:
         """The limit as people write it: `100 messages per 1h for each sender`, `1G per 1d`."""
         each = ""
@@ -59,11 +64,3 @@ def with_ceilings(settings: Sequence[LimitSettings], lanes: Lanes) -> tuple[Limi
                 label = f"{count} {limit.unit} per {in_seconds(limit.per_ns)} for lane {name}"
                 found.append(Limit(limit.unit, count, limit.per_ns, label, "lane", name))
     return tuple(found)
-
-
-def limit_words(label: str, lane: str | None) -> str:
-    """Return the reason why a message waits: a limit, or the ceiling of its lane.
-
-    The throttle and the estimates use the same text, because reasons are counted by their text.
-    """
-    return f"limit {label}" if lane is None else f"ceiling of lane {lane}"

@@ -84,7 +84,7 @@ class Window:
 class LimitState:
     def __init__(self, limit: Limit, guard_ns: int | None) -> None:
         """Without `guard_ns` the guard is 1 % of T, at most a second."""
-        self.limit, self.label, self.unit, self.count = limit, limit.label, limit.unit, limit.count
+        self.limit, self.unit, self.count = limit, limit.unit, limit.count
         self.for_each, self.only = limit.for_each, limit.only
         guard_ns = min(limit.per_ns // 100, LONGEST_DEFAULT_GUARD_NS) if guard_ns is None else guard_ns
         self.span_ns = limit.per_ns + guard_ns

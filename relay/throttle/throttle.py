@@ -62,7 +62,7 @@ class View:
         Another key may become fuller meanwhile.
         """
         now_ns = self._look(lambda book: book.now_ns)
-        keys = {state.label: state.fullest_key(now_ns) for state in self.book.limits}
+        keys = {state.limit.label: state.fullest_key(now_ns) for state in self.book.limits}
         usages = self._look(lambda book: book.usage(transaction_ns, keys))
         return [
             replace(

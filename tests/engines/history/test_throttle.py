@@ -108,11 +108,12 @@ def test_a_message_is_split_to_fit_and_none_overtakes_a_waiting_message(
 def test_bytes_wait_for_room_and_a_message_that_never_fits_blocks_no_other(
     memory: ModelDisk, clock: FakeClock
 ) -> None:
-    account = throttle(PATH, memory, clock, [limit(100, 60 * SECOND_NS, "bytes")])
+    most = limit(100, 60 * SECOND_NS, "bytes")
+    account = throttle(PATH, memory, clock, [most])
 
     large, first, wide, small = account.reserve([Request(1, size_bytes=each) for each in (101, 60, 50, 1)])
 
-    assert large == TooLarge("100 bytes per 60s", 100)
+    assert large == TooLarge(most)
     assert isinstance(first, Reservation)
     assert isinstance(wide, Wait)
     assert small == wide

@@ -159,7 +159,7 @@ class World(abc.ABC):
                 assert answer.until_ns > self.clock.boottime_ns() - self.slack_ns
                 is_stopped = is_stopped or answer.place is None
             elif isinstance(answer, TooLarge):
-                assert request.size_bytes > answer.count
+                assert request.size_bytes > answer.limit.count
             else:
                 assert not is_stopped, "overtaken"
                 assert 1 <= answer.recipients == len(answer.chosen) <= request.largest
