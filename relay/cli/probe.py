@@ -94,8 +94,7 @@ async def probed(policy: Policy, name: str, echo: Callable[[str], object]) -> in
     throttle = ThrottleThread(
         Throttle(
             open_history(history, disk, clock),
-            with_ceilings(upstream.limits, policy.lanes),
-            upstream.guard_ns,
+            with_ceilings(upstream, policy.lanes),
             clock,
             transaction_ns=upstream.max_transaction_ns,
         ),

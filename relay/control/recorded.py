@@ -44,11 +44,11 @@ def record(policy: Policy, name: str, asked: PauseAsked | None, disk: Disk, cloc
 
 
 def _recorded(policy: Policy, name: str, disk: Disk, clock: Clock) -> UpstreamView:
-    upstream, now_ns = policy.upstreams[name], clock.boottime_ns()
+    now_ns = clock.boottime_ns()
     kept = PauseRecord(clock.boot_id(), now_ns, clock.wall_ns(), _kept(policy, name, disk, clock))
-    state, limits = kept.at_a_start(now_ns), with_ceilings(upstream.limits, policy.lanes)
+    state, limits = kept.at_a_start(now_ns), with_ceilings(policy.upstreams[name], policy.lanes)
     try:
-        book = recorded_book(policy.history_of(name), limits, upstream.guard_ns, disk, clock)
+        book = recorded_book(policy.history_of(name), limits, disk, clock)
     except HistoryError as error:
         return UpstreamView(step(state, Event(EventKind.FAULT, now_ns, str(error), until_ns=now_ns)))
     return UpstreamView(state, View(book, clock))

@@ -86,8 +86,7 @@ class Account:
         on_row = (lambda _: None) if row is None else row.note_row
         exact = Throttle(
             open_history(history, host.disk, host.clock, on_row),
-            with_ceilings(self.upstream.limits, policy.lanes),
-            self.upstream.guard_ns,
+            with_ceilings(self.upstream, policy.lanes),
             host.clock,
             transaction_ns=self.upstream.max_transaction_ns,
         )
@@ -349,8 +348,8 @@ class Account:
             opener = self._opener()
             self.transactions.offered_extensions.forget()
             self.certificate_ends_at_ns = None
-        by = with_ceilings(after.limits, policy.lanes), after.guard_ns
-        await self.throttle.call(lambda it: it.replan(*by, transaction_ns=after.max_transaction_ns))
+        limits = with_ceilings(after, policy.lanes)
+        await self.throttle.call(lambda it: it.replan(limits, transaction_ns=after.max_transaction_ns))
         # Only now: the new limits may have room for a connection.
         self.pool.configure(_caps(after), opener)
         if is_mended(self.name, before, after):

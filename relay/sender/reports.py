@@ -116,7 +116,7 @@ class OwedReports:
         self._events, self._metrics, self._clock = telemetry
         self._queue = queue
         history = FileHistory(policy.reports_history, host.disk, self._clock)
-        throttle = Throttle(history, _limits(policy), 0, self._clock, transaction_ns=PUBLISHING_NS)
+        throttle = Throttle(history, _limits(policy), self._clock, transaction_ns=PUBLISHING_NS)
         self._gate = ThrottleThread(throttle, self._clock, self._tell_uncounted, workers=host.workers)
         self._waiting: dict[QueueId, None] = {}
         self._uncounted: set[QueueId] = set()
@@ -172,7 +172,7 @@ class OwedReports:
         return isinstance(answer, Reservation)
 
     async def use(self, policy: Policy) -> None:
-        await self._gate.call(lambda gate: gate.replan(_limits(policy), 0))
+        await self._gate.call(lambda gate: gate.replan(_limits(policy)))
         self._opens_at_ns = 0
         self._wake.set()
 

@@ -112,7 +112,7 @@ class AccountForecast:
             limit = usage.limit
             if limit.unit not in _UNITS or (limit.for_each is not None and limit.only is None):
                 continue
-            again_ns = usage.span_ns + transaction_ns
+            again_ns = limit.span_ns + transaction_ns
             window = _Window(limit.reason, limit.count, again_ns, self._from_ns, usage.openings)
             if limit.only is None and limit.unit == "messages":
                 self._of_line.append(window)

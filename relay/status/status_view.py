@@ -156,7 +156,7 @@ class StatusView:
             is_same = old and new and self.policy.history_of(name) == edited.history_of(name)
             after_seen = seen if is_same else recorded_edited.get(name)
             if new is not None and after_seen is not None and after_seen.limits is not None:
-                limits = after_seen.limits.judged_by(with_ceilings(new.limits, edited.lanes), new.guard_ns)
+                limits = after_seen.limits.judged_by(with_ceilings(new, edited.lanes))
                 after_seen = replace(after_seen, limits=limits)
                 over += self._over(name, limits.usage())
             is_well = bool(old and new and is_same and is_mended(name, old, new))
@@ -320,7 +320,7 @@ class StatusView:
                 usage.limit.unit,
                 usage.used,
                 usage.limit.count,
-                usage.span_ns,
+                usage.limit.span_ns,
                 self._wall(usage.opens_at_ns) if usage.used >= usage.limit.count else None,
                 usage.limit.for_each,
                 usage.key,

@@ -23,7 +23,6 @@ class Book:
     def __init__(self, bounds: Bounds = BOUNDS) -> None:
         self._bounds = bounds
         self.policy_limits: Sequence[Limit] = ()
-        self._guard_ns: int | None = None
         self.limits: list[LimitState] = []
         self.now_ns = 0
         self.in_flight: dict[int, Slot] = {}
@@ -36,15 +35,15 @@ class Book:
         self.granted: list[Slot] = []
         """Decided, and not durable yet."""
 
-    def judge_by(self, limits: Sequence[Limit], guard_ns: int | None) -> None:
-        self.policy_limits, self._guard_ns = tuple(limits), guard_ns
+    def judge_by(self, limits: Sequence[Limit]) -> None:
+        self.policy_limits = tuple(limits)
         self.limits = self._filled()
 
-    def judged_by(self, limits: Sequence[Limit], guard_ns: int | None) -> "Book":
+    def judged_by(self, limits: Sequence[Limit]) -> "Book":
         """Return a copy of the book that other limits judge."""
         book = Book(self._bounds)
         book.now_ns, book.in_flight, book.ended = self.now_ns, {**self.in_flight}, [*self.ended]
-        book.judge_by(limits, guard_ns)
+        book.judge_by(limits)
         return book
 
     def advance(self, now_ns: int) -> None:
@@ -146,7 +145,7 @@ class Book:
         return slot
 
     def _filled(self) -> list[LimitState]:
-        states = [LimitState(limit, self._guard_ns) for limit in self.policy_limits]
+        states = [LimitState(limit) for limit in self.policy_limits]
         for state in states:
             for slot in self.slots():
                 state.charge(slot, self.now_ns)
@@ -175,9 +174,9 @@ class Book:
         self._compact_above = max(self._bounds.least, 2 * self._size)
 
 
-def book_of(events: Iterable[Event], now_ns: int, limits: Sequence[Limit], guard_ns: int | None) -> Book:
+def book_of(events: Iterable[Event], now_ns: int, limits: Sequence[Limit]) -> Book:
     """Return a book that knows these events, as of `now_ns`."""
     book = Book()
-    book.judge_by(limits, guard_ns)
+    book.judge_by(limits)
     book.reset(events, now_ns)
     return book

@@ -55,9 +55,7 @@ def open_history(
     return PostgresqlHistory(account, HighWaterMark(f"{place.path}.mark", disk), clock, on_state=on_state)
 
 
-def recorded_book(
-    place: HistoryPlace, limits: Sequence[Limit], guard_ns: int | None, disk: Disk, clock: Clock
-) -> Book:
+def recorded_book(place: HistoryPlace, limits: Sequence[Limit], disk: Disk, clock: Clock) -> Book:
     """Return what a relay that starts now would know of the account's past, in boottime.
 
     Without a history file and without a mark in its lock the past is empty.  Raises PermissionError, and
@@ -66,9 +64,9 @@ def recorded_book(
     if place.database is not None:
         with contextlib.closing(open_history(place, disk, clock)) as history, history.transaction() as found:
             events = [moved(event, -found.ahead_ns) for event in found.news]
-            return book_of(events, found.now_ns - found.ahead_ns, limits, guard_ns)
+            return book_of(events, found.now_ns - found.ahead_ns, limits)
     try:
-        return book_of(_read(place.path, disk, clock).events, clock.boottime_ns(), limits, guard_ns)
+        return book_of(_read(place.path, disk, clock).events, clock.boottime_ns(), limits)
     except DamagedHistory as damage:
         raise refusal(str(place.path), damage) from damage
 

@@ -3,14 +3,15 @@
 The limits of an upstream, the ceilings of its lanes and the cap on reports all have this shape.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from relay.mail.formats import in_seconds, period, size
 from relay.policy.lane import ALL_PERCENT, Lanes, LimitSettings, Unit
+from relay.policy.model import Upstream
 
 ForEach = Literal["sender", "sender_domain", "recipient_domain", "client", "user", "lane"]
+LONGEST_DEFAULT_GUARD_NS = 1_000_000_000
 LONGEST_KEY = 96
 """The most characters of a written key.  A longer key loses its beginning; two such may become one."""
 
@@ -28,6 +29,12 @@ class Limit:
     """The kind of key that has a window each; None: one window for everything."""
     only: str | None = None
     """The one key that the limit judges; None: every key."""
+    guard_ns: int = 0
+    """How much longer than T a slot is occupied after its end."""
+
+    @property
+    def span_ns(self) -> int:
+        return self.per_ns + self.guard_ns
 
     @property
     def reason(self) -> str:
@@ -46,21 +53,24 @@ class Limit:
         return f"{counted} per {period(self.per_ns)}{each}"
 
 
-def limit_of(settings: LimitSettings) -> Limit:
-    return Limit(settings.unit, settings.count, settings.per_ns, settings.label, settings.for_each)
+def limit_of(settings: LimitSettings, guard_ns: int | None = None) -> Limit:
+    """Without `guard_ns` the guard is 1 % of T, at most a second."""
+    guard_ns = min(settings.per_ns // 100, LONGEST_DEFAULT_GUARD_NS) if guard_ns is None else guard_ns
+    its = settings.unit, settings.count, settings.per_ns, settings.label, settings.for_each
+    return Limit(*its, guard_ns=guard_ns)
 
 
-def with_ceilings(settings: Sequence[LimitSettings], lanes: Lanes) -> tuple[Limit, ...]:
+def with_ceilings(upstream: Upstream, lanes: Lanes) -> tuple[Limit, ...]:
     """Return the limits of an upstream, and the ceilings of lanes as limits for their key `lane`.
 
     Only limits over all mail have ceilings: a limit `for_each` sender has no total to take a part of.
     Limits of bytes have none: a message larger than its lane's part could never go.
     """
-    found = [limit_of(each) for each in settings]
+    found = [limit_of(each, upstream.guard_ns) for each in upstream.limits]
     for limit in tuple(found):
         for name, lane in lanes.items():
             if limit.for_each is None and limit.unit in ("messages", "recipients") and lane.ceiling:
                 count = max(1, limit.count * lane.ceiling // ALL_PERCENT)
                 label = f"{count} {limit.unit} per {in_seconds(limit.per_ns)} for lane {name}"
-                found.append(Limit(limit.unit, count, limit.per_ns, label, "lane", name))
+                found.append(replace(limit, count=count, label=label, for_each="lane", only=name))
     return tuple(found)

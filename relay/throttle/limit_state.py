@@ -31,7 +31,6 @@ from dataclasses import dataclass
 from relay.throttle.history import Slot, weights_in
 from relay.throttle.limit import Limit
 
-LONGEST_DEFAULT_GUARD_NS = 1_000_000_000
 Opening = tuple[int, int]
 """An instant at which slots become free, and their weight."""
 
@@ -41,8 +40,6 @@ class Usage:
     """How full a limit is; of a limit with keys, how full its fullest key is."""
 
     limit: Limit
-    span_ns: int
-    """T and its guard."""
     key: str | None
     """The fullest key, or the only key that the limit judges."""
     used: int
@@ -82,12 +79,10 @@ class Window:
 
 
 class LimitState:
-    def __init__(self, limit: Limit, guard_ns: int | None) -> None:
-        """Without `guard_ns` the guard is 1 % of T, at most a second."""
+    def __init__(self, limit: Limit) -> None:
         self.limit, self.unit, self.count = limit, limit.unit, limit.count
         self.for_each, self.only = limit.for_each, limit.only
-        guard_ns = min(limit.per_ns // 100, LONGEST_DEFAULT_GUARD_NS) if guard_ns is None else guard_ns
-        self.span_ns = limit.per_ns + guard_ns
+        self.span_ns = limit.span_ns
         self._windows = defaultdict[str | None, Window](Window)
         self.granted = Counter[str | None]()
         """The weight that is granted and not durable yet, by key."""
@@ -159,7 +154,7 @@ class LimitState:
         for slot, ends_ns in in_flight:
             weights = [weight for each, weight in self._weights(slot) if each in (None, key)]
             openings += [(ends_ns + self.span_ns, weight) for weight in weights]
-        return Usage(self.limit, self.span_ns, key, used, opens_at_ns, tuple(openings))
+        return Usage(self.limit, key, used, opens_at_ns, tuple(openings))
 
     def _openings(self, keys: Iterable[str | None]) -> list[list[Opening]]:
         return [self._windows[key].openings for key in keys if key in self._windows]

@@ -73,9 +73,9 @@ class View:
             for each in usages
         ]
 
-    def judged_by(self, limits: Sequence[Limit], guard_ns: int | None) -> "View":
+    def judged_by(self, limits: Sequence[Limit]) -> "View":
         """Return a view of the same past by other limits."""
-        view = View(self._look(lambda book: book.judged_by(limits, guard_ns)), self._clock)
+        view = View(self._look(lambda book: book.judged_by(limits)), self._clock)
         view.ahead_ns, view.least_ahead_ns = self.ahead_ns, self.least_ahead_ns
         return view
 
@@ -110,13 +110,11 @@ class Throttle(View):
         self,
         history: History,
         limits: Sequence[Limit],
-        guard_ns: int | None,
         clock: Clock,
         *,
         transaction_ns: int = TRANSACTION_NS,
         book: Book | None = None,
     ) -> None:
-        """Without `guard_ns` the guard is 1 % of each period, at most a second."""
         super().__init__(book or Book(), clock)
         self._history = history
         self._transaction_ns = transaction_ns
@@ -125,7 +123,7 @@ class Throttle(View):
         """Known here, and not durable yet."""
         self._must_write = False
         """A commit failed.  Nothing may be sent before a commit succeeds, even if the history can be read."""
-        self.book.judge_by(limits, guard_ns)
+        self.book.judge_by(limits)
 
     def reserve(self, requests: Sequence[Request]) -> list[Admission]:
         """Decide requests in their order, all in one transaction with one commit.
@@ -162,16 +160,14 @@ class Throttle(View):
         """
         self._transact(lambda _: [])
 
-    def replan(
-        self, limits: Sequence[Limit], guard_ns: int | None, *, transaction_ns: int | None = None
-    ) -> None:
+    def replan(self, limits: Sequence[Limit], *, transaction_ns: int | None = None) -> None:
         """Judge the same history by new limits.  Without `transaction_ns` the present one stays.
 
         Slots that are reserved keep their deadline.
         """
         with self._turn, self.mutex:
             self._transaction_ns = self._transaction_ns if transaction_ns is None else transaction_ns
-            self.book.judge_by(limits, guard_ns)
+            self.book.judge_by(limits)
 
     def close(self) -> None:
         """Close the history; call `flush` first."""

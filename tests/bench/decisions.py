@@ -46,7 +46,7 @@ Throttled = tuple[Callable[[int], bool], Callable[[Sequence[int]], None]]
 @contextmanager
 def _in_memory(count: int) -> Iterator[Throttled]:
     book = Book()
-    book.judge_by([messages(count, DAY_S)], 0)
+    book.judge_by([messages(count, DAY_S)])
 
     def decide(now_ns: int) -> bool:
         return decide_and_end(book, now_ns, Request(1))
@@ -63,7 +63,7 @@ def _durable(count: int) -> Iterator[Throttled]:
     with tempfile.TemporaryDirectory(prefix="relay-bench-") as folder:
         clock = FakeClock(START_NS - 1)
         history = FileHistory(Path(folder) / "history", RealDisk(), clock)
-        account = Throttle(history, [messages(count, DAY_S)], 0, clock)
+        account = Throttle(history, [messages(count, DAY_S)], clock)
 
         def decide(now_ns: int) -> bool:
             clock.advance(now_ns - clock.boottime_ns())

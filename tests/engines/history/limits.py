@@ -44,7 +44,7 @@ def throttle(
 ) -> Throttle:
     history = FileHistory(path, disk, clock, replace_above_bytes=replace_above_bytes)
     book = None if bounds is None else Book(bounds)
-    return Throttle(history, limits, 0, clock, transaction_ns=TRANSACTION_NS, book=book)
+    return Throttle(history, limits, clock, transaction_ns=TRANSACTION_NS, book=book)
 
 
 def ask(throttle: Throttle, *wanted: int) -> list[Reservation | Wait | TooLarge]:

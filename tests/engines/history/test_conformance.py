@@ -42,7 +42,7 @@ def test_a_view_tells_instants_in_boottime_whatever_the_clock_of_the_history(
     opened: Opens, clock: FakeClock
 ) -> None:
     limits = [messages(2, seconds=60)]
-    account = Throttle(opened(), limits, 0, clock)
+    account = Throttle(opened(), limits, clock)
     account.flush()
     was_empty = account.is_empty
     for _ in range(2):
@@ -50,7 +50,7 @@ def test_a_view_tells_instants_in_boottime_whatever_the_clock_of_the_history(
         clock.advance(SECOND_NS)
     assert (was_empty, account.is_empty) == (True, False)
 
-    for view in (account, account.judged_by(limits, 0)):
+    for view in (account, account.judged_by(limits)):
         (usage,) = view.usage()
         opens = [usage.opens_at_ns, *sorted(at_ns for at_ns, _ in usage.openings)]
         for told_ns, in_s in zip(opens, (58, 58, 59), strict=True):

@@ -86,7 +86,7 @@ def test_fsck_and_a_start_agree_on_damage_and_a_damaged_history_grants_nothing(
     assert found == ([says] if says else [])
     account = throttle(used, Unsynced(), clock, LIMITS)
     if says in ("", "torn_group"):
-        known = len(recorded_book(HistoryPlace(used, "isp", None), (), None, Unsynced(), clock).slots())
+        known = len(recorded_book(HistoryPlace(used, "isp", None), (), Unsynced(), clock).slots())
         assert known == (0 if before is None else 4)
         assert len(granted(account, *[1] * 9)) == 9 - known
         assert not list(history_findings(used, Unsynced(), clock))
@@ -97,7 +97,7 @@ def test_fsck_and_a_start_agree_on_damage_and_a_damaged_history_grants_nothing(
     assert (used.read_bytes() if used.is_file() else None) == before
     if says == "damaged_history":
         with pytest.raises(HistoryError, match="isp"):
-            recorded_book(HistoryPlace(used, "isp", None), (), None, Unsynced(), clock).slots()
+            recorded_book(HistoryPlace(used, "isp", None), (), Unsynced(), clock).slots()
 
 
 def test_damage_at_any_byte_grants_nothing(used: Path, clock: FakeClock) -> None:

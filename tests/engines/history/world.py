@@ -128,7 +128,7 @@ class World(abc.ABC):
     def _new_throttle(self, limits: list[Limit]) -> Throttle:
         book = Book(self.sizes.bounds)
         history = self.new_history()
-        return Throttle(history, limits, 0, self.clock, transaction_ns=TRANSACTION_NS, book=book)
+        return Throttle(history, limits, self.clock, transaction_ns=TRANSACTION_NS, book=book)
 
     def _throttle(self, sender: Sender) -> Throttle:
         if sender.throttle is None:
@@ -244,7 +244,7 @@ class World(abc.ABC):
             # Some limits stay, or change their count only.
             kept = self.random.sample(sender.limits, self.random.randint(0, len(sender.limits)))
             limits += [replace(each, count=self.random.choice([each.count, 3])) for each in kept]
-        self._throttle(sender).replan(limits, 0)
+        self._throttle(sender).replan(limits)
         sender.limits = limits
 
     @staticmethod

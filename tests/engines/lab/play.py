@@ -101,7 +101,7 @@ def work(
     """Accept and settle messages. Some stay in the spool, some of them held, for the next play."""
     sender = Sender(disk, clock, notes.trace, engine)
     sender.spool = cast(Spool, _Noting(sender.spool, notes))
-    throttle = Throttle(FileHistory(folder / "history", RealDisk(), clock), LIMITS, None, clock)
+    throttle = Throttle(FileHistory(folder / "history", RealDisk(), clock), LIMITS, clock)
     sender.claim()
     sender.end_what_is_done()
     sender.report_what_is_owed(sorted(sender.queue))
@@ -168,7 +168,7 @@ def _started(disk: RealDisk, engine: OnModel, trace: Trace, clock: FakeClock) ->
 
 def _check_history(path: Path, charged: tuple[int, int], disk: RealDisk, clock: FakeClock) -> None:
     """Check that the history still charges every grant made before the power cut."""
-    throttle = Throttle(FileHistory(path, disk, clock), LIMITS, None, clock)
+    throttle = Throttle(FileHistory(path, disk, clock), LIMITS, clock)
     try:
         throttle.flush()
         used = [usage.used for usage in throttle.usage()]

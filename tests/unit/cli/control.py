@@ -51,8 +51,8 @@ def write_policy(folder: Path, text: str = POLICY, engine: str = "maildir") -> P
 def charged(policy: Policy, recipients: Sequence[int], connections: int = 0) -> Path:
     """Charge `connections` and a message for each of `recipients`; return the path of `isp`'s history."""
     clock, path = SystemClock(), policy.history_path("isp")
-    limits = with_ceilings(policy.upstreams["isp"].limits, {})
-    throttle = Throttle(FileHistory(path, RealDisk(), clock), limits, None, clock)
+    limits = with_ceilings(policy.upstreams["isp"], {})
+    throttle = Throttle(FileHistory(path, RealDisk(), clock), limits, clock)
     connected = [throttle.reserve_connection(SECOND_NS) for _ in range(connections)]
     for answer in [*connected, *throttle.reserve([Request(each) for each in recipients])]:
         throttle.settle(answer, clock.boottime_ns())  # type: ignore[arg-type]  # all have room

@@ -61,8 +61,8 @@ class Practised(NamedTuple):
         """Return the number of occupied slots of each limit, read from the history's file."""
         policy, clock = parse_policy(self.policy_path.read_bytes(), self.policy_path), SystemClock()
         upstream = policy.upstreams["isp"]
-        limits = with_ceilings(upstream.limits, {})
-        book = recorded_book(policy.history_of("isp"), limits, upstream.guard_ns, RealDisk(), clock)
+        limits = with_ceilings(upstream, {})
+        book = recorded_book(policy.history_of("isp"), limits, RealDisk(), clock)
         return [usage.used for usage in View(book, clock).usage()]
 
     def consent(self) -> None:

@@ -19,7 +19,8 @@ MINUTE_NS = 60 * SECOND_NS
 
 
 def limit(unit: Unit, count: int, seconds: int) -> Limit:
-    return Limit(unit, count, seconds * SECOND_NS, f"{count} {unit} per {seconds}s")
+    per_ns, label = seconds * SECOND_NS, f"{count} {unit} per {seconds}s"
+    return Limit(unit, count, per_ns, label, guard_ns=min(per_ns // 100, SECOND_NS))
 
 
 def limits_of(*units: Unit) -> st.SearchStrategy[Limit]:
@@ -36,7 +37,7 @@ class Line:
 
     def __init__(self, limits: list[Limit], connections: int, transaction_ns: int) -> None:
         self.clock = FakeClock()
-        self.throttle = Throttle(MemoryHistory(Kept(self.clock)), limits, None, self.clock)
+        self.throttle = Throttle(MemoryHistory(Kept(self.clock)), limits, self.clock)
         self._connections, self._transaction_ns = connections, transaction_ns
         self._under_way = deque[tuple[int, Reservation]]()
 
