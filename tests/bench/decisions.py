@@ -21,8 +21,7 @@ from typing import Any
 from relay.clock import SECOND_NS
 from relay.spool.disk.durable import RealDisk
 from relay.throttle.admission import Request
-from relay.throttle.book import Book
-from relay.throttle.compaction import BOUNDS
+from relay.throttle.book import BOUNDS, Book
 from relay.throttle.file_history import FileHistory
 from relay.throttle.throttle import Reservation, Throttle
 from tests.engines.history.limits import messages

@@ -7,8 +7,7 @@ from relay.clock import SECOND_NS
 from relay.policy.lane import Unit
 from relay.spool.disk.durable import Disk
 from relay.throttle.admission import Request, TooLarge, Wait
-from relay.throttle.book import Book
-from relay.throttle.compaction import Bounds
+from relay.throttle.book import Book, Bounds
 from relay.throttle.file_history import REPLACE_ABOVE_BYTES, FileHistory
 from relay.throttle.limit import ForEach, Limit
 from relay.throttle.throttle import Reservation, Throttle

@@ -7,7 +7,7 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.throttle.audit import audit
-from relay.throttle.compaction import Bounds
+from relay.throttle.book import Bounds
 from relay.throttle.limit import Limit
 from relay.throttle.throttle import Throttle
 from tests.engines.history.limits import TRANSACTION_NS, granted, messages, recipients, settle, throttle

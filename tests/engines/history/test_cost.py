@@ -13,8 +13,7 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.throttle.admission import Request, Reservation
-from relay.throttle.book import Book
-from relay.throttle.compaction import KEEP_NS, Bounds, compacted
+from relay.throttle.book import KEEP_NS, Book, Bounds, compacted
 from relay.throttle.history import Ended, Share, Slot
 from relay.throttle.limit_state import Window
 from tests.engines.history.limits import TRANSACTION_NS, messages, recipients, throttle

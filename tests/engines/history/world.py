@@ -15,8 +15,7 @@ from random import Random
 from relay.clock import SECOND_NS
 from relay.policy.lane import Unit
 from relay.throttle.admission import Request, TooLarge, Wait
-from relay.throttle.book import Book
-from relay.throttle.compaction import BOUNDS, Bounds
+from relay.throttle.book import BOUNDS, Book, Bounds
 from relay.throttle.file_history import FileHistory
 from relay.throttle.history import History, HistoryError
 from relay.throttle.limit import ForEach, Limit
