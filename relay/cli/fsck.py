@@ -23,7 +23,7 @@ from relay.spool.interface import Corrupt, Spool, SpoolBusy
 from relay.status.snapshot import as_json as plain
 from relay.throttle.audit import Audit
 from relay.throttle.audit import audit as count
-from relay.throttle.history import NOTHING_SENT, HistoryError
+from relay.throttle.history import HistoryError
 from relay.throttle.history_access import Finding, history_findings, recorded_book
 from relay.throttle.limit import with_ceilings
 
@@ -170,7 +170,7 @@ def _of_histories(policy: Policy) -> Iterator[Finding]:
     for path in dict.fromkeys(map(policy.history_path, policy.upstreams)):
         yield from history_findings(path, disk, clock)
     for finding in history_findings(policy.reports_history, disk, clock):
-        if finding.becomes.startswith(NOTHING_SENT):
+        if finding.is_damage:
             becomes, advice = "reports are not counted", "remove it while no relay runs"
             yield replace(finding, becomes=becomes, advice=advice)
         else:

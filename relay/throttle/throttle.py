@@ -208,8 +208,7 @@ class Throttle(View):
         """Bring memory to what is durable, and add the ends that are not durable yet."""
         self.ahead_ns = transaction.ahead_ns
         # `ahead_ns` may include a round trip on the network.  This is the lower bound.
-        passed_ns = transaction.now_ns - self._clock.boottime_ns()
-        self.least_ahead_ns = min(transaction.ahead_ns, passed_ns) if transaction.ahead_ns else 0
+        self.least_ahead_ns = transaction.now_ns - self._clock.boottime_ns()
         if transaction.is_whole:
             self.book.reset([*transaction.news, *self._ends], transaction.now_ns)
         else:
