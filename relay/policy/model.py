@@ -308,8 +308,8 @@ class Upstream(Section):
     idle_ns: Duration = Field(default=10 * SECOND_NS, alias="idle")
     pipelining: bool = True
     max_transaction_ns: Duration = Field(default=30 * MINUTE_NS, alias="max_transaction")
-    """The last third, at most 10 minutes, is for the last reply.  If the end of a transaction is unknown (a
-    crash, a lost reply), its slot counts as ended at this deadline."""
+    """The last third, at most 10 minutes, is for the last reply (RFC 5321, 4.5.3.2.6).  If the end of a
+    transaction is unknown (a crash, a lost reply), its slot counts as ended at this deadline."""
     limits: Limits
     """Required unless the provider supplies them: a half-written edit must not drop them silently."""
     guard_ns: Duration | None = Field(default=None, alias="guard")

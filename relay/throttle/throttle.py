@@ -33,10 +33,7 @@ from relay.throttle.history import Ended, Event, History, HistoryTransaction, Sl
 from relay.throttle.limit import Limit
 from relay.throttle.limit_state import Usage
 
-__all__ = ["TRANSACTION_NS", "Reservation", "Throttle", "View"]
-
-TRANSACTION_NS = 30 * 60 * 1_000_000_000
-"""The longest transaction: the reply to the final dot may take 10 minutes (RFC 5321, 4.5.3.2.6) of it."""
+__all__ = ["Reservation", "Throttle", "View"]
 
 Answer = TypeVar("Answer")
 
@@ -112,7 +109,7 @@ class Throttle(View):
         limits: Sequence[Limit],
         clock: Clock,
         *,
-        transaction_ns: int = TRANSACTION_NS,
+        transaction_ns: int,
         book: Book | None = None,
     ) -> None:
         super().__init__(book or Book(), clock)

@@ -62,7 +62,7 @@ def _durable(count: int) -> Iterator[Throttled]:
     with tempfile.TemporaryDirectory(prefix="relay-bench-") as folder:
         clock = FakeClock(START_NS - 1)
         history = FileHistory(Path(folder) / "history", RealDisk(), clock)
-        account = Throttle(history, [messages(count, DAY_S)], clock)
+        account = Throttle(history, [messages(count, DAY_S)], clock, transaction_ns=TRANSACTION_NS)
 
         def decide(now_ns: int) -> bool:
             clock.advance(now_ns - clock.boottime_ns())

@@ -8,7 +8,7 @@ import pytest
 from relay.clock import SECOND_NS
 from relay.throttle.history import Ended, Event, History, Issued, Share, Slot
 from relay.throttle.throttle import Throttle
-from tests.engines.history.limits import granted, messages, settle
+from tests.engines.history.limits import TRANSACTION_NS, granted, messages, settle
 from tests.fakes.clock import FakeClock
 
 Opens = Callable[[], History]
@@ -42,7 +42,7 @@ def test_a_view_tells_instants_in_boottime_whatever_the_clock_of_the_history(
     opened: Opens, clock: FakeClock
 ) -> None:
     limits = [messages(2, seconds=60)]
-    account = Throttle(opened(), limits, clock)
+    account = Throttle(opened(), limits, clock, transaction_ns=TRANSACTION_NS)
     account.flush()
     was_empty = account.is_empty
     for _ in range(2):

@@ -52,7 +52,8 @@ def charged(policy: Policy, recipients: Sequence[int], connections: int = 0) -> 
     """Charge `connections` and a message for each of `recipients`; return the path of `isp`'s history."""
     clock, path = SystemClock(), policy.history_path("isp")
     limits = with_ceilings(policy.upstreams["isp"], {})
-    throttle = Throttle(FileHistory(path, RealDisk(), clock), limits, clock)
+    history = FileHistory(path, RealDisk(), clock)
+    throttle = Throttle(history, limits, clock, transaction_ns=policy.upstreams["isp"].max_transaction_ns)
     connected = [throttle.reserve_connection(SECOND_NS) for _ in range(connections)]
     for answer in [*connected, *throttle.reserve([Request(each) for each in recipients])]:
         throttle.settle(answer, clock.boottime_ns())  # type: ignore[arg-type]  # all have room

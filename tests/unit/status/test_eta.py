@@ -16,6 +16,7 @@ from tests.engines.history.memory_history import Kept, MemoryHistory
 from tests.fakes.clock import FakeClock
 
 MINUTE_NS = 60 * SECOND_NS
+HOUR_NS = 60 * MINUTE_NS
 
 
 def limit(unit: Unit, count: int, seconds: int) -> Limit:
@@ -37,7 +38,7 @@ class Line:
 
     def __init__(self, limits: list[Limit], connections: int, transaction_ns: int) -> None:
         self.clock = FakeClock()
-        self.throttle = Throttle(MemoryHistory(Kept(self.clock)), limits, self.clock)
+        self.throttle = Throttle(MemoryHistory(Kept(self.clock)), limits, self.clock, transaction_ns=HOUR_NS)
         self._connections, self._transaction_ns = connections, transaction_ns
         self._under_way = deque[tuple[int, Reservation]]()
 
