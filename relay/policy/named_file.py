@@ -8,7 +8,6 @@ Does not: help if the server of a network file system is gone; there every call 
 import errno
 import os
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 
@@ -28,10 +27,10 @@ class SecretError(ValueError):
         return f"{self.named}: {self.words}" if self.named else self.words
 
 
-def read_regular(path: Path, most_bytes: int, check: Callable[[os.stat_result], None] | None = None) -> bytes:
-    """Return the content of a regular file; of a longer file, `most_bytes` and one byte.
+def read_regular(path: Path, most_bytes: int) -> tuple[bytes, os.stat_result]:
+    """Return the content and the status of a regular file; of a longer file, `most_bytes` and one byte.
 
-    Raises OSError, and any error of `check`, which gets the status of the open file.
+    Raises OSError.
     """
     try:
         # O_NONBLOCK: a FIFO without a writer must not block the open, before fstat can refuse it.
@@ -42,9 +41,7 @@ def read_regular(path: Path, most_bytes: int, check: Callable[[os.stat_result], 
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
-        if check is not None:
-            check(status)
         with open(descriptor, "rb", closefd=False) as file:
-            return file.read(most_bytes + 1)
+            return file.read(most_bytes + 1), status
     finally:
         os.close(descriptor)

@@ -329,18 +329,15 @@ def _read_private(path: Path, most_bytes: int) -> bytes:
 
 def _read(path: Path, most_bytes: int, exposed: int = 0) -> bytes:
     """Read a file whose mode has none of the bits `exposed`.  Raises SecretError."""
-
-    def check(status: os.stat_result) -> None:
-        if status.st_mode & exposed:
-            mode = stat.S_IMODE(status.st_mode)
-            raise SecretError(f"other users can access the file (mode {mode:04o}): run chmod 600", path)
-        if exposed and status.st_uid not in (os.geteuid(), 0):
-            raise SecretError(f"user {status.st_uid} owns it: chown it to the relay's user or root", path)
-
     try:
-        content = read_regular(path, most_bytes, check)
+        content, status = read_regular(path, most_bytes)
     except OSError as error:
         raise SecretError(f"cannot read it: {error.strerror}", path) from error
+    if status.st_mode & exposed:
+        mode = stat.S_IMODE(status.st_mode)
+        raise SecretError(f"other users can access the file (mode {mode:04o}): run chmod 600", path)
+    if exposed and status.st_uid not in (os.geteuid(), 0):
+        raise SecretError(f"user {status.st_uid} owns it: chown it to the relay's user or root", path)
     if len(content) > most_bytes:
         raise SecretError(f"it is larger than {most_bytes} bytes", path)
     return content

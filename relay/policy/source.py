@@ -96,7 +96,7 @@ def read_policy(path: Path, *, looks_at_files: bool = True) -> Policy:
 def policy_bytes(path: Path) -> bytes:
     """Return the text, at most MAX_BYTES and one byte more.  Raises PolicyError if it cannot be read."""
     try:
-        return read_regular(path, MAX_BYTES)
+        return read_regular(path, MAX_BYTES)[0]
     except OSError as error:
         raise PolicyError(path, [Fault(f"cannot read it: {error.strerror}")]) from None
 
