@@ -19,7 +19,6 @@ from relay.clock import SystemClock
 from relay.control.client import ControlClient
 from relay.control.offline import refuse_strangers
 from relay.mail.formats import rfc3339_or_none
-from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy, SpoolEngine
 from relay.spool.convert import convert as convert_spool
 from relay.spool.disk.durable import RealDisk
@@ -28,9 +27,9 @@ from relay.spool.interface import Corrupt, Spool, SpoolBusy
 from relay.status.snapshot import as_json as plain
 from relay.throttle.audit import Audit
 from relay.throttle.audit import audit as count
-from relay.throttle.history import NOTHING_SENT, HistoryError
+from relay.throttle.history import HistoryError
 from relay.throttle.history_access import Finding, history_findings, recorded_book
-from relay.throttle.limit import plain_words
+from relay.throttle.limit import with_ceilings
 
 EXCEEDED = REPAIRED_BY_RELAY = 1
 """Exit codes: of `audit` if a window held more than today's limit, of `fsck` if no finding is damage."""
@@ -52,20 +51,20 @@ def audit(target: Target, *, as_json: bool) -> int:
     policy, clock = found_policy(target), SystemClock()
     code = os.EX_OK
     for name, upstream in policy.upstreams.items():
-        place, limits = policy.history_of(name), with_ceilings(upstream.limits, policy.lanes)
+        place, limits = policy.history_of(name), with_ceilings(upstream, policy.lanes)
         if place.database is None and not place.path.exists():
             if not as_json:
                 say(f"{name}: {place} does not exist: nothing was sent under a limit")
             continue
         try:
-            found = count(recorded_book(place, (), None, RealDisk(), clock).slots(), limits)
+            found = count(recorded_book(place, (), RealDisk(), clock).slots(), limits)
         except HistoryError as error:
             say(f"{name}: {error}", err=True)
             code = os.EX_DATAERR if place.database is None else os.EX_TEMPFAIL
             continue
         if code == os.EX_OK and any(peak.is_exceeded for peak in found.findings):
             code = EXCEEDED
-        words = {limit.label: plain_words(limit) for limit in limits}
+        words = {limit.label: limit.words for limit in limits}
         for told in _limit_objects(found, clock.wall_ns() - clock.boottime_ns()):
             if as_json:
                 click.echo(json.dumps({"upstream": name, "history": str(place), **told}))
@@ -187,7 +186,7 @@ def _of_histories(policy: Policy) -> Iterator[Finding]:
     for path in dict.fromkeys(map(policy.history_path, policy.upstreams)):
         yield from history_findings(path, disk, clock)
     for finding in history_findings(policy.reports_history, disk, clock):
-        if finding.becomes.startswith(NOTHING_SENT):
+        if finding.is_damage:
             becomes, advice = "reports are not counted", "remove it while no relay runs"
             yield replace(finding, becomes=becomes, advice=advice)
         else:

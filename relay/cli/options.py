@@ -214,7 +214,8 @@ def _spool_in(policy_path: Path) -> Path | None:
     import yaml  # noqa: PLC0415 - some verbs need no policy
 
     try:
-        key = _SPOOL.search(read_regular(policy_path, MOST_BYTES).decode("utf-8", "replace"))
+        content, _ = read_regular(policy_path, MOST_BYTES)
+        key = _SPOOL.search(content.decode("utf-8", "replace"))
         said = yaml.safe_load(key[0])["spool"] if key else None
     except (OSError, yaml.YAMLError, RecursionError):
         return None

@@ -20,9 +20,8 @@ import click
 from relay.cli.options import Failed, named_upstream, policy_option, printable, say
 from relay.clock import SECOND_NS, SystemClock
 from relay.control.offline import refuse_strangers
-from relay.policy.lane import with_ceilings
-from relay.policy.model import Auth, GrantType, OAuth2, Policy
-from relay.policy.secrets import NotLoggedIn, SecretError, read_client_secret, read_secrets
+from relay.policy.model import SECRETS, Auth, GrantType, OAuth2, Policy
+from relay.policy.secrets import NotLoggedIn, SecretError, read_secrets, secret_of
 from relay.policy.shipped import rules_of
 from relay.policy.source import read_policy
 from relay.sender.connections import Logins, NoRoomToConnect, RefreshTokenFile, open_with_slot
@@ -32,6 +31,7 @@ from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics, Telemetry
 from relay.throttle.history_access import open_history
+from relay.throttle.limit import with_ceilings
 from relay.throttle.throttle import Throttle
 from relay.upstream.connection import UpstreamUnavailable
 from relay.upstream.oauth.login import (
@@ -91,23 +91,25 @@ async def _probed(policy: Policy, name: str) -> int:
     throttle = ThrottleThread(
         Throttle(
             open_history(history, disk, clock),
-            with_ceilings(upstream.limits, policy.lanes),
-            upstream.guard_ns,
+            with_ceilings(upstream, policy.lanes),
             clock,
             transaction_ns=upstream.max_transaction_ns,
         ),
         clock,
         lambda error: step("history", str(error), is_good=False),
-        # The relay's next start will not say it, because the history is there by then.
-        lambda: step("history", f"new history {history}: earlier mail is not counted"),
     )
     try:
+        await throttle.call(Throttle.flush)
+        if throttle.view.is_empty:
+            # The relay's next start will not say it, because the history is there by then.
+            step("history", f"new history {history}: earlier mail is not counted")
         judge = Judge(rules_of(name, upstream))
         await (await open_with_slot(throttle, logins, judge, clock, on_step=step)).close()
     except UpstreamUnavailable as unavailable:
         answer = unavailable.answer
-        # If no step came before, the token failed, not the connection.
-        step(_STEP_OF.get(answer.phase, str(answer.phase)) if told else "token", answer.text, is_good=False)
+        # If no step at the upstream came before, the token failed, not the connection.
+        what = "token" if told in ([], ["history"]) else _STEP_OF.get(answer.phase, str(answer.phase))
+        step(what, answer.text, is_good=False)
         if isinstance(unavailable.__cause__, ssl.SSLCertVerificationError):
             return os.EX_CONFIG
         # The upstream, or the token server, refused the account: a person has to act.
@@ -159,7 +161,7 @@ def login(policy_path: Path, upstream: str) -> None:
 
 async def _consent(auth: Auth, oauth2: OAuth2) -> str:
     """Ask the person at the terminal; return the refresh token.  Raises LoginFailed, SecretError."""
-    client, clock = LoginClient(oauth2, read_client_secret(oauth2), ask), SystemClock()
+    client, clock = LoginClient(oauth2, secret_of(oauth2, *SECRETS), ask), SystemClock()
     if oauth2.device_url is not None:
         code = await begin(client, clock)
         click.echo(f"Open {printable(code.url)} on any device, and type this code:\n")

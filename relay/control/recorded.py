@@ -8,13 +8,13 @@ import contextlib
 from collections.abc import Mapping
 
 from relay.clock import Clock
-from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy
 from relay.sender.state_file import account_file, account_row
 from relay.sender.upstreams import UpstreamView
 from relay.spool.disk.durable import Disk
 from relay.throttle.history import HistoryError
 from relay.throttle.history_access import recorded_book
+from relay.throttle.limit import with_ceilings
 from relay.throttle.throttle import View
 from relay.verdicts.account import AccountState, Event, EventKind, PauseAsked, PauseRecord, step, with_shared
 
@@ -44,11 +44,11 @@ def record(policy: Policy, name: str, asked: PauseAsked | None, disk: Disk, cloc
 
 
 def _recorded(policy: Policy, name: str, disk: Disk, clock: Clock) -> UpstreamView:
-    upstream, now_ns = policy.upstreams[name], clock.boottime_ns()
+    now_ns = clock.boottime_ns()
     kept = PauseRecord(clock.boot_id(), now_ns, clock.wall_ns(), _kept(policy, name, disk, clock))
-    state, limits = kept.at_a_start(now_ns), with_ceilings(upstream.limits, policy.lanes)
+    state, limits = kept.at_a_start(now_ns), with_ceilings(policy.upstreams[name], policy.lanes)
     try:
-        book = recorded_book(policy.history_of(name), limits, upstream.guard_ns, disk, clock)
+        book = recorded_book(policy.history_of(name), limits, disk, clock)
     except HistoryError as error:
         return UpstreamView(step(state, Event(EventKind.FAULT, now_ns, str(error), until_ns=now_ns)))
     return UpstreamView(state, View(book, clock))

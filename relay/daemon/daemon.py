@@ -27,7 +27,7 @@ from relay.daemon.reload import Reload
 from relay.daemon.spool_intake import spool_intake
 from relay.hooks.hooks import Hooks
 from relay.policy.secrets import read_password_file
-from relay.policy.source import inspected_policy, policy_bytes
+from relay.policy.source import parse_policy, policy_bytes
 from relay.practice.smarthost import PracticeAccount, PracticeSmarthost
 from relay.sender.host import Host
 from relay.smtp.sasl import Credentials
@@ -50,7 +50,7 @@ FileWatch = PolicyWatch | ListenerFilesWatch
 async def serve(path: Path, style: LogStyle, level: Level) -> int:
     """Run a relay.  Raises PolicyError, SpoolBusy, OSError, ValueError."""
     text = policy_bytes(path)
-    policy = inspected_policy(text, path)
+    policy = parse_policy(text, path, looks_at_files=True, is_service=True)
     start = Start(path, text, policy, policy.hostname or socket.getfqdn(), style, level)
     return await Daemon(start, Host(SystemClock(), RealDisk())).run()
 

@@ -8,20 +8,35 @@ Does not: watch files that a policy names for its upstreams.
 """
 
 import asyncio
-import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from relay.daemon.capacity import listener_processes
-from relay.listener.listener_files import ListenerFiles, paths_of, read_listener_files
+from relay.listener.listener_files import ListenerFiles, read_listener_files
 from relay.policy.model import Listen
-from relay.policy.named_file import FileChange, WatchedFiles
+from relay.policy.named_file import SecretError
 from relay.status.snapshot import CertificateStatus
 from relay.status.status_view import StatusView
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 
 Use = Callable[[int, ListenerFiles], None]
+
+
+@dataclass
+class _Watched:
+    index: int
+    listen: Listen
+    in_force: ListenerFiles
+    decided: ListenerFiles | str
+    """The files that were loaded or refused last; unusable files are the text of their error."""
+    seen: ListenerFiles | str
+    """The files at the last look."""
+
+    @property
+    def error(self) -> str:
+        """Why the files are unusable; empty if they are good."""
+        return self.decided if isinstance(self.decided, str) else ""
 
 
 class ListenerFilesWatch:
@@ -31,39 +46,47 @@ class ListenerFilesWatch:
         self._status_view = status_view
         self._events = events
         self._metrics = metrics
-        self._watched: list[tuple[int, Listen, WatchedFiles[ListenerFiles]]] = []
+        self._watched: list[_Watched] = []
 
     async def begin(self, listens: Sequence[Listen]) -> None:
         """Read the files that listeners begin with.  Raises SecretError."""
         for index, listen in enumerate(listens):
-            if paths := paths_of(listen):
-                read = functools.partial(read_listener_files, listen)
-                files: WatchedFiles[ListenerFiles] = await asyncio.to_thread(WatchedFiles, paths, read)
-                self._watched.append((index, listen, files))
-                self._use(index, files.in_force)
-                self._tell_loaded(listen, files.in_force)
+            if listen.users_file is not None or listen.certificate is not None:
+                files = await asyncio.to_thread(read_listener_files, listen)
+                self._watched.append(_Watched(index, listen, files, files, files))
+                self._use(index, files)
+                self._tell_loaded(listen, files)
         self._show()
 
     async def look(self, *, is_asked: bool) -> None:
-        for index, listen, files in self._watched:
-            found = await asyncio.to_thread(files.look, is_asked=is_asked)
-            if found is FileChange.REFUSED:
+        for each in self._watched:
+            now: ListenerFiles | str
+            try:
+                now = await asyncio.to_thread(read_listener_files, each.listen)
+            except SecretError as error:
+                now = str(error)
+            is_settled, each.seen = now == each.seen, now
+            if not is_asked and (not is_settled or now == each.decided):
+                continue
+            each.decided = now
+            if isinstance(now, str):
                 self._metrics.count("relay_policy_reloads_total", "refused")
-                self._events.tell("listener_files_refused", listener=str(listen.address), error=files.error)
-            elif found is FileChange.CHANGED:
-                self._metrics.count("relay_policy_reloads_total", "ok")
-                self._use(index, files.in_force)
-                if listener_processes(listen) == 0:
-                    self._tell_loaded(listen, files.in_force)
+                self._events.tell("listener_files_refused", listener=str(each.listen.address), error=now)
+                continue
+            each.in_force = now
+            self._metrics.count("relay_policy_reloads_total", "ok")
+            self._use(each.index, now)
+            if listener_processes(each.listen) == 0:
+                self._tell_loaded(each.listen, now)
         self._show()
 
     def _show(self) -> None:
         self._status_view.certificates = tuple(
-            CertificateStatus(str(listen.address), ends_at_ns)
-            for _, listen, files in self._watched
-            if (pair := files.in_force.pair) is not None and (ends_at_ns := pair.ends_at_ns) is not None
+            CertificateStatus(str(each.listen.address), ends_at_ns)
+            for each in self._watched
+            if (pair := each.in_force.pair) is not None and (ends_at_ns := pair.ends_at_ns) is not None
         )
-        refused_file = next((files.error for _, _, files in self._watched if files.error), "")
+        refused_file = next((each.error for each in self._watched if each.error), "")
         status = self._status_view.policy_status
         if refused_file != status.refused_file:
             self._status_view.policy_status = replace(status, refused_file=refused_file)

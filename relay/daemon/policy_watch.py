@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Protocol
 
 from relay.clock import SECOND_NS, Clock
-from relay.policy.document import MAX_BYTES
 from relay.policy.model import Policy
-from relay.policy.named_file import read_regular
-from relay.policy.source import PolicyError, inspected_policy, unreadable
+from relay.policy.source import PolicyError, parse_policy, policy_bytes
 
 REST_NS = 3 * SECOND_NS
 
@@ -41,10 +39,10 @@ class PolicyWatch:
         text = b""
         failure: PolicyError | None = None
         try:
-            text = await asyncio.to_thread(read_regular, self._path, MAX_BYTES)
+            text = await asyncio.to_thread(policy_bytes, self._path)
             now = digest(text)
-        except OSError as error:
-            now, failure = f"error {error.errno}", unreadable(self._path, error)
+        except PolicyError as error:
+            now, failure = str(error), error
         if now != self._seen:
             self._seen, self._since_ns = now, self._clock.boottime_ns()
         rests = self._clock.boottime_ns() - self._since_ns >= REST_NS
@@ -54,7 +52,9 @@ class PolicyWatch:
         try:
             if failure is not None:
                 raise failure
-            policy = await asyncio.to_thread(inspected_policy, text, self._path)
+            policy = await asyncio.to_thread(
+                parse_policy, text, self._path, looks_at_files=True, is_service=True
+            )
         except PolicyError as error:
             self._edits.refuse(error)
         else:

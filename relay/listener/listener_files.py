@@ -7,7 +7,6 @@ Guarantees: `read_listener_files` returns complete users and a certificate with 
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from relay.policy.model import Listen
@@ -38,10 +37,6 @@ class ListenerFiles:
     def from_order(cls, order: dict[str, Any]) -> "ListenerFiles":
         pair = order["pair"] and KeyPair(*(text.encode("latin-1") for text in order["pair"]))
         return cls(order["hashes"], pair)
-
-
-def paths_of(listen: Listen) -> tuple[Path, ...]:
-    return tuple(path for path in (listen.users_file, listen.certificate, listen.key) if path is not None)
 
 
 def read_listener_files(listen: Listen) -> ListenerFiles:

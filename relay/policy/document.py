@@ -47,7 +47,7 @@ class Fault(NamedTuple):
 
 class Document:
     def __init__(self, content: bytes) -> None:
-        self.value: object = None
+        self.value: Any = None
         """The root value; None if a fault stopped the parsing."""
         self.faults: list[Fault] = []
         self._places: dict[Steps, tuple[Mark, Mark]] = {}

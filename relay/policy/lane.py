@@ -1,15 +1,13 @@
-"""Limits, lanes and routes of a policy, and their conversion for queue and throttle.  Pure.
+"""Limits, lanes and routes of a policy, and the conversion of lanes and routes for the queue.  Pure.
 
 Guarantees: a limit has exactly one unit, a number of at least 1 and a window.  Lanes and routes select mail
 by the same keys (`MatchSettings`).  Shares add up to at most 100.  Lanes without a share divide the rest, so
-no lane starves.  A ceiling is at least one slot.  The last route matches every recipient.  The policy has
-every upstream that a route names.
+no lane starves.  The last route matches every recipient.  The policy has every upstream that a route names.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
@@ -46,8 +44,6 @@ class LimitSettings(Section):
     connections: Count | None = None
     per_ns: Duration = Field(alias="per")
     for_each: Literal["sender", "sender_domain", "recipient_domain", "client", "user"] | None = None
-    only: ClassVar[None] = None
-    """A limit of the policy counts every key of its `for_each`; a `Ceiling` counts one lane."""
 
     def faults(self) -> Iterator[Fault]:
         if len(given := self.given(UNITS)) > 1:
@@ -218,34 +214,6 @@ def lanes_of(lane_settings: Lanes) -> tuple[lanes.Lane, ...]:
         )
         for name, lane in every.items()
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Ceiling:
-    unit: Unit
-    count: int
-    per_ns: int
-    label: str
-    only: str
-    for_each: Literal["lane"] = "lane"
-
-
-def with_ceilings(
-    limits: Sequence[LimitSettings], lane_settings: Lanes
-) -> tuple[LimitSettings | Ceiling, ...]:
-    """Return the limits with the ceilings of lanes.
-
-    Only limits over all mail have ceilings: a limit `for_each` sender has no total to take a part of.
-    Limits of bytes have none: a message larger than its lane's part could never go.
-    """
-    found: list[LimitSettings | Ceiling] = [*limits]
-    for limit in limits:
-        for name, lane in lane_settings.items():
-            if limit.for_each is None and limit.unit in ("messages", "recipients") and lane.ceiling:
-                count = max(1, limit.count * lane.ceiling // ALL_PERCENT)
-                label = limit.model_copy(update={limit.unit: count}).label
-                found.append(Ceiling(limit.unit, count, limit.per_ns, f"{label} for lane {name}", name))
-    return tuple(found)
 
 
 def price_of(limits: Sequence[LimitSettings]) -> lanes.Price:

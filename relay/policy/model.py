@@ -8,7 +8,6 @@ Does not: read the files that a policy names (see `secrets`), look up names, or 
 """
 
 import enum
-import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from itertools import chain, combinations
@@ -309,8 +308,8 @@ class Upstream(Section):
     idle_ns: Duration = Field(default=10 * SECOND_NS, alias="idle")
     pipelining: bool = True
     max_transaction_ns: Duration = Field(default=30 * MINUTE_NS, alias="max_transaction")
-    """The last third, at most 10 minutes, is for the last reply.  If the end of a transaction is unknown (a
-    crash, a lost reply), its slot counts as ended at this deadline."""
+    """The last third, at most 10 minutes, is for the last reply (RFC 5321, 4.5.3.2.6).  If the end of a
+    transaction is unknown (a crash, a lost reply), its slot counts as ended at this deadline."""
     limits: Limits
     """Required unless the provider supplies them: a half-written edit must not drop them silently."""
     guard_ns: Duration | None = Field(default=None, alias="guard")
@@ -444,21 +443,15 @@ class HookSettings(Section):
             yield Fault("a command gets no signature: secret_file belongs to a url", ("secret_file",))
 
     @property
-    def key(self) -> str:
-        """Return an id of the receiver, 12 hexadecimal digits.  It changes only with the receiver."""
-        receiver = self.url if self.command is None else "\0".join(self.command)
-        return hashlib.sha256((receiver or "").encode()).hexdigest()[:12]
-
-    @property
     def shown(self) -> str:
         """Return the receiver for output: of a URL the server only, since the path may be secret."""
         return _server(self.url or "") if self.command is None else self.command[0]
 
 
 def faults_of_hooks(hooks: tuple[HookSettings, ...]) -> Iterator[Fault]:
-    keys = [hook.key for hook in hooks]
-    for index, key in enumerate(keys):
-        if (first := keys.index(key)) != index:
+    receivers = [(hook.url, hook.command) for hook in hooks]
+    for index, receiver in enumerate(receivers):
+        if (first := receivers.index(receiver)) != index:
             yield Fault(
                 f"the same receiver as notify[{first}]: name all of its events there", ("notify", index)
             )

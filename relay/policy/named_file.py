@@ -1,19 +1,14 @@
-"""Opens and watches the policy file and the files that the policy names.
+"""Opens the policy file and the files that the policy names.
 
 Guarantees: only a regular file is read, also behind symbolic links, and at most one byte more than asked for.
 A FIFO or a device under the name does not block.
 Does not: help if the server of a network file system is gone; there every call waits.
 """
 
-import enum
 import errno
 import os
 import stat
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Generic, TypeVar
-
-T = TypeVar("T")
 
 
 class SecretError(ValueError):
@@ -32,53 +27,10 @@ class SecretError(ValueError):
         return f"{self.named}: {self.words}" if self.named else self.words
 
 
-class FileChange(enum.Enum):
-    NOTHING = enum.auto()
-    CHANGED = enum.auto()
-    """The files' content was put in force; after a request also if it is as before."""
-    REFUSED = enum.auto()
-    """The files are unusable, and they changed or a look was requested.  The last good content stays."""
+def read_regular(path: Path, most_bytes: int) -> tuple[bytes, os.stat_result]:
+    """Return the content and the status of a regular file; of a longer file, `most_bytes` and one byte.
 
-
-class WatchedFiles(Generic[T]):
-    """The common content of several files, read again at each look.
-
-    Guarantees: incomplete or unusable files change nothing: the last good content stays in force, and the
-    files are read at each look until they are good.  A change counts once two successive looks read the same
-    content, or at once by request.
-    """
-
-    def __init__(self, paths: Sequence[Path], read: Callable[[], T]) -> None:
-        """Read the files; an error of `read` is passed on.  At a look `read` may raise SecretError only."""
-        self.paths = tuple(paths)
-        self.error = ""
-        """Why the files are unusable; empty if they are good."""
-        self._read = read
-        self.in_force = read()
-        self._decided: T | str = self.in_force
-        self._seen: T | str = self.in_force
-        """The content or the error: `_decided` was loaded or refused last, `_seen` is from the last look."""
-
-    def look(self, *, is_asked: bool = False) -> FileChange:
-        try:
-            now: T | str = self._read()
-        except SecretError as error:
-            now = str(error)
-        is_settled, self._seen = now == self._seen, now
-        if not is_asked and (not is_settled or now == self._decided):
-            return FileChange.NOTHING
-        self._decided = now
-        if isinstance(now, str):
-            self.error = now
-            return FileChange.REFUSED
-        self.error, self.in_force = "", now
-        return FileChange.CHANGED
-
-
-def read_regular(path: Path, most_bytes: int, check: Callable[[os.stat_result], None] | None = None) -> bytes:
-    """Return the content of a regular file; of a longer file, `most_bytes` and one byte.
-
-    Raises OSError, and any error of `check`, which gets the status of the open file.
+    Raises OSError.
     """
     try:
         # O_NONBLOCK: a FIFO without a writer must not block the open, before fstat can refuse it.
@@ -89,9 +41,7 @@ def read_regular(path: Path, most_bytes: int, check: Callable[[os.stat_result], 
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
-        if check is not None:
-            check(status)
         with open(descriptor, "rb", closefd=False) as file:
-            return file.read(most_bytes + 1)
+            return file.read(most_bytes + 1), status
     finally:
         os.close(descriptor)

@@ -66,24 +66,15 @@ class NotLoggedIn(SecretError):  # noqa: N818 - a state of the owner
 def read_secrets(auth: Auth) -> AccountSecrets:
     """Return the secrets of an account at an upstream.  Raises SecretError."""
     return AccountSecrets(
-        password=_secret_of(auth, *PASSWORDS),
-        client_secret=_secret_of(auth.oauth2, *SECRETS),
-        refresh_token=_secret_of(auth.oauth2, "refresh_token_file"),
-        service_account=_secret_of(auth.oauth2, "key_file", "key_credential"),
+        password=secret_of(auth, *PASSWORDS),
+        client_secret=secret_of(auth.oauth2, *SECRETS),
+        refresh_token=secret_of(auth.oauth2, "refresh_token_file"),
+        service_account=secret_of(auth.oauth2, "key_file", "key_credential"),
     )
 
 
-def read_client_secret(oauth2: OAuth2) -> str:
-    """Return the client secret; empty for a public client.  Raises SecretError."""
-    return _secret_of(oauth2, *SECRETS)
-
-
-def database_password(login: DatabaseLogin) -> str:
-    """Return the password; empty for a login without a password.  Raises SecretError."""
-    return _secret_of(login, *PASSWORDS)
-
-
-def _secret_of(section: Auth | OAuth2 | DatabaseLogin | None, *keys: str) -> str:
+def secret_of(section: Auth | OAuth2 | DatabaseLogin | None, *keys: str) -> str:
+    """Return the secret that one of the keys names; empty if none is written.  Raises SecretError."""
     given = ((key, getattr(section, key, None)) for key in keys)
     return next((_READERS[key](value) for key, value in given if value is not None), "")
 
@@ -338,18 +329,15 @@ def _read_private(path: Path, most_bytes: int) -> bytes:
 
 def _read(path: Path, most_bytes: int, exposed: int = 0) -> bytes:
     """Read a file whose mode has none of the bits `exposed`.  Raises SecretError."""
-
-    def check(status: os.stat_result) -> None:
-        if status.st_mode & exposed:
-            mode = stat.S_IMODE(status.st_mode)
-            raise SecretError(f"other users can access the file (mode {mode:04o}): run chmod 600", path)
-        if exposed and status.st_uid not in (os.geteuid(), 0):
-            raise SecretError(f"user {status.st_uid} owns it: chown it to the relay's user or root", path)
-
     try:
-        content = read_regular(path, most_bytes, check)
+        content, status = read_regular(path, most_bytes)
     except OSError as error:
         raise SecretError(f"cannot read it: {error.strerror}", path) from error
+    if status.st_mode & exposed:
+        mode = stat.S_IMODE(status.st_mode)
+        raise SecretError(f"other users can access the file (mode {mode:04o}): run chmod 600", path)
+    if exposed and status.st_uid not in (os.geteuid(), 0):
+        raise SecretError(f"user {status.st_uid} owns it: chown it to the relay's user or root", path)
     if len(content) > most_bytes:
         raise SecretError(f"it is larger than {most_bytes} bytes", path)
     return content

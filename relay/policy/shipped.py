@@ -126,15 +126,14 @@ class Provider:
 
 
 @functools.cache
-def _read(path: Path) -> tuple[Any, Document]:
-    document = Document(path.read_bytes())
-    return document.value, document
+def _read(path: Path) -> Document:
+    return Document(path.read_bytes())
 
 
 @functools.cache
 def providers() -> Mapping[str, Provider]:
     """Return the providers by name, in the order of the file."""
-    return {name: Provider(**its) for name, its in _read(PROVIDERS_FILE)[0]["providers"].items()}
+    return {name: Provider(**its) for name, its in _read(PROVIDERS_FILE).value["providers"].items()}
 
 
 @functools.cache
@@ -156,7 +155,8 @@ def provider_rules(name: str | None) -> tuple[Rule, ...]:
 
 def _rules(layer: Layer, path: Path, steps: Steps) -> tuple[Rule, ...]:
     """Return the rules of the list at `steps` in a file, each with its line."""
-    rows, document = _read(path)
+    document = _read(path)
+    rows = document.value
     for step in steps:
         rows = rows.get(step, [])
     return tuple(

@@ -1,8 +1,7 @@
 """Turns the text of `policy.yaml` into a `Policy` or all its faults; compares and writes policies.
 
-Guarantees: any bytes become a `Policy` or a `PolicyError`; nothing else is raised.  `parse_policy` is pure.
-`read_policy` and `inspected_policy` also check every file and secret that a valid text names, so the relay
-can use the policy that they return.
+Guarantees: any bytes become a `Policy` or a `PolicyError`; nothing else is raised.  With `looks_at_files`
+every file and secret that a valid text names is checked too, so the relay can use the policy.
 A fault never quotes the file, since a misplaced password may be any value or key.  A fault has file, line,
 column, the expected kind of value, and the keys that a policy has; every other key is shown as `?`.
 Policies are compared by `Section.as_written`.  Two policies without a difference mean the same, except for
@@ -91,41 +90,24 @@ def read_policy(path: Path, *, looks_at_files: bool = True) -> Policy:
 
     `looks_at_files`: also check the files that the policy names.
     """
-    content = policy_bytes(path)
-    if looks_at_files:
-        return inspected_policy(content, path, is_service=False)
-    return parse_policy(content, path)
+    return parse_policy(policy_bytes(path), path, looks_at_files=looks_at_files)
 
 
 def policy_bytes(path: Path) -> bytes:
     """Return the text, at most MAX_BYTES and one byte more.  Raises PolicyError if it cannot be read."""
     try:
-        return read_regular(path, MAX_BYTES)
+        return read_regular(path, MAX_BYTES)[0]
     except OSError as error:
-        raise unreadable(path, error) from None
+        raise PolicyError(path, [Fault(f"cannot read it: {error.strerror}")]) from None
 
 
-def unreadable(path: Path, error: OSError) -> PolicyError:
-    return PolicyError(path, [Fault(f"cannot read it: {error.strerror}")])
+def parse_policy(
+    content: bytes, path: Path, *, looks_at_files: bool = False, is_service: bool = False
+) -> Policy:
+    """Parse a policy; relative paths start at the folder of `path`.  Raises PolicyError with all faults.
 
-
-def inspected_policy(content: bytes, path: Path, *, is_service: bool = True) -> Policy:
-    """Parse a policy and check the files that it names.  Raises PolicyError with all faults."""
-    policy, document = _validated(content, path)
-    faults = [
-        each._replace(mark=document.mark_of(each.at)) for each in unusable(policy, is_service=is_service)
-    ]
-    if faults:
-        raise PolicyError(path, faults)
-    return policy
-
-
-def parse_policy(content: bytes, path: Path) -> Policy:
-    """Parse a policy; relative paths start at the folder of `path`.  Raises PolicyError with all faults."""
-    return _validated(content, path)[0]
-
-
-def _validated(content: bytes, path: Path) -> tuple[Policy, Document]:
+    `looks_at_files`: also check the files that it names, as `unusable` does with `is_service`.
+    """
     document = Document(content)
     faults = list(document.faults)
     if faults and document.value is None:
@@ -141,8 +123,11 @@ def _validated(content: bytes, path: Path) -> tuple[Policy, Document]:
     except ValidationError as error:
         faults += _faults_of(document, error)
     else:
+        if looks_at_files and not faults:
+            found = unusable(policy, is_service=is_service)
+            faults = [each._replace(mark=document.mark_of(each.at)) for each in found]
         if not faults:
-            return policy, document
+            return policy
     raise PolicyError(path, faults)
 
 

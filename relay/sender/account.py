@@ -17,7 +17,6 @@ from typing import Any
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.mail.text import clean
-from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy, Upstream
 from relay.policy.shipped import rules_of
 from relay.queue.queued import WaitReason
@@ -35,7 +34,7 @@ from relay.telemetry.metrics import Telemetry
 from relay.throttle.admission import Admission, Request, TooLarge, Wait, request_for
 from relay.throttle.history import HistoryError
 from relay.throttle.history_access import open_history
-from relay.throttle.limit import limit_words
+from relay.throttle.limit import with_ceilings
 from relay.throttle.throttle import Reservation, Throttle
 from relay.upstream.connection import Connection, UpstreamUnavailable
 from relay.upstream.pool import Caps, Pool
@@ -79,23 +78,16 @@ class Account:
         self._wake = asyncio.Event()
         self._line.on_change = self._wake.set
         self._judge = Judge(())
-        history = policy.history_of(name)
+        history = self._history = policy.history_of(name)
         row = account_row(history, host.clock, self._tell_unrecorded)
         on_row = (lambda _: None) if row is None else row.note_row
         exact = Throttle(
             open_history(history, host.disk, host.clock, on_row),
-            with_ceilings(self.upstream.limits, policy.lanes),
-            self.upstream.guard_ns,
+            with_ceilings(self.upstream, policy.lanes),
             host.clock,
             transaction_ns=self.upstream.max_transaction_ns,
         )
-        self.throttle = ThrottleThread(
-            exact,
-            host.clock,
-            self._tell_history,
-            lambda: self._events.tell("history_begun", upstream=name, path=str(history)),
-            host.workers,
-        )
+        self.throttle = ThrottleThread(exact, host.clock, self._tell_history, host.workers)
         self.pausing = Pausing(
             name,
             telemetry,
@@ -185,7 +177,7 @@ class Account:
                 case TooLarge():
                     self.transactions.refuse(attempt, _too_large(attempt, answer), is_for_ever=True)
                 case Wait():
-                    why = _no_room(answer)
+                    why = WaitReason(answer.limit.reason)
                     waits.append(ThrottledMessage(attempt.queued, answer.until_ns, answer.place, why))
             self.pool.release(attempt.connection, was_used=False)
         self._line.wait(waits)
@@ -263,6 +255,8 @@ class Account:
         """Read the history unless it is open already.  Raises HistoryError."""
         if not self._has_history:
             await self.throttle.call(Throttle.flush)
+            if self.throttle.view.is_empty:
+                self._events.tell("history_begun", upstream=self.name, path=str(self._history))
             self._has_history = True
             self.pausing.trust_history()
 
@@ -334,8 +328,8 @@ class Account:
             opener = self._opener()
             self.transactions.offered_extensions.forget()
             self.certificate_ends_at_ns = None
-        by = with_ceilings(after.limits, policy.lanes), after.guard_ns
-        await self.throttle.call(lambda it: it.replan(*by, transaction_ns=after.max_transaction_ns))
+        limits = with_ceilings(after, policy.lanes)
+        await self.throttle.call(lambda it: it.replan(limits, transaction_ns=after.max_transaction_ns))
         # Only now: the new limits may have room for a connection.
         self.pool.configure(_caps(after), opener)
         if is_mended(self.name, before, after):
@@ -411,11 +405,6 @@ def _caps(upstream: Upstream) -> Caps:
 
 
 def _too_large(attempt: Attempt, found: TooLarge) -> Answer:
-    limit = f"limit {found.limit_label} allows at most {found.count}"
+    limit = f"limit {found.limit.label} allows at most {found.limit.count}"
     text = f"the message has {attempt.shape.size_bytes} octets; {limit}"
     return Answer(Verdict.DEFER, Phase.MAIL, None, text, own_status="4.3.4")
-
-
-def _no_room(wait: Wait) -> WaitReason:
-    lane = wait.place.key if wait.place is not None and wait.place.for_each == "lane" else None
-    return WaitReason(limit_words(wait.limit_label, lane))

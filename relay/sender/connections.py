@@ -40,7 +40,6 @@ from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.replacing import put_in_place
 from relay.telemetry.metrics import Telemetry
 from relay.throttle.admission import Wait
-from relay.throttle.limit import limit_words
 from relay.upstream.connection import Connection, OnStep, UpstreamServer, UpstreamUnavailable, open_connection
 from relay.upstream.oauth.token_server import Ask, Denied
 from relay.upstream.oauth.token_server import ask as ask_server
@@ -315,7 +314,7 @@ async def _open(
         lambda throttle: throttle.reserve_connection(OPENING_SECONDS * SECOND_NS)
     )
     if isinstance(reservation, Wait):
-        raise NoRoomToConnect(limit_words(reservation.limit_label, None), reservation.until_ns)
+        raise NoRoomToConnect(reservation.limit.reason, reservation.until_ns)
     if not may_begin():
         throttle.ended(reservation)
         raise NoRoomToConnect("the account is paused", reservation.reserved_at_ns)

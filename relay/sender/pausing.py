@@ -148,7 +148,7 @@ class Pausing:
         # Further refusals in a row belong to the same block, and tell nothing new.
         if is_first and (ruling := answer.ruling) is not None and ruling.is_too_much:
             self._metrics.count("relay_upstream_cut_offs_total", self._upstream)
-            windows = ", ".join(f"{each.used}/{each.label}" for each in self._view.usage()) or "none"
+            windows = ", ".join(f"{each.used}/{each.limit.label}" for each in self._view.usage()) or "none"
             self._events.tell("cut_off", upstream=self._upstream, windows=windows, named_slots=ruling.named)
 
     def observe(self, outcome: Outcome, began_ns: int = 0) -> None:

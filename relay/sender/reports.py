@@ -34,7 +34,7 @@ from relay.telemetry.metrics import Telemetry
 from relay.throttle.admission import Request, Wait
 from relay.throttle.file_history import FileHistory
 from relay.throttle.history import HistoryError
-from relay.throttle.limit import PlainLimit
+from relay.throttle.limit import Limit
 from relay.throttle.throttle import Reservation, Throttle
 from relay.verdicts.decision import UNKNOWN_STATUS
 
@@ -115,7 +115,7 @@ class OwedReports:
         self._events, self._metrics, self._clock = telemetry
         self._queue = queue
         history = FileHistory(policy.reports_history, host.disk, self._clock)
-        throttle = Throttle(history, _limits(policy), 0, self._clock, transaction_ns=PUBLISHING_NS)
+        throttle = Throttle(history, _limits(policy), self._clock, transaction_ns=PUBLISHING_NS)
         self._gate = ThrottleThread(throttle, self._clock, self._tell_uncounted, workers=host.workers)
         self._waiting: dict[QueueId, None] = {}
         self._counted = 0
@@ -165,7 +165,7 @@ class OwedReports:
         return isinstance(answer, Reservation)
 
     async def use(self, policy: Policy) -> None:
-        await self._gate.call(lambda gate: gate.replan(_limits(policy), 0))
+        await self._gate.call(lambda gate: gate.replan(_limits(policy)))
         self._opens_at_ns = 0
         self._wake.set()
 
@@ -194,9 +194,9 @@ class OwedReports:
         self._events.tell("reports_uncounted", error=str(error))
 
 
-def _limits(policy: Policy) -> list[PlainLimit]:
+def _limits(policy: Policy) -> list[Limit]:
     most = policy.reports.per_hour
-    return [] if most is None else [PlainLimit("messages", most, HOUR_NS, f"{most} reports per 3600s")]
+    return [] if most is None else [Limit("messages", most, HOUR_NS, f"{most} reports per 3600s")]
 
 
 class LateMail:

@@ -28,14 +28,13 @@ class ThrottleThread:
         throttle: Throttle,
         clock: Clock,
         on_error: Callable[[HistoryError], object],
-        on_begun: Callable[[], None] = lambda: None,
         workers: Workers = THREADS,
     ) -> None:
-        """`on_error` is called if an end could not be written, `on_begun` if an empty history was begun."""
+        """`on_error` is called if an end could not be written."""
         self.view: View = throttle
         """Answers from memory, without the thread."""
         self._throttle, self._clock = throttle, clock
-        self._on_error, self._on_begun = on_error, on_begun
+        self._on_error = on_error
         self._thread = workers.one("history")
         self._flushing: asyncio.Task[None] | None = None
 
@@ -53,10 +52,7 @@ class ThrottleThread:
 
     async def call(self, function: Callable[[Throttle], Returned]) -> Returned:
         """Call a function with the throttle, in the thread and in turn.  Raises HistoryError."""
-        returned = await self._thread.call(lambda: function(self._throttle))
-        if self._throttle.has_begun():
-            self._on_begun()
-        return returned
+        return await self._thread.call(lambda: function(self._throttle))
 
     async def close(self) -> None:
         if self._flushing is not None:

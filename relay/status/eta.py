@@ -27,8 +27,7 @@ from relay.queue.routes import reason_of
 from relay.spool.interface import SetAside
 from relay.status.filters import Listed
 from relay.status.snapshot import MessageView, QueueState
-from relay.throttle.limit import limit_words
-from relay.throttle.limit_state import Occupancy, Opening
+from relay.throttle.limit_state import Opening, Usage
 
 CONNECTIONS = "connections"
 NEXT = ""
@@ -89,7 +88,7 @@ class AccountForecast:
     def __init__(
         self,
         now_ns: int,
-        limits: Sequence[Occupancy] = (),
+        usages: Sequence[Usage] = (),
         *,
         connections: int = 1,
         transaction_ns: int = 0,
@@ -108,10 +107,12 @@ class AccountForecast:
         """For each message of the line, as far as asked for: when it begins, and what it waits for."""
         if transaction_ns:
             self._of_line.append(_Window(CONNECTIONS, connections, transaction_ns, self._from_ns))
-        for limit in limits:
+        for usage in usages:
+            limit = usage.limit
             if limit.unit not in _UNITS or (limit.for_each is not None and limit.only is None):
                 continue
-            window = _window_of(limit, limit_words(limit.label, limit.only), self._from_ns, transaction_ns)
+            again_ns = limit.span_ns + transaction_ns
+            window = _Window(limit.reason, limit.count, again_ns, self._from_ns, usage.openings)
             if limit.only is None and limit.unit == "messages":
                 self._of_line.append(window)
             else:
@@ -145,15 +146,6 @@ class AccountForecast:
         return max(
             (each.slot(number) + begun[-1][0] - each.slot(MOST_BEGINS), each.words) for each in self._of_line
         )
-
-
-def opens_ns(limit: Occupancy, now_ns: int) -> int:
-    """Return when a limit has room for one more."""
-    return _window_of(limit, limit.label, now_ns, 0).slot(1)
-
-
-def _window_of(limit: Occupancy, words: str, now_ns: int, transaction_ns: int) -> _Window:
-    return _Window(words, limit.count, limit.span_ns + transaction_ns, now_ns, limit.openings)
 
 
 class Listing:

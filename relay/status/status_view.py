@@ -5,11 +5,12 @@ are as old as the sender's last look at the spool, in general at most a second.
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from relay import __version__
 from relay.clock import Clock
-from relay.policy.lane import lanes_of, route_numbers_of, with_ceilings
+from relay.policy.lane import lanes_of, route_numbers_of
 from relay.policy.model import Policy, Upstream
 from relay.policy.source import differences
 from relay.queue.lanes import DEFAULT_LANE
@@ -20,7 +21,7 @@ from relay.sender.account import is_mended
 from relay.sender.sender import Sender
 from relay.sender.upstreams import UpstreamView
 from relay.spool.root.headroom import why_no_room
-from relay.status.eta import NOT_IN_POLICY, AccountForecast, Listing, Load, opens_ns
+from relay.status.eta import NOT_IN_POLICY, AccountForecast, Listing, Load
 from relay.status.hosts import databases_of, listed_hosts
 from relay.status.plan import OverLimit, Plan, PlannedUpstream
 from relay.status.snapshot import (
@@ -38,8 +39,8 @@ from relay.status.snapshot import (
     UpstreamState,
     UpstreamStatus,
 )
-from relay.throttle.limit import Limit, plain_words
-from relay.throttle.limit_state import Occupancy
+from relay.throttle.limit import with_ceilings
+from relay.throttle.limit_state import Usage
 from relay.verdicts.account import ENDLESS, Health
 
 DOWN = "stop: the relay is down"
@@ -137,11 +138,12 @@ class StatusView:
             before = self._forecast_of(seen, old)
             is_same = old and new and self.policy.history_of(name) == edited.history_of(name)
             after_seen = seen if is_same else recorded_edited.get(name)
-            limits = () if new is None else with_ceilings(new.limits, edited.lanes)
-            is_well = bool(old and new and is_same and is_mended(name, old, new))
-            after = self._forecast_of(after_seen, new, limits=limits, is_mended=is_well)
             if new is not None and after_seen is not None and after_seen.limits is not None:
-                over += self._over(name, after_seen.limits.occupancy(0, limits, new.guard_ns))
+                limits = after_seen.limits.judged_by(with_ceilings(new, edited.lanes))
+                after_seen = replace(after_seen, limits=limits)
+                over += self._over(name, limits.usage())
+            is_well = bool(old and new and is_same and is_mended(name, old, new))
+            after = self._forecast_of(after_seen, new, is_mended=is_well)
             if (load := self._load(name)).messages:
                 was, will = before.at(load), after.at(load)
                 ends = self._wall_or_none(was.eta_ns), self._wall_or_none(will.eta_ns)
@@ -152,32 +154,27 @@ class StatusView:
         changed = tuple(differences(self.policy, edited))
         return Plan(self.clock.wall_ns(), is_running, changed, tuple(over), tuple(planned))
 
-    def _over(self, upstream: str, limits: Iterable[Occupancy]) -> Iterator[OverLimit]:
-        now_ns = self.clock.boottime_ns()
-        for each in limits:
-            used = sum(weight for _, weight in each.openings)
-            if used > each.count:
-                yield OverLimit(upstream, each.label, used, each.count, self._wall(opens_ns(each, now_ns)))
+    def _over(self, upstream: str, usages: Iterable[Usage]) -> Iterator[OverLimit]:
+        for each in usages:
+            label, count = each.limit.label, each.limit.count
+            # The fullest key of a limit for each key keeps only its own mail back.
+            if each.used > count and each.key == each.limit.only:
+                yield OverLimit(upstream, label, each.used, count, self._wall(each.opens_at_ns))
 
     def forecast(self, name: str) -> AccountForecast:
         return self._forecast_of(self._sender.upstreams.view(name), self.policy.upstreams.get(name))
 
     def _forecast_of(
-        self,
-        seen: UpstreamView | None,
-        upstream: Upstream | None,
-        *,
-        limits: Sequence[Limit] | None = None,
-        is_mended: bool = False,
+        self, seen: UpstreamView | None, upstream: Upstream | None, *, is_mended: bool = False
     ) -> AccountForecast:
-        """Use the present limits, or `limits`.  `is_mended`: only an operator's pause still counts."""
+        """`is_mended`: only an operator's pause still counts."""
         now_ns = self.clock.boottime_ns()
         if upstream is None or seen is None or seen.limits is None:
             why = NOT_IN_POLICY if upstream is None else DOWN if seen is None else "stop: history unusable"
             return AccountForecast(now_ns, rests=why, until_ns=None)
         return AccountForecast(
             now_ns,
-            seen.limits.occupancy(seen.transaction_ns, limits, upstream.guard_ns),
+            seen.limits.usage(seen.transaction_ns),
             connections=upstream.connections,
             transaction_ns=seen.transaction_ns,
             rests="" if is_mended and seen.state.operator is None else rest_words(seen),
@@ -299,20 +296,18 @@ class StatusView:
         )
 
     def _limits(self, name: str, seen: UpstreamView) -> tuple[LimitStatus, ...]:
-        limits = with_ceilings(self.policy.upstreams[name].limits, self.policy.lanes)
-        words = {limit.label: plain_words(limit) for limit in limits}
         return tuple(
             LimitStatus(
                 name,
-                usage.label,
-                usage.unit,
+                usage.limit.label,
+                usage.limit.unit,
                 usage.used,
-                usage.count,
-                usage.span_ns,
-                self._wall(usage.opens_at_ns) if usage.used >= usage.count else None,
-                usage.for_each,
+                usage.limit.count,
+                usage.limit.span_ns,
+                self._wall(usage.opens_at_ns) if usage.used >= usage.limit.count else None,
+                usage.limit.for_each,
                 usage.key,
-                words.get(usage.label, ""),
+                usage.limit.words,
             )
             for usage in (() if seen.limits is None else seen.limits.usage())
         )

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from relay.mail.address import comparable, comparable_domain
 from relay.mail.envelope import Envelope
 from relay.throttle.history import Share, Slot, key_of
-from relay.throttle.limit import ForEach
+from relay.throttle.limit import ForEach, Limit
 from relay.throttle.limit_state import LimitState
 
 _CLIENT_ADDRESS = re.compile(r"\[([^\[\]]*)\]\Z")
@@ -99,7 +99,7 @@ class Wait:
 
     until_ns: int
     """Always in the future."""
-    limit_label: str
+    limit: Limit
     """The limit that opens last."""
     place: Place | None = None
     """The key that has no room while other messages may go; None if no message has room."""
@@ -109,8 +109,7 @@ class Wait:
 class TooLarge:
     """The message has more bytes than a limit ever allows.  Other messages need not wait for it."""
 
-    limit_label: str
-    count: int
+    limit: Limit
 
 
 class Reservation(NamedTuple):
@@ -148,7 +147,7 @@ def admit(states: Sequence[LimitState], request: Request, now_ns: int) -> Sequen
         return chosen
     for state in asked:
         if state.unit == "bytes" and request.size_bytes > state.count:
-            return TooLarge(state.label, state.count)
+            return TooLarge(state.limit)
     return _wait(asked, request, now_ns)
 
 
@@ -179,26 +178,23 @@ def _chosen(asked: Sequence[LimitState], request: Request, now_ns: int) -> Seque
 
 def _wait(asked: Sequence[LimitState], request: Request, now_ns: int) -> Wait:
     """Return what a message without room waits for."""
-    # When each place opens, and which limit opens last; None stands for the limits on all messages.
-    opens: dict[Place | None, tuple[int, str]] = {None: (now_ns, "")}
+    others: dict[Place | None, Wait] = {}
+    of_domains: dict[Place | None, Wait] = {}
     for state in asked:
+        waits = of_domains if state.for_each == "recipient_domain" else others
         for key in request.keys(state.for_each):
             place = None if state.for_each is None or key is None else Place(state.for_each, key)
-            opened = state.opens_at(key, now_ns, request.weight(state)), state.label
-            opens[place] = max(opened, opens.get(place, opened))
-    until_ns, label = opens.pop(None)
-    if until_ns > now_ns:
-        return Wait(until_ns, label)
-    of_domains = {
-        place: opened
-        for place, opened in opens.items()
-        if place is not None and place.for_each == "recipient_domain"
-    }
+            wait = Wait(state.opens_at(key, now_ns, request.weight(state)), state.limit, place)
+            waits[place] = max(wait, waits.get(place, wait), key=_until)
+    if (of_all := others.get(None)) is not None and of_all.until_ns > now_ns:
+        return of_all
     # One recipient domain with room is enough for the message to go; every other place must be open.
-    needed = [place for place in opens if place not in of_domains]
-    needed += [min(of_domains, key=lambda place: of_domains[place])] if of_domains else []
-    last = max(needed, key=lambda place: opens[place])
-    return Wait(*opens[last], last)
+    first = sorted(of_domains.values(), key=_until)[:1]
+    return max([*others.values(), *first], key=_until)
+
+
+def _until(wait: Wait) -> int:
+    return wait.until_ns
 
 
 def shares_of(states: Sequence[LimitState], request: Request, chosen: Sequence[int]) -> tuple[Share, ...]:

@@ -4,26 +4,53 @@ The book changes by events (`apply`, `reset`) and by time (`advance`).  Slots th
 yet are in `granted`.  They count until `forget` drops them, before they are applied or after a failed commit.
 
 A slot is in flight until it ends, or until its deadline, when it counts as ended.  Ended slots are kept for
-as long as any policy can need them (`compaction`).  So an edit (`judge_by`) judges the same past by other
-limits, and relays with different policies can share one history: none drops what another needs.  Windows are
-filled from the slots that compaction keeps, so the same bound holds for them.
+as long as any policy can need them.  So an edit (`judge_by`) judges the same past by other limits, and relays
+with different policies can share one history: none drops what another needs.
+
+Memory and the history stay bounded, because old slots are merged (`compacted`).  The newest `exact` slots
+stay as they are, within half of `most_shares`.  The ends of older slots are rounded *up* to a grid, by less
+than 1/parts of their age.  Slots with the same rounded end and the same kinds of shares become one, with a
+sum for each key.  So no weight becomes free too early, and merging twice adds no error.  If the shares of
+merged slots exceed the other half of `most_shares`, the oldest slots lose their shares.  A slot without
+shares counts for every key.  So no key ever counts for less, or for a shorter time, than before.  Windows are
+filled from the slots that are kept, so the same bound holds for them.
 """
 
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
+from relay.clock import LONGEST_DURATION_NS
 from relay.throttle.admission import Admission, Request, Reservation, TooLarge, Wait, admit, shares_of
-from relay.throttle.compaction import BOUNDS, Bounds, compacted, end_of
 from relay.throttle.history import Ended, Event, Issued, Share, Slot
 from relay.throttle.limit import Limit
-from relay.throttle.limit_state import LimitState, Occupancy
+from relay.throttle.limit_state import LimitState, Usage
+
+KEEP_NS = 2 * LONGEST_DURATION_NS
+"""The longest period plus the longest guard that a policy can hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How much of the past is kept, and how exactly."""
+
+    exact: int = 8192
+    """A limit with N up to half of this is exact: rounding moves no slot older than two spans into it."""
+    parts: int = 1024
+    """Larger limits waste less than 1/parts of their span."""
+    most_shares: int = 400_000
+    """About 80 MB: half for exact slots, half for merged slots."""
+    least: int = 12_288
+    """New events trigger no compaction up to this number of slots and shares."""
+
+
+BOUNDS = Bounds()
 
 
 class Book:
     def __init__(self, bounds: Bounds = BOUNDS) -> None:
         self._bounds = bounds
         self.policy_limits: Sequence[Limit] = ()
-        self._guard_ns: int | None = None
         self.limits: list[LimitState] = []
         self.now_ns = 0
         self.in_flight: dict[int, Slot] = {}
@@ -31,13 +58,21 @@ class Book:
         """Ascending by their ends."""
         self._size, self._compact_above = 0, bounds.least
         """The number of slots and shares in `ended`, and the number above which they are compacted."""
-        self._last_id = 0
+        self.last_id = 0
+        """The highest id in the history; 0 if nothing was ever recorded."""
         self.granted: list[Slot] = []
         """Decided, and not durable yet."""
 
-    def judge_by(self, limits: Sequence[Limit], guard_ns: int | None) -> None:
-        self.policy_limits, self._guard_ns = tuple(limits), guard_ns
-        self.limits = self._filled(limits, guard_ns)
+    def judge_by(self, limits: Sequence[Limit]) -> None:
+        self.policy_limits = tuple(limits)
+        self.limits = self._filled()
+
+    def judged_by(self, limits: Sequence[Limit]) -> "Book":
+        """Return a copy of the book that other limits judge."""
+        book = Book(self._bounds)
+        book.now_ns, book.in_flight, book.ended = self.now_ns, {**self.in_flight}, [*self.ended]
+        book.judge_by(limits)
+        return book
 
     def advance(self, now_ns: int) -> None:
         """Set the time, unless it is later already.  A slot past its deadline ends at its deadline."""
@@ -52,14 +87,14 @@ class Book:
         # Fill the windows once, at the end: most slots have ended by then.
         self.limits = []
         self.apply(events)
-        self.limits = self._filled(self.policy_limits, self._guard_ns)
+        self.limits = self._filled()
         self.advance(now_ns)
 
     def apply(self, events: Iterable[Event]) -> None:
         for event in events:
             match event:
                 case Slot():
-                    self._last_id = max(self._last_id, event.id)
+                    self.last_id = max(self.last_id, event.id)
                     if event.is_open:
                         self.in_flight[event.id] = event
                     else:
@@ -70,7 +105,7 @@ class Book:
                     # An unknown id belongs to a slot that ended before, by its deadline.
                     self._end(slot_id, at_ns)
                 case Issued(slot_id):
-                    self._last_id = max(self._last_id, slot_id)
+                    self.last_id = max(self.last_id, slot_id)
         if self._size > self._compact_above:
             self._compact()
 
@@ -86,10 +121,10 @@ class Book:
         return answers
 
     def decide_connection(self, opening_ns: int) -> Reservation | Wait:
-        opens = [(s.opens_at(None, self.now_ns), s.label) for s in self.limits if s.unit == "connections"]
-        until_ns, label = max(opens, default=(self.now_ns, ""))
-        if until_ns > self.now_ns:
-            return Wait(until_ns, label)
+        limits = [state for state in self.limits if state.unit == "connections"]
+        waits = [Wait(state.opens_at(None, self.now_ns), state.limit) for state in limits]
+        if waits and (last := max(waits, key=lambda wait: wait.until_ns)).until_ns > self.now_ns:
+            return last
         return Reservation(self._grant(opening_ns, (0, 0, 1, 0), ()))
 
     def forget(self) -> None:
@@ -101,24 +136,21 @@ class Book:
     def events(self) -> list[Event]:
         """Compact the past, and return it as the events of a new history."""
         self._compact()
-        return [Issued(self._last_id), *self.slots()]
+        return [Issued(self.last_id), *self.slots()]
 
     def slots(self) -> list[Slot]:
         return [*self.ended, *self.in_flight.values()]
 
-    def occupancy(
-        self, transaction_ns: int, limits: Sequence[Limit] | None = None, guard_ns: int | None = None
-    ) -> tuple[Occupancy, ...]:
-        """Return what occupies each limit, as if each transaction in flight took `transaction_ns`.
+    def usage(self, transaction_ns: int, keys: Mapping[str, str | None]) -> list[Usage]:
+        """Return the usage of each limit, by its key in `keys`, which has keys by the labels of limits.
 
-        With `limits`, return it for those instead of the book's own.
+        Openings are as if each transaction in flight took `transaction_ns`.
         """
-        states = self.limits if limits is None else self._filled(limits, guard_ns)
         ends = [
             (slot, max(self.now_ns, slot.started_at_ns + (0 if slot.connections else transaction_ns)))
             for slot in self.in_flight.values()
         ]
-        return tuple(state.occupancy(ends, self.now_ns) for state in states)
+        return [state.usage(ends, self.now_ns, keys.get(state.limit.label)) for state in self.limits]
 
     def oldest_leaves_in_ns(self, span_ns: int) -> int | None:
         """Return the time in ns until the oldest end within the last `span_ns` is that old, or None."""
@@ -133,15 +165,15 @@ class Book:
         return Reservation(self._grant(transaction_ns, weights, shares), chosen)
 
     def _grant(self, span_ns: int, weights: tuple[int, int, int, int], shares: tuple[Share, ...]) -> Slot:
-        slot_id = self._last_id + len(self.granted) + 1
+        slot_id = self.last_id + len(self.granted) + 1
         slot = Slot(slot_id, self.now_ns, self.now_ns + span_ns, *weights, shares)
         self.granted.append(slot)
         for state in self.limits:
             state.grant(slot)
         return slot
 
-    def _filled(self, limits: Sequence[Limit], guard_ns: int | None) -> list[LimitState]:
-        states = [LimitState(limit, guard_ns) for limit in limits]
+    def _filled(self) -> list[LimitState]:
+        states = [LimitState(limit) for limit in self.policy_limits]
         for state in states:
             for slot in self.slots():
                 state.charge(slot, self.now_ns)
@@ -164,8 +196,71 @@ class Book:
     def _compact(self) -> None:
         self.ended = compacted(self.ended, self.now_ns, self._bounds)
         self._size = sum(1 + len(slot.shares) for slot in self.ended)
-        # A key with one slot takes a window and an opening, so up to twice the size is normal.
-        if any(state.size > 2 * self._size for state in self.limits):
-            self.limits = self._filled(self.policy_limits, self._guard_ns)
+        if self.limits:
+            self.limits = self._filled()
         # Compacting more slots takes longer, so more decisions share its cost.
         self._compact_above = max(self._bounds.least, 2 * self._size)
+
+
+def book_of(events: Iterable[Event], now_ns: int, limits: Sequence[Limit]) -> Book:
+    """Return a book that knows these events, as of `now_ns`."""
+    book = Book()
+    book.judge_by(limits)
+    book.reset(events, now_ns)
+    return book
+
+
+def compacted(ended: Sequence[Slot], now_ns: int, bounds: Bounds = BOUNDS) -> list[Slot]:
+    """Return what to keep of slots that have ended.  Argument and result ascend by their ends."""
+    split, spare = len(ended), bounds.most_shares // 2
+    while split > max(0, len(ended) - bounds.exact) and spare >= len(ended[split - 1].shares):
+        split -= 1
+        spare -= len(ended[split].shares)
+    together: dict[tuple[int, frozenset[str]], list[Slot]] = {}
+    for slot in ended[:split]:
+        if (age_ns := now_ns - slot.until_ns) <= KEEP_NS:
+            kinds = frozenset([share.for_each for share in slot.shares])
+            end_ns = _rounded_up(slot.until_ns, age_ns, bounds.parts)
+            together.setdefault((end_ns, kinds), []).append(slot)
+    merged, spare = [], bounds.most_shares // 2
+    for (end_ns, _), slots in sorted(together.items(), key=lambda item: item[0][0], reverse=True):
+        slot = _sum(end_ns, slots)
+        spare -= len(slot.shares)
+        merged.append(slot if spare >= 0 else slot._replace(shares=()))
+    return sorted([*merged, *ended[split:]], key=end_of)
+
+
+def end_of(slot: Slot) -> int:
+    return slot.until_ns
+
+
+def _rounded_up(at_ns: int, age_ns: int, parts: int) -> int:
+    """Round an instant up by less than 1/parts of its age, and never past now.
+
+    The grain is a power of two, so rounding again at a greater age lands on the same grid.
+    """
+    grain_ns = age_ns // parts
+    if grain_ns < 2:
+        return at_ns
+    grain_ns = 1 << (grain_ns.bit_length() - 1)
+    return -(-at_ns // grain_ns) * grain_ns
+
+
+def _sum(end_ns: int, slots: Sequence[Slot]) -> Slot:
+    """Add slots with the same kinds of shares up to one that ends at `end_ns`."""
+    sums: dict[tuple[str, str], tuple[int, int, int]] = {}
+    for slot in slots:
+        for for_each, key, *weights in slot.shares:
+            messages, recipients, size_bytes = sums.get((for_each, key), (0, 0, 0))
+            sums[for_each, key] = messages + weights[0], recipients + weights[1], size_bytes + weights[2]
+    return Slot(
+        0,
+        min(slot.started_at_ns for slot in slots),
+        end_ns,
+        sum(slot.messages for slot in slots),
+        sum(slot.recipients for slot in slots),
+        sum(slot.connections for slot in slots),
+        sum(slot.bytes for slot in slots),
+        tuple([Share(*kind_and_key, *weights) for kind_and_key, weights in sums.items()]),
+        is_open=False,
+    )

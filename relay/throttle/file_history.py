@@ -12,8 +12,9 @@ one of five states:
 | damaged | anything else, or less than the mark in the lock says | **nothing is sent** |
 
 Durability.  A commit is one group, synced.  A reader syncs what another process wrote, and the name of a file
-that another process made: the writer may have died before its sync.  After a failed write the group is cut
-off, and the next transaction reads the whole file.  After a failed sync it also writes a new file.
+that another process made: the writer may have died before its sync.  After a failed write or sync the group
+is cut off.  After any failed call the next transaction reads the whole file and writes a new one, since a
+failed sync is final.
 
 Time.  Instants are boottime, so a step of the wall clock never matters.  After a reboot all instants move by
 one shift: the time since the last group is what the wall clock is ahead of that group's mark, or zero if the
@@ -104,12 +105,12 @@ class FileHistory:
         self._end = self._worth_bytes = 0
         self._at: At | None = None
         self._must_write_anew = False
-        """A sync failed, which is final: what a crash leaves, or which file has the name, is unknown."""
+        """A call failed: what a crash would leave, or which file has the name, may be unknown."""
         # State of the present transaction.
         self._lock_fd = -1
         self.now_ns = self.ahead_ns = 0
         self.news: Sequence[Event] = ()
-        self.is_whole = self.is_empty = False
+        self.is_whole = False
 
     @contextlib.contextmanager
     def transaction(self) -> "Iterator[FileHistory]":
@@ -171,7 +172,6 @@ class FileHistory:
             check_mark(found.at or self._at, mark_ns)
             self._know(fd, found)
         check_mark(self._at, mark_ns)
-        self.is_empty = self._at is None
 
     def _read_all(self, mark_ns: int | None) -> None:
         self.close()
@@ -185,8 +185,7 @@ class FileHistory:
         found, is_of_this_boot = found_in(content, mark_ns, self._clock)
         if is_of_this_boot and not self._must_write_anew:
             self._know(fd, found)
-            with self._giving_up():
-                self._disk.sync_directory(self._folder)
+            self._disk.sync_directory(self._folder)
             # The last replacement wrote the first group.
             self._worth_bytes = content.index(b"\n", content.index(b"\n") + 1)
         else:
@@ -197,15 +196,13 @@ class FileHistory:
         """Learn the groups from `_end` on, and sync them before a group is added behind them."""
         if found.is_torn:
             self._disk.truncate(fd, self._end + found.end)
-        with self._giving_up():
-            self._disk.sync_content(fd)
+        self._disk.sync_content(fd)
         self.news, self._at, self._end = found.events, found.at or self._at, self._end + found.end
 
     def _put(self, events: Sequence[Event]) -> None:
         at = self._at_now()
         content = header(self._clock.boot_id()) + group(at, events)
-        with self._giving_up(InDoubt):
-            fd = put_in_place(self._disk, self._path, content)
+        fd = put_in_place(self._disk, self._path, content)
         self.close()
         self._fd, self._end, self._worth_bytes = fd, len(content), len(content)
         self._must_write_anew = False
@@ -217,8 +214,7 @@ class FileHistory:
         try:
             write_with_room(self._disk, fd, content, self._end, folder=self._folder)
             # Crash here: the group may be whole, torn or gone; none of its grants was given yet.
-            with self._giving_up():
-                self._disk.sync_content(fd)
+            self._disk.sync_content(fd)
         except OSError:
             with contextlib.suppress(OSError):
                 self._disk.truncate(fd, self._end)
@@ -242,17 +238,8 @@ class FileHistory:
         return At(boottime_ns, max(wall_ns, self._at.mark_ns + passed_ns))
 
     @contextlib.contextmanager
-    def _giving_up(self, on: type[OSError] = OSError) -> Iterator[None]:
-        """After a failed sync, have the next transaction write a new file."""
-        try:
-            yield
-        except on:
-            self._must_write_anew = True
-            raise
-
-    @contextlib.contextmanager
     def _failing_closed(self, doing: str) -> Iterator[None]:
-        """Raise HistoryError, and have the next transaction read the whole file."""
+        """Raise HistoryError, and have the next transaction read the whole file and write a new one."""
         try:
             yield
         except (OSError, DamagedHistory) as error:
@@ -260,4 +247,5 @@ class FileHistory:
                 self.close()
             if isinstance(error, DamagedHistory):
                 raise refusal(self._path, error) from error
+            self._must_write_anew = True
             raise HistoryError(f"{self._path}: cannot {doing} it: {error.strerror or error}") from error

@@ -12,16 +12,14 @@ A history that cannot be read or written raises HistoryError.  The account then 
 cannot be judged.
 """
 
-import functools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
-from relay.throttle.limit import LONGEST_KEY, ForEach, Unit
+from relay.policy.lane import Unit
+from relay.throttle.limit import LONGEST_KEY, ForEach
 
 NOTHING_SENT = "nothing is sent through this account"
-UNKNOWN = "%"
-"""The key of a share that counts for every key; `key_of` never returns it."""
 _FIT = frozenset(range(ord("!"), ord("~") + 1)) - {ord("%")}
 
 
@@ -92,13 +90,12 @@ def weights_in(
         weight = getattr(slot, unit)
         return [(None, weight)] if weight else []
     return [
-        (None if share.key == UNKNOWN else share.key, weight)
+        (share.key, weight)
         for share in shares
-        if (weight := getattr(share, unit)) and (only is None or share.key in (only, UNKNOWN))
+        if (weight := getattr(share, unit)) and only in (None, share.key)
     ]
 
 
-@functools.lru_cache(4096)
 def key_of(text: str) -> str:
     """Return a key as a share has it: printable ASCII without spaces, at most LONGEST_KEY characters."""
     octets = text.encode("utf-8", "surrogatepass")
@@ -121,8 +118,6 @@ class HistoryTransaction(Protocol):
     """Events committed since the last transaction of this process, without its own."""
     is_whole: bool
     """`news` has all events, and replaces what memory knows."""
-    is_empty: bool
-    """Nothing was ever committed."""
 
     @property
     def is_long(self) -> bool:

@@ -4,7 +4,8 @@
 a group that is being appended looks torn.  During a replacement they see the old file or the new one.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,9 +13,9 @@ from typing import TYPE_CHECKING
 from relay.clock import Clock
 from relay.policy.model import HistoryPlace
 from relay.spool.disk.durable import Disk, opened
-from relay.throttle.book import Book
+from relay.throttle.book import Book, book_of
 from relay.throttle.file_history import FileHistory, check_mark, found_in, refusal
-from relay.throttle.history import NOTHING_SENT, Event, History, HistoryError, moved
+from relay.throttle.history import NOTHING_SENT, History, moved
 from relay.throttle.history_format import MAKE_OURS, MARK_BYTES, Contents, DamagedHistory, read_mark
 from relay.throttle.limit import Limit
 
@@ -54,59 +55,37 @@ def open_history(
     return PostgresqlHistory(account, HighWaterMark(f"{place.path}.mark", disk), clock, on_state=on_state)
 
 
-def recorded_book(
-    place: HistoryPlace, limits: Sequence[Limit], guard_ns: int | None, disk: Disk, clock: Clock
-) -> Book:
+def recorded_book(place: HistoryPlace, limits: Sequence[Limit], disk: Disk, clock: Clock) -> Book:
     """Return what a relay that starts now would know of the account's past, in boottime.
 
-    Raises PermissionError, and HistoryError if such a relay would send nothing.
+    Without a history file and without a mark in its lock the past is empty.  Raises PermissionError, and
+    HistoryError if such a relay would send nothing.
     """
-    if place.database is None:
-        return book_in_file(place.path, limits, guard_ns, disk, clock)
-    history = open_history(place, disk, clock)
-    try:
-        with history.transaction() as found:
+    if place.database is not None:
+        with contextlib.closing(open_history(place, disk, clock)) as history, history.transaction() as found:
             events = [moved(event, -found.ahead_ns) for event in found.news]
-            return _book_of(events, found.now_ns - found.ahead_ns, limits, guard_ns)
-    finally:
-        history.close()
-
-
-def book_in_file(path: Path, limits: Sequence[Limit], guard_ns: int | None, disk: Disk, clock: Clock) -> Book:
-    """Do as `recorded_book`, for a file.  Without a file or a mark in its lock the past is empty."""
+            return book_of(events, found.now_ns - found.ahead_ns, limits)
     try:
-        events = _read(path, disk, clock).events
-    except PermissionError:
-        raise
+        return book_of(_read(place.path, disk, clock).events, clock.boottime_ns(), limits)
     except DamagedHistory as damage:
-        raise refusal(str(path), damage) from damage
-    except OSError as error:
-        raise HistoryError(f"{path}: cannot read it: {error.strerror or error}") from error
-    return _book_of(events, clock.boottime_ns(), limits, guard_ns)
+        raise refusal(str(place.path), damage) from damage
 
 
 def history_findings(path: Path, disk: Disk, clock: Clock) -> Iterator[Finding]:
-    """Yield what a relay that starts now would find in a history file, and do about it."""
+    """Yield what a relay that starts now would find in a history file, and do about it.
+
+    Raises PermissionError.
+    """
     try:
         if _read(path, disk, clock).is_torn:
             what = "its last group is incomplete; no mail was sent on that group"
             yield Finding(str(path), "torn_group", what, "the relay cuts the group off at its next use")
     except DamagedHistory as damage:
         yield Finding(str(path), "damaged_history", str(damage), NOTHING_SENT, damage.advice)
-    except OSError as error:
-        what = f"cannot be read: {error.strerror or error}"
-        yield Finding(str(path), "damaged_history", what, NOTHING_SENT, "check the disk")
-
-
-def _book_of(events: Iterable[Event], now_ns: int, limits: Sequence[Limit], guard_ns: int | None) -> Book:
-    book = Book()
-    book.judge_by(limits, guard_ns)
-    book.reset(events, now_ns)
-    return book
 
 
 def _read(path: Path, disk: Disk, clock: Clock) -> Contents:
-    """Raise OSError and DamagedHistory."""
+    """Raise PermissionError and DamagedHistory."""
     mark_ns = None
     try:
         # Read before the history, which can only have grown by then.
@@ -122,4 +101,8 @@ def _read(path: Path, disk: Disk, clock: Clock) -> Contents:
     except FileNotFoundError:
         check_mark(None, mark_ns)
         return Contents([], None, 0, is_torn=False)
+    except PermissionError:
+        raise
+    except OSError as error:
+        raise DamagedHistory(f"cannot be read: {error.strerror or error}", "check the disk") from error
     return found_in(content, mark_ns, clock)[0]

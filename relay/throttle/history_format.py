@@ -2,7 +2,7 @@
 
 A line is the CRC-32 of a JSON array, and the array itself, so that `cat` shows it:
 
-    5f3a9c01 ["relay-history", 5, "6e2f…c1"]
+    5f3a9c01 ["relay-history", 6, "6e2f…c1"]
     1b2c3d4e [[8412345678901, 1760000000123456789], ["reserved", 17, …], ["ended", …]]
 
 The first line has the version and the boot id.  Each further line is a group: one commit, valid as a whole
@@ -18,7 +18,7 @@ each.  A group has BOOTTIME and MARK, the instant of its writing by both clocks,
 
 A share is [FOR_EACH, KEY, MESSAGES, RECIPIENTS, BYTES]: the part of a slot for one sender, domain, client,
 user or lane.  A slot has a share of its lane, and shares of the kinds of key that some limit of its writer
-had.  Without shares of some kind it may belong to any key, and counts for every key.  So does the key `%`.
+had.  Without shares of some kind it may belong to any key, and counts for every key.
 
 All instants but MARK are boottime of the boot that the first line names, in nanoseconds, negative if before
 that boot.  MARK is the latest time that the wall clock has ever implied for that instant: the clock's
@@ -38,7 +38,6 @@ import zlib
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from relay.mail.text import clean
 from relay.throttle.history import Ended, Event, Issued, Share, Slot
 
 BEGIN_ANEW = (
@@ -78,7 +77,7 @@ _JSON = json.JSONEncoder(separators=(",", ":"))
 
 
 def header(boot_id: str) -> bytes:
-    return _line(["relay-history", 5, boot_id])
+    return _line(["relay-history", 6, boot_id])
 
 
 def group(at: At, events: Iterable[Event]) -> bytes:
@@ -93,12 +92,11 @@ def read_header(content: bytes) -> tuple[str, int]:
     """Return the boot id and the offset of the first group.  Raises DamagedHistory."""
     end = content.find(b"\n") + 1
     match _read(content[:end]):
-        case ["relay-history", 5, str() as boot_id]:
+        case ["relay-history", 6, str() as boot_id]:
             return boot_id, end
         case ["relay-history", int(version), *_]:
-            raise DamagedHistory(f"its format is version {version}; this relay reads version 5")
-    start = clean(content[:40])
-    raise DamagedHistory(f"byte 0: not a history, or its first line is damaged: {start!r}")
+            raise DamagedHistory(f"its format is version {version}; this relay reads version 6")
+    raise DamagedHistory("byte 0: not a history, or its first line is damaged")
 
 
 def read_groups(content: bytes, start: int, origin: int = 0) -> Contents:
@@ -157,22 +155,10 @@ def _event(words: list[Any]) -> Event:
             return Ended(slot_id, at_ns)
         case ["issued", int(slot_id)]:
             return Issued(slot_id)
-        case ["reserved" | "charged" as word, int(slot_id), int(start), int(until), _, _, _, _, *shares]:
-            m, r, c, size = map(_weight, words[4:8])
-            known = tuple([_share(*share) for share in shares])
-            return Slot(slot_id, start, until, m, r, c, size, known, word == "reserved")
+        case ["reserved" | "charged" as word, slot_id, start_ns, until_ns, m, r, c, size, *shares]:
+            known = tuple([Share(*share) for share in shares])
+            return Slot(slot_id, start_ns, until_ns, m, r, c, size, known, word == "reserved")
     raise ValueError(words)
-
-
-def _share(for_each: str, key: str, messages: int, recipients: int, size_bytes: int) -> Share:
-    return Share(str(for_each), str(key), _weight(messages), _weight(recipients), _weight(size_bytes))
-
-
-def _weight(value: Any) -> int:
-    # A negative weight would make room for other slots.
-    if not isinstance(value, int) or value < 0:
-        raise ValueError(value)
-    return value
 
 
 def _line(value: Any) -> bytes:

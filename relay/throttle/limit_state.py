@@ -29,9 +29,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from relay.throttle.history import Slot, weights_in
-from relay.throttle.limit import ForEach, Limit, Unit
+from relay.throttle.limit import Limit
 
-LONGEST_DEFAULT_GUARD_NS = 1_000_000_000
 Opening = tuple[int, int]
 """An instant at which slots become free, and their weight."""
 
@@ -40,33 +39,15 @@ Opening = tuple[int, int]
 class Usage:
     """How full a limit is; of a limit with keys, how full its fullest key is."""
 
-    label: str
-    unit: Unit
+    limit: Limit
+    key: str | None
+    """The fullest key, or the only key that the limit judges."""
     used: int
-    """May exceed `count` after an edit that lowered it."""
-    count: int
-    span_ns: int
-    """The period and its guard."""
+    """May exceed N after an edit that lowered it."""
     opens_at_ns: int
     """The earliest instant at which one more may fit; now if one fits."""
-    for_each: ForEach | None = None
-    key: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Occupancy:
-    """A limit and the slots that occupy it, as the start of an estimate."""
-
-    label: str
-    unit: Unit
-    count: int
-    span_ns: int
-    """T and its guard."""
-    for_each: ForEach | None
-    only: str | None
-    """The only key that it judges: the lane of a ceiling."""
     openings: tuple[Opening, ...]
-    """When the slots become free that count for the key `only`, or for every key; in no order."""
+    """When the slots that are used become free, if those in flight take a given time; in no order."""
 
 
 class Window:
@@ -98,12 +79,10 @@ class Window:
 
 
 class LimitState:
-    def __init__(self, limit: Limit, guard_ns: int | None) -> None:
-        """Without `guard_ns` the guard is 1 % of T, at most a second."""
-        self.label, self.unit, self.count = limit.label, limit.unit, limit.count
+    def __init__(self, limit: Limit) -> None:
+        self.limit, self.unit, self.count = limit, limit.unit, limit.count
         self.for_each, self.only = limit.for_each, limit.only
-        guard_ns = min(limit.per_ns // 100, LONGEST_DEFAULT_GUARD_NS) if guard_ns is None else guard_ns
-        self.span_ns = limit.per_ns + guard_ns
+        self.span_ns = limit.span_ns
         self._windows = defaultdict[str | None, Window](Window)
         self.granted = Counter[str | None]()
         """The weight that is granted and not durable yet, by key."""
@@ -167,26 +146,15 @@ class LimitState:
                     fullest, most = key, used
         return fullest
 
-    def usage(self, now_ns: int, key: str | None) -> Usage:
+    def usage(self, in_flight: Iterable[tuple[Slot, int]], now_ns: int, key: str | None) -> Usage:
+        """Return the usage by a key, as if slots in flight ended at the instants given with them."""
         key = self.only or key
         used, opens_at_ns = self.used(key, now_ns), self.opens_at(key, now_ns)
-        return Usage(self.label, self.unit, used, self.count, self.span_ns, opens_at_ns, self.for_each, key)
-
-    def occupancy(self, in_flight: Iterable[tuple[Slot, int]], now_ns: int) -> Occupancy:
-        """Return what occupies the limit, as if slots in flight ended at the instants given with them."""
-        self.used(self.only, now_ns)
-        keys = {None, self.only}
-        openings = [opening for window in self._openings(keys) for opening in window]
+        openings = [opening for window in self._openings({None, key}) for opening in window]
         for slot, ends_ns in in_flight:
-            weights = [weight for key, weight in self._weights(slot) if key in keys]
+            weights = [weight for each, weight in self._weights(slot) if each in (None, key)]
             openings += [(ends_ns + self.span_ns, weight) for weight in weights]
-        limit = self.label, self.unit, self.count, self.span_ns, self.for_each, self.only
-        return Occupancy(*limit, tuple(openings))
-
-    @property
-    def size(self) -> int:
-        """Return the size in memory, as a number of windows and openings."""
-        return sum([1 + len(window.openings) for window in self._windows.values()])
+        return Usage(self.limit, key, used, opens_at_ns, tuple(openings))
 
     def _openings(self, keys: Iterable[str | None]) -> list[list[Opening]]:
         return [self._windows[key].openings for key in keys if key in self._windows]

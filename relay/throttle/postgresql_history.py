@@ -107,7 +107,7 @@ class PostgresqlHistory:
         self._row: AccountColumns
         self.now_ns = self.ahead_ns = 0
         self.news: Sequence[Event] = ()
-        self.is_whole = self.is_empty = False
+        self.is_whole = False
 
     @contextlib.contextmanager
     def transaction(self) -> "Iterator[PostgresqlHistory]":
@@ -157,7 +157,6 @@ class PostgresqlHistory:
     def _learn(self, cursor: int | None) -> None:
         """Read clock and news behind the lock, so that instants ascend and no group is missed."""
         row = self._row
-        self.is_empty = row.last_position == 0
         self.is_whole = cursor is None or cursor < row.first_position
         since = row.first_position - 1 if self.is_whole else cursor
         before_ns = self._clock.boottime_ns()

@@ -31,12 +31,9 @@ from relay.throttle.audit import Audit, audit
 from relay.throttle.book import Book
 from relay.throttle.history import Ended, Event, History, HistoryTransaction, Slot
 from relay.throttle.limit import Limit
-from relay.throttle.limit_state import Occupancy, Usage
+from relay.throttle.limit_state import Usage
 
-__all__ = ["TRANSACTION_NS", "Reservation", "Throttle", "View"]
-
-TRANSACTION_NS = 30 * 60 * 1_000_000_000
-"""The longest transaction: the reply to the final dot may take 10 minutes (RFC 5321, 4.5.3.2.6) of it."""
+__all__ = ["Reservation", "Throttle", "View"]
 
 Answer = TypeVar("Answer")
 
@@ -54,24 +51,35 @@ class View:
         self.ahead_ns = self.least_ahead_ns = 0
         """How far the history's clock was ahead of boottime at the last transaction, at most and at least."""
 
-    def usage(self) -> list[Usage]:
+    def usage(self, transaction_ns: int = 0) -> list[Usage]:
         """Return the usage of each limit, in the order of the limits.
 
+        The openings are as if each transaction in flight took `transaction_ns`.
         The search for the fullest of very many keys holds no lock, because a decision would wait for it.
         Another key may become fuller meanwhile.
         """
         now_ns = self._look(lambda book: book.now_ns)
-        keys = {state.label: state.fullest_key(now_ns) for state in self.book.limits}
-        usages = self._look(
-            lambda book: [state.usage(book.now_ns, keys.get(state.label)) for state in book.limits]
-        )
-        return [replace(usage, opens_at_ns=self._boottime_of(usage.opens_at_ns)) for usage in usages]
+        keys = {state.limit.label: state.fullest_key(now_ns) for state in self.book.limits}
+        usages = self._look(lambda book: book.usage(transaction_ns, keys))
+        return [
+            replace(
+                each,
+                opens_at_ns=self._boottime_of(each.opens_at_ns),
+                openings=tuple([(self._boottime_of(at_ns), weight) for at_ns, weight in each.openings]),
+            )
+            for each in usages
+        ]
 
-    def occupancy(
-        self, transaction_ns: int, limits: Sequence[Limit] | None = None, guard_ns: int | None = None
-    ) -> tuple[Occupancy, ...]:
-        """Return what occupies each limit, or would occupy each of `limits` after a `replan`."""
-        return self._look(lambda book: book.occupancy(transaction_ns, limits, guard_ns))
+    def judged_by(self, limits: Sequence[Limit]) -> "View":
+        """Return a view of the same past by other limits."""
+        view = View(self._look(lambda book: book.judged_by(limits)), self._clock)
+        view.ahead_ns, view.least_ahead_ns = self.ahead_ns, self.least_ahead_ns
+        return view
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was ever recorded, as of the last decision or `flush`."""
+        return self.book.last_id == 0
 
     def oldest_leaves_in_ns(self, span_ns: int) -> int | None:
         """Return the time in ns until the oldest end within the last `span_ns` is that old, or None.
@@ -99,13 +107,11 @@ class Throttle(View):
         self,
         history: History,
         limits: Sequence[Limit],
-        guard_ns: int | None,
         clock: Clock,
         *,
-        transaction_ns: int = TRANSACTION_NS,
+        transaction_ns: int,
         book: Book | None = None,
     ) -> None:
-        """Without `guard_ns` the guard is 1 % of each period, at most a second."""
         super().__init__(book or Book(), clock)
         self._history = history
         self._transaction_ns = transaction_ns
@@ -114,8 +120,7 @@ class Throttle(View):
         """Known here, and not durable yet."""
         self._must_write = False
         """A commit failed.  Nothing may be sent before a commit succeeds, even if the history can be read."""
-        self._has_begun = False
-        self.book.judge_by(limits, guard_ns)
+        self.book.judge_by(limits)
 
     def reserve(self, requests: Sequence[Request]) -> list[Admission]:
         """Decide requests in their order, all in one transaction with one commit.
@@ -152,21 +157,14 @@ class Throttle(View):
         """
         self._transact(lambda _: [])
 
-    def replan(
-        self, limits: Sequence[Limit], guard_ns: int | None, *, transaction_ns: int | None = None
-    ) -> None:
+    def replan(self, limits: Sequence[Limit], *, transaction_ns: int | None = None) -> None:
         """Judge the same history by new limits.  Without `transaction_ns` the present one stays.
 
         Slots that are reserved keep their deadline.
         """
         with self._turn, self.mutex:
             self._transaction_ns = self._transaction_ns if transaction_ns is None else transaction_ns
-            self.book.judge_by(limits, guard_ns)
-
-    def has_begun(self) -> bool:
-        """Return True once, if this process began the history: nothing before it is known."""
-        has_begun, self._has_begun = self._has_begun, False
-        return has_begun
+            self.book.judge_by(limits)
 
     def close(self) -> None:
         """Close the history; call `flush` first."""
@@ -207,8 +205,7 @@ class Throttle(View):
         """Bring memory to what is durable, and add the ends that are not durable yet."""
         self.ahead_ns = transaction.ahead_ns
         # `ahead_ns` may include a round trip on the network.  This is the lower bound.
-        passed_ns = transaction.now_ns - self._clock.boottime_ns()
-        self.least_ahead_ns = min(transaction.ahead_ns, passed_ns) if transaction.ahead_ns else 0
+        self.least_ahead_ns = transaction.now_ns - self._clock.boottime_ns()
         if transaction.is_whole:
             self.book.reset([*transaction.news, *self._ends], transaction.now_ns)
         else:
@@ -224,4 +221,3 @@ class Throttle(View):
         if not (transaction.is_long and transaction.replace([*self._look(Book.events), *granted])):
             transaction.commit([*ends, *granted])
         self._must_write = False
-        self._has_begun |= transaction.is_empty

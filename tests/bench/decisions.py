@@ -21,8 +21,7 @@ from typing import Any
 from relay.clock import SECOND_NS
 from relay.spool.disk.durable import RealDisk
 from relay.throttle.admission import Request
-from relay.throttle.book import Book
-from relay.throttle.compaction import BOUNDS
+from relay.throttle.book import BOUNDS, Book
 from relay.throttle.file_history import FileHistory
 from relay.throttle.throttle import Reservation, Throttle
 from tests.engines.history.limits import messages
@@ -46,7 +45,7 @@ Throttled = tuple[Callable[[int], bool], Callable[[Sequence[int]], None]]
 @contextmanager
 def _in_memory(count: int) -> Iterator[Throttled]:
     book = Book()
-    book.judge_by([messages(count, DAY_S)], 0)
+    book.judge_by([messages(count, DAY_S)])
 
     def decide(now_ns: int) -> bool:
         return decide_and_end(book, now_ns, Request(1))
@@ -63,7 +62,7 @@ def _durable(count: int) -> Iterator[Throttled]:
     with tempfile.TemporaryDirectory(prefix="relay-bench-") as folder:
         clock = FakeClock(START_NS - 1)
         history = FileHistory(Path(folder) / "history", RealDisk(), clock)
-        account = Throttle(history, [messages(count, DAY_S)], 0, clock)
+        account = Throttle(history, [messages(count, DAY_S)], clock, transaction_ns=TRANSACTION_NS)
 
         def decide(now_ns: int) -> bool:
             clock.advance(now_ns - clock.boottime_ns())

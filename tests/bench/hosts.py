@@ -63,7 +63,9 @@ def _decide(url: str, account: str, began_at_s: float) -> list[float]:
         history = PostgresqlHistory(
             SharedAccount(Database(url), account), HighWaterMark(f"{folder}/mark", RealDisk()), clock
         )
-        with closing(Throttle(history, [messages(1_000_000_000, 3600)], None, clock)) as throttle:
+        with closing(
+            Throttle(history, [messages(1_000_000_000, 3600)], clock, transaction_ns=10**10)
+        ) as throttle:
             throttle.flush()
             time.sleep(max(0.0, began_at_s - time.monotonic()))
             while (asked_s := time.monotonic()) < began_at_s + FOR_S:

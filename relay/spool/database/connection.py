@@ -17,9 +17,9 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from relay.policy.database import DatabaseLogin
+from relay.policy.database import PASSWORDS, DatabaseLogin
 from relay.policy.named_file import SecretError
-from relay.policy.secrets import database_password
+from relay.policy.secrets import secret_of
 from relay.spool.database import DatabaseError, DatabaseFull
 
 VERSION = 1
@@ -75,7 +75,7 @@ class Database:
 
 def database_of(login: DatabaseLogin) -> Database:
     ca_file = "" if login.ca_file is None else str(login.ca_file)
-    return Database(login.postgresql or "", lambda: database_password(login), ca_file)
+    return Database(login.postgresql or "", lambda: secret_of(login, *PASSWORDS), ca_file)
 
 
 class LastingConnection:

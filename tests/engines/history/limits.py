@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from relay.clock import SECOND_NS
+from relay.policy.lane import Unit
 from relay.spool.disk.durable import Disk
 from relay.throttle.admission import Request, TooLarge, Wait
-from relay.throttle.book import Book
-from relay.throttle.compaction import Bounds
+from relay.throttle.book import Book, Bounds
 from relay.throttle.file_history import REPLACE_ABOVE_BYTES, FileHistory
-from relay.throttle.limit import ForEach, Limit, PlainLimit, Unit
+from relay.throttle.limit import ForEach, Limit
 from relay.throttle.throttle import Reservation, Throttle
 from tests.fakes.clock import FakeClock
 
@@ -18,17 +18,17 @@ TRANSACTION_NS = 100 * SECOND_NS
 
 def limit(
     count: int, per_ns: int, unit: Unit = "messages", for_each: ForEach | None = None, only: str | None = None
-) -> PlainLimit:
+) -> Limit:
     each = f" for each {for_each}" if for_each else ""
     label = f"{count} {unit} per {per_ns / SECOND_NS:g}s{each}"
-    return PlainLimit(unit, count, per_ns, label, for_each, only)
+    return Limit(unit, count, per_ns, label, for_each, only)
 
 
-def messages(count: int, seconds: float, for_each: ForEach | None = None) -> PlainLimit:
+def messages(count: int, seconds: float, for_each: ForEach | None = None) -> Limit:
     return limit(count, int(seconds * SECOND_NS), for_each=for_each)
 
 
-def recipients(count: int, seconds: float, for_each: ForEach | None = None) -> PlainLimit:
+def recipients(count: int, seconds: float, for_each: ForEach | None = None) -> Limit:
     return limit(count, int(seconds * SECOND_NS), "recipients", for_each)
 
 
@@ -43,7 +43,7 @@ def throttle(
 ) -> Throttle:
     history = FileHistory(path, disk, clock, replace_above_bytes=replace_above_bytes)
     book = None if bounds is None else Book(bounds)
-    return Throttle(history, limits, 0, clock, transaction_ns=TRANSACTION_NS, book=book)
+    return Throttle(history, limits, clock, transaction_ns=TRANSACTION_NS, book=book)
 
 
 def ask(throttle: Throttle, *wanted: int) -> list[Reservation | Wait | TooLarge]:

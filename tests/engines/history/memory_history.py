@@ -44,7 +44,7 @@ class MemoryHistory:
         self._cursor: int | None = None
         self.now_ns = self.ahead_ns = 0
         self.news: Sequence[Event] = ()
-        self.is_whole = self.is_empty = self.is_long = False
+        self.is_whole = self.is_long = False
 
     @contextlib.contextmanager
     def transaction(self) -> "Iterator[MemoryHistory]":
@@ -57,7 +57,6 @@ class MemoryHistory:
             first = kept.replaced if self.is_whole else self._cursor
             self.news = [event for commit in kept.commits[first:] for event in commit]
             self._cursor = len(kept.commits)
-            self.is_empty = not kept.commits
             self.is_long = len(kept.commits) - kept.replaced > self._replaces_above
             yield self
 

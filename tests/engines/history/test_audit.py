@@ -7,7 +7,7 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.throttle.audit import audit
-from relay.throttle.compaction import Bounds
+from relay.throttle.book import Bounds
 from relay.throttle.limit import Limit
 from relay.throttle.throttle import Throttle
 from tests.engines.history.limits import TRANSACTION_NS, granted, messages, recipients, settle, throttle
@@ -39,7 +39,7 @@ def test_the_audit_agrees_with_an_oracle_that_never_saw_the_file(seed: int, cloc
     seen = _live(account, clock, random, longest_s=TRANSACTION_NS * 5 // 4 // SECOND_NS)
     account.flush()
     limits: list[Limit] = [*EARLIER, messages(3, seconds=50), recipients(9, seconds=70)]
-    account.replan(limits, 0)
+    account.replan(limits)
 
     found = account.audit()
 
@@ -70,7 +70,7 @@ def test_the_audit_counts_each_key_alone_and_leaves_out_slots_without_a_key(cloc
     account = throttle(PATH, ModelDisk(), clock, [])
     granted(account, 1)
     each = messages(2, 60, "sender")
-    account.replan([each], 0)
+    account.replan([each])
     granted(account, 1, 1)
 
     (peak,) = audit(account.book.slots(), [each]).findings

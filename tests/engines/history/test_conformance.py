@@ -7,6 +7,8 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.throttle.history import Ended, Event, History, Issued, Share, Slot
+from relay.throttle.throttle import Throttle
+from tests.engines.history.limits import TRANSACTION_NS, granted, messages, settle
 from tests.fakes.clock import FakeClock
 
 Opens = Callable[[], History]
@@ -27,15 +29,33 @@ def _news(history: History) -> tuple[Sequence[Event], bool]:
         return list(transaction.news), transaction.is_whole
 
 
-def test_a_new_history_says_that_it_is_empty_until_the_first_commit(opened: Opens) -> None:
+def test_a_new_history_is_whole_and_empty_until_the_first_commit(opened: Opens) -> None:
     one, other = opened(), opened()
     with one.transaction() as transaction:
-        assert (list(transaction.news), transaction.is_whole, transaction.is_empty) == ([], True, True)
+        assert (list(transaction.news), transaction.is_whole) == ([], True)
         transaction.commit([Issued(7)])
 
-    for each in (one, other):
-        with each.transaction() as transaction:
-            assert not transaction.is_empty
+    assert _news(other) == ([Issued(7)], True)
+
+
+def test_a_view_tells_instants_in_boottime_whatever_the_clock_of_the_history(
+    opened: Opens, clock: FakeClock
+) -> None:
+    limits = [messages(2, seconds=60)]
+    account = Throttle(opened(), limits, clock, transaction_ns=TRANSACTION_NS)
+    account.flush()
+    was_empty = account.is_empty
+    for _ in range(2):
+        settle(account, clock, *granted(account, 1))
+        clock.advance(SECOND_NS)
+    assert (was_empty, account.is_empty) == (True, False)
+
+    for view in (account, account.judged_by(limits)):
+        (usage,) = view.usage()
+        opens = [usage.opens_at_ns, *sorted(at_ns for at_ns, _ in usage.openings)]
+        for told_ns, in_s in zip(opens, (58, 58, 59), strict=True):
+            # A server's clock differs a little from the host's.
+            assert abs(told_ns - clock.boottime_ns() - in_s * SECOND_NS) < SECOND_NS // 2
 
 
 def test_each_reader_gets_each_commit_of_others_once_and_in_order(opened: Opens) -> None:

@@ -13,8 +13,7 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.throttle.admission import Request, Reservation
-from relay.throttle.book import Book
-from relay.throttle.compaction import KEEP_NS, Bounds, compacted
+from relay.throttle.book import KEEP_NS, Book, Bounds, compacted
 from relay.throttle.history import Ended, Share, Slot
 from relay.throttle.limit_state import Window
 from tests.engines.history.limits import TRANSACTION_NS, messages, recipients, throttle
@@ -58,7 +57,7 @@ def decide(book: Book, now_ns: int, request: Request) -> bool:
 def _cost(count: int, most: int) -> float:
     """Return the average cost of a decision once all slots were used and one opens for each decision."""
     book = Book()
-    book.judge_by([messages(count, seconds=86_400), recipients(10 * count, seconds=86_400)], 0)
+    book.judge_by([messages(count, seconds=86_400), recipients(10 * count, seconds=86_400)])
     gap_ns, now_ns, decisions = DAY_NS // count, 0, 200
     for _ in range(min(count, most)):
         assert decide(book, now_ns, Request(1))
@@ -82,7 +81,7 @@ def test_a_decision_costs_the_same_for_any_number_of_keys() -> None:
     costs = []
     for keys in (100, 2000):
         book = Book()
-        book.judge_by([messages(5, seconds=60, for_each="sender")], 0)
+        book.judge_by([messages(5, seconds=60, for_each="sender")])
         for number in range(keys):
             assert decide(book, number, Request(1, sender=f"{number}@x.example"))
         costs.append(_lines_run(functools.partial(decide, book, keys, Request(1, sender="more@x.example"))))
@@ -105,13 +104,25 @@ def test_usage_names_the_fullest_key_as_slots_expire(memory: ModelDisk, clock: F
 
 def test_expired_keys_are_forgotten_and_a_large_limit_keeps_few_instants() -> None:
     book = Book(Bounds(exact=50, parts=16, most_shares=200, least=100))
-    book.judge_by([messages(900, 1600, "sender"), messages(900, 1600)], 0)
+    book.judge_by([messages(900, 1600, "sender"), messages(900, 1600)])
     before = _things()
     for number in range(3000):
         assert decide(book, number * 2 * SECOND_NS, Request(1, sender=f"{number}"))
 
     assert _things() - before < 3000
     assert 800 <= book.limits[1].used(None, book.now_ns) <= 900
+
+
+def test_old_keys_beyond_the_bound_close_no_key_of_a_shorter_window() -> None:
+    book, limits = Book(Bounds(exact=10, most_shares=200, least=100)), [messages(5, 60, "sender")]
+    book.judge_by(limits)
+    for number in range(1000):
+        assert decide(book, number * SECOND_NS, Request(1, sender=f"{number}"))
+
+    restarted = Book()
+    restarted.judge_by(limits)
+    restarted.reset(book.events(), book.now_ns)
+    assert decide(restarted, book.now_ns + 1, Request(1, sender="another"))
 
 
 def _things() -> int:
@@ -152,7 +163,7 @@ def test_merging_shares_never_lowers_the_count_of_a_key(most_shares: int) -> Non
             each.advance(at_ns)
             each.apply([slot])
     for each in (truth, book):
-        each.judge_by(limits, 0)
+        each.judge_by(limits)
 
     assert sum(len(slot.shares) for slot in book.events() if isinstance(slot, Slot)) < 1200
     for key in (*map(str, range(200)), "unheard of"):

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
+from relay.policy.model import HistoryPlace
 from relay.throttle.history import HistoryError
-from relay.throttle.history_access import book_in_file, history_findings
+from relay.throttle.history_access import history_findings, recorded_book
 from tests.engines.history.limits import ask, granted, messages, settle, throttle
 from tests.fakes.clock import FakeClock
 from tests.fakes.unsynced import Unsynced
@@ -66,7 +67,7 @@ def _none(path: Path) -> None:
         (_cut(0), "damaged_history"),
         (_cut(-1), "damaged_history"),  # the lock file says that the last group was durable
         (_cut(-200), "damaged_history"),
-        (_changed(b'history",5', b'history",4'), "damaged_history"),
+        (_changed(b'history",6', b'history",5'), "damaged_history"),
         (_changed(b'reserved",1', b'reserved",8'), "damaged_history"),
         (_changed(b"relay", b"replay"), "damaged_history"),
         (lambda path: (_changed(b'ended",1', b'ended",9')(path), _lock(b"")(path)), "damaged_history"),
@@ -85,7 +86,7 @@ def test_fsck_and_a_start_agree_on_damage_and_a_damaged_history_grants_nothing(
     assert found == ([says] if says else [])
     account = throttle(used, Unsynced(), clock, LIMITS)
     if says in ("", "torn_group"):
-        known = len(book_in_file(used, (), None, Unsynced(), clock).slots())
+        known = len(recorded_book(HistoryPlace(used, "isp", None), (), Unsynced(), clock).slots())
         assert known == (0 if before is None else 4)
         assert len(granted(account, *[1] * 9)) == 9 - known
         assert not list(history_findings(used, Unsynced(), clock))
@@ -96,7 +97,7 @@ def test_fsck_and_a_start_agree_on_damage_and_a_damaged_history_grants_nothing(
     assert (used.read_bytes() if used.is_file() else None) == before
     if says == "damaged_history":
         with pytest.raises(HistoryError, match="isp"):
-            book_in_file(used, (), None, Unsynced(), clock).slots()
+            recorded_book(HistoryPlace(used, "isp", None), (), Unsynced(), clock).slots()
 
 
 def test_damage_at_any_byte_grants_nothing(used: Path, clock: FakeClock) -> None:

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from relay.throttle.compaction import BOUNDS, Bounds
+from relay.throttle.book import BOUNDS, Bounds
 from tests.engines.history.world import FileWorld, MemoryWorld, Sizes, World
 
 EVENTS_A_WORLD = 200

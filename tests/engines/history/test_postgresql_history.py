@@ -60,7 +60,6 @@ def test_a_line_cut_at_any_statement_forgets_no_slot(
                 Throttle(
                     PostgresqlHistory(account, mark(), clock, replace_above_groups=1),
                     [messages(COUNT, seconds=3600)],
-                    0,
                     clock,
                     transaction_ns=TRANSACTION_NS,
                 )
@@ -105,7 +104,7 @@ def test_two_decisions_that_meet_at_any_statement_grant_one_slot(
                 account = SharedAccount(Database(through(line, server.url)), name)
                 history = PostgresqlHistory(account, mark(), clock)
                 throttle = Throttle(
-                    history, [messages(1, seconds=3600)], 0, clock, transaction_ns=TRANSACTION_NS
+                    history, [messages(1, seconds=3600)], clock, transaction_ns=TRANSACTION_NS
                 )
                 closing.callback(throttle.close)
                 throttle.flush()

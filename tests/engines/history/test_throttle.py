@@ -13,7 +13,7 @@ from relay.mail.envelope import Envelope
 from relay.throttle.admission import Place, Request, TooLarge, Wait, request_for
 from relay.throttle.file_history import LONGEST_BELIEVED_NS, REPLACE_ABOVE_BYTES
 from relay.throttle.history import HistoryError
-from relay.throttle.limit import ForEach, PlainLimit
+from relay.throttle.limit import ForEach, Limit
 from relay.throttle.throttle import Reservation, Throttle
 from tests.engines.history.limits import (
     TRANSACTION_NS,
@@ -108,11 +108,12 @@ def test_a_message_is_split_to_fit_and_none_overtakes_a_waiting_message(
 def test_bytes_wait_for_room_and_a_message_that_never_fits_blocks_no_other(
     memory: ModelDisk, clock: FakeClock
 ) -> None:
-    account = throttle(PATH, memory, clock, [limit(100, 60 * SECOND_NS, "bytes")])
+    most = limit(100, 60 * SECOND_NS, "bytes")
+    account = throttle(PATH, memory, clock, [most])
 
     large, first, wide, small = account.reserve([Request(1, size_bytes=each) for each in (101, 60, 50, 1)])
 
-    assert large == TooLarge("100 bytes per 60s", 100)
+    assert large == TooLarge(most)
     assert isinstance(first, Reservation)
     assert isinstance(wide, Wait)
     assert small == wide
@@ -123,7 +124,7 @@ def test_bytes_wait_for_room_and_a_message_that_never_fits_blocks_no_other(
 def test_a_limit_for_each_key_holds_for_all_spellings_and_blocks_no_other_key(
     kind: ForEach, same: list[str], memory: ModelDisk, clock: FakeClock
 ) -> None:
-    each = PlainLimit("messages", 3, 3600 * SECOND_NS, "each", kind)
+    each = Limit("messages", 3, 3600 * SECOND_NS, "each", kind)
     account = throttle(PATH, memory, clock, [each])
 
     assert sum(_went(account, *[_request(address, address) for address in same * 3])) == 3

@@ -32,7 +32,7 @@ def main() -> None:
     count, period_ns, transaction_ns, flight_ns, grants, seed = map(int, numbers)
     clock, random = SystemClock(), Random(seed)
     limits = [any_limit(count, period_ns)]
-    account = Throttle(_history(path, clock), limits, 0, clock, transaction_ns=transaction_ns)
+    account = Throttle(_history(path, clock), limits, clock, transaction_ns=transaction_ns)
     while grants > 0:
         answers = account.reserve([Request(1)] * random.randint(1, 3))
         for answer in answers:

@@ -13,12 +13,12 @@ from pathlib import Path
 from random import Random
 
 from relay.clock import SECOND_NS
+from relay.policy.lane import Unit
 from relay.throttle.admission import Request, TooLarge, Wait
-from relay.throttle.book import Book
-from relay.throttle.compaction import BOUNDS, Bounds
+from relay.throttle.book import BOUNDS, Book, Bounds
 from relay.throttle.file_history import FileHistory
 from relay.throttle.history import History, HistoryError
-from relay.throttle.limit import ForEach, PlainLimit, Unit
+from relay.throttle.limit import ForEach, Limit
 from relay.throttle.throttle import Reservation, Throttle
 from tests.engines.history.limits import limit
 from tests.engines.history.memory_history import Kept, MemoryHistory
@@ -66,7 +66,7 @@ class Flight:
 
 @dataclass
 class Sender:
-    limits: list[PlainLimit]
+    limits: list[Limit]
     throttle: Throttle | None = None
     flying: list[Flight] = field(default_factory=list)
 
@@ -114,20 +114,20 @@ class World(abc.ABC):
     def fail(self) -> None:
         """Make one decision fail."""
 
-    def _limits(self) -> list[PlainLimit]:
+    def _limits(self) -> list[Limit]:
         return [self._limit() for _ in range(self.random.choice([0, 1, 1, 2, 2, 3, 3]))]
 
-    def _limit(self) -> PlainLimit:
+    def _limit(self) -> Limit:
         unit = self.random.choice(UNITS)
         for_each = None if unit == "connections" else self.random.choice(FOR_EACH)
         count = self.random.randint(1, 8) * (10 if unit == "bytes" else 1)
         only = self.random.choice(LANES[1:]) if for_each == "lane" else None
         return limit(count, self.random.choice([1, 50, 300, LONGEST_NS]), unit, for_each, only)
 
-    def _new_throttle(self, limits: list[PlainLimit]) -> Throttle:
+    def _new_throttle(self, limits: list[Limit]) -> Throttle:
         book = Book(self.sizes.bounds)
         history = self.new_history()
-        return Throttle(history, limits, 0, self.clock, transaction_ns=TRANSACTION_NS, book=book)
+        return Throttle(history, limits, self.clock, transaction_ns=TRANSACTION_NS, book=book)
 
     def _throttle(self, sender: Sender) -> Throttle:
         if sender.throttle is None:
@@ -158,7 +158,7 @@ class World(abc.ABC):
                 assert answer.until_ns > self.clock.boottime_ns() - self.slack_ns
                 is_stopped = is_stopped or answer.place is None
             elif isinstance(answer, TooLarge):
-                assert request.size_bytes > answer.count
+                assert request.size_bytes > answer.limit.count
             else:
                 assert not is_stopped, "overtaken"
                 assert 1 <= answer.recipients == len(answer.chosen) <= request.largest
@@ -197,7 +197,7 @@ class World(abc.ABC):
                     counted = sum(self._counted(each, key, flight))
                     assert counted <= each.count, f"{counted} for {each.label}, {key}"
 
-    def _counted(self, by: PlainLimit, key: str | None, last: Flight) -> Iterator[int]:
+    def _counted(self, by: Limit, key: str | None, last: Flight) -> Iterator[int]:
         """Yield the most that each flight can weigh in the window that ends behind the start of `last`."""
         first_ns = last.started_at_ns - by.per_ns + 1
         for flight in self.flights:
@@ -243,7 +243,7 @@ class World(abc.ABC):
             # Some limits stay, or change their count only.
             kept = self.random.sample(sender.limits, self.random.randint(0, len(sender.limits)))
             limits += [replace(each, count=self.random.choice([each.count, 3])) for each in kept]
-        self._throttle(sender).replan(limits, 0)
+        self._throttle(sender).replan(limits)
         sender.limits = limits
 
     @staticmethod

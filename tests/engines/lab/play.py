@@ -18,7 +18,7 @@ from relay.spool.interface import Intake, Spool, Status
 from relay.throttle.file_history import FileHistory
 from relay.throttle.history import HistoryError
 from relay.throttle.throttle import Throttle
-from tests.engines.history.limits import granted, messages, recipients
+from tests.engines.history.limits import TRANSACTION_NS, granted, messages, recipients
 from tests.engines.spool.engine import OnModel
 from tests.engines.spool.log_engine import LogOnModel
 from tests.engines.spool.maildir_engine import MaildirOnModel
@@ -101,7 +101,9 @@ def work(
     """Accept and settle messages. Some stay in the spool, some of them held, for the next play."""
     sender = Sender(disk, clock, notes.trace, engine)
     sender.spool = cast(Spool, _Noting(sender.spool, notes))
-    throttle = Throttle(FileHistory(folder / "history", RealDisk(), clock), LIMITS, None, clock)
+    throttle = Throttle(
+        FileHistory(folder / "history", RealDisk(), clock), LIMITS, clock, transaction_ns=TRANSACTION_NS
+    )
     sender.claim()
     sender.end_what_is_done()
     sender.report_what_is_owed(sorted(sender.queue))
@@ -168,7 +170,7 @@ def _started(disk: RealDisk, engine: OnModel, trace: Trace, clock: FakeClock) ->
 
 def _check_history(path: Path, charged: tuple[int, int], disk: RealDisk, clock: FakeClock) -> None:
     """Check that the history still charges every grant made before the power cut."""
-    throttle = Throttle(FileHistory(path, disk, clock), LIMITS, None, clock)
+    throttle = Throttle(FileHistory(path, disk, clock), LIMITS, clock, transaction_ns=TRANSACTION_NS)
     try:
         throttle.flush()
         used = [usage.used for usage in throttle.usage()]

@@ -22,6 +22,7 @@ from relay.spool.disk.durable import RealDisk
 from relay.status.snapshot import Condition
 from relay.throttle.admission import Request
 from relay.throttle.file_history import FileHistory
+from relay.throttle.limit import with_ceilings
 from relay.throttle.throttle import Throttle
 from tests.fakes.clock import FakeClock
 from tests.unit.sender.in_process_relay import Relay
@@ -50,7 +51,9 @@ def write_policy(folder: Path, text: str = POLICY, engine: str = "maildir") -> P
 def charged(policy: Policy, recipients: Sequence[int], connections: int = 0) -> Path:
     """Charge `connections` and a message for each of `recipients`; return the path of `isp`'s history."""
     clock, path = SystemClock(), policy.history_path("isp")
-    throttle = Throttle(FileHistory(path, RealDisk(), clock), policy.upstreams["isp"].limits, None, clock)
+    limits = with_ceilings(policy.upstreams["isp"], {})
+    history = FileHistory(path, RealDisk(), clock)
+    throttle = Throttle(history, limits, clock, transaction_ns=policy.upstreams["isp"].max_transaction_ns)
     connected = [throttle.reserve_connection(SECOND_NS) for _ in range(connections)]
     for answer in [*connected, *throttle.reserve([Request(each) for each in recipients])]:
         throttle.settle(answer, clock.boottime_ns())  # type: ignore[arg-type]  # all have room

@@ -13,7 +13,8 @@ import pytest
 from relay.clock import SystemClock
 from relay.policy.source import parse_policy
 from relay.spool.disk.durable import RealDisk
-from relay.throttle.history_access import book_in_file
+from relay.throttle.history_access import recorded_book
+from relay.throttle.limit import with_ceilings
 from relay.throttle.throttle import View
 from tests.fakes.certificates import Certificates, make_certificates
 from tests.fakes.smarthost import Smarthost
@@ -60,8 +61,8 @@ class Practised(NamedTuple):
         """Return the number of occupied slots of each limit, read from the history's file."""
         policy, clock = parse_policy(self.policy_path.read_bytes(), self.policy_path), SystemClock()
         upstream = policy.upstreams["isp"]
-        history, limits = policy.history_path("isp"), upstream.limits
-        book = book_in_file(history, limits, upstream.guard_ns, RealDisk(), clock)
+        limits = with_ceilings(upstream, {})
+        book = recorded_book(policy.history_of("isp"), limits, RealDisk(), clock)
         return [usage.used for usage in View(book, clock).usage()]
 
     def consent(self) -> None:
@@ -93,7 +94,7 @@ def practised(policy_path: Path, certificates: Certificates) -> Iterator[Practis
         yield Practised(policy_path, server, host)
 
 
-STEPS = ["token", "history", "resolve", "connect", "greeting", "ehlo", "tls", "ehlo", "login", "quit"]
+STEPS = ["history", "token", "resolve", "connect", "greeting", "ehlo", "tls", "ehlo", "login", "quit"]
 
 
 def _steps(output: str) -> list[str]:
@@ -121,7 +122,7 @@ def test_a_failed_probe_says_what_is_wrong_and_exits_with_a_code_for_it(
     practised.consent()
     practised.server.failures.append((503, b"", {}))
     code, output, _ = run("probe", "isp")
-    assert (code, _steps(output)) == (75, ["token"])
+    assert (code, _steps(output)) == (75, ["history", "token"])
 
     practised.server.revoke_consent()
     code, output, err = run("probe", "isp")

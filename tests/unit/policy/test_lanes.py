@@ -6,11 +6,13 @@ from ipaddress import ip_network
 
 import pytest
 
-from relay.policy.lane import lanes_of, sorter_of, with_ceilings
+from relay.clock import SECOND_NS
+from relay.policy.lane import lanes_of, sorter_of
 from relay.policy.model import OAuth2, Tls, Upstream
 from relay.policy.shipped import provider_of, providers
 from relay.policy.source import changes_needing_restart, differences, policy_text
 from relay.queue.lanes import Lane
+from relay.throttle.limit import limit_of, with_ceilings
 from tests.unit.policy.examples import INTERFACE, SMALL, faults, parse, with_upstream
 
 EVERY_KEY = """\
@@ -60,15 +62,17 @@ def test_a_ceiling_is_a_percentage_of_message_and_recipient_limits_and_at_least_
     limits += "{messages: 5, per: 1h, for_each: sender}]"
     text = SMALL.replace("limits:\n      - {messages: 8, per: 1m}", limits)
     policy = parse(text + "lanes: {a: {sender: '@x', ceiling: 33}, b: {sender: '@y'}}\n")
-    its = policy.upstreams["isp"].limits
+    its = policy.upstreams["isp"]
 
     found = with_ceilings(its, policy.lanes)
 
-    assert found[:4] == its
+    assert found[:4] == tuple(map(limit_of, its.limits))
     assert [(each.unit, each.count, each.only, each.label) for each in found[4:]] == [
         ("messages", 33, "a", "33 messages per 3600s for lane a"),
         ("recipients", 1, "a", "1 recipients per 86400s for lane a"),
     ]
+    assert {each.guard_ns for each in found} == {SECOND_NS}
+    assert {each.guard_ns for each in with_ceilings(its.model_copy(update={"guard_ns": 7}), {})} == {7}
 
 
 def test_a_limit_that_is_written_twice_counts_once() -> None:

@@ -109,7 +109,8 @@ async def test_a_lane_never_exceeds_its_ceiling_of_a_limit_and_delays_no_other_m
             for number in range(3):
                 relay.accept(f"else{number}@x.example", sender="else@here.example")
             await relay.until(lambda: len(host.relayed) == 6)
-            usage = {each.label: (each.used, each.count) for each in relay.account.throttle.view.usage()}
+            usages = relay.account.throttle.view.usage()
+            usage = {each.limit.label: (each.used, each.limit.count) for each in usages}
             assert usage == {
                 "6 messages per 3600s": (6, 6),
                 "3 messages per 3600s for lane list": (3, 3),

@@ -7,21 +7,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
+from relay.policy.lane import Unit
 from relay.status.eta import MOST_BEGINS, AccountForecast, Load
 from relay.throttle.admission import Request, Reservation, Wait
-from relay.throttle.limit import PlainLimit, Unit
+from relay.throttle.limit import Limit
 from relay.throttle.throttle import Throttle
 from tests.engines.history.memory_history import Kept, MemoryHistory
 from tests.fakes.clock import FakeClock
 
 MINUTE_NS = 60 * SECOND_NS
+HOUR_NS = 60 * MINUTE_NS
 
 
-def limit(unit: Unit, count: int, seconds: int) -> PlainLimit:
-    return PlainLimit(unit, count, seconds * SECOND_NS, f"{count} {unit} per {seconds}s")
+def limit(unit: Unit, count: int, seconds: int) -> Limit:
+    per_ns, label = seconds * SECOND_NS, f"{count} {unit} per {seconds}s"
+    return Limit(unit, count, per_ns, label, guard_ns=min(per_ns // 100, SECOND_NS))
 
 
-def limits_of(*units: Unit) -> st.SearchStrategy[PlainLimit]:
+def limits_of(*units: Unit) -> st.SearchStrategy[Limit]:
     return st.builds(limit, st.sampled_from(units), st.integers(1, 9), st.integers(1, 90))
 
 
@@ -33,9 +36,9 @@ LIMITS = st.lists(limits_of("messages"), min_size=1, max_size=2) | st.lists(
 class Line:
     """Sends messages of one recipient and one octet in turn, each as soon as the throttle allows it."""
 
-    def __init__(self, limits: list[PlainLimit], connections: int, transaction_ns: int) -> None:
+    def __init__(self, limits: list[Limit], connections: int, transaction_ns: int) -> None:
         self.clock = FakeClock()
-        self.throttle = Throttle(MemoryHistory(Kept(self.clock)), limits, None, self.clock)
+        self.throttle = Throttle(MemoryHistory(Kept(self.clock)), limits, self.clock, transaction_ns=HOUR_NS)
         self._connections, self._transaction_ns = connections, transaction_ns
         self._under_way = deque[tuple[int, Reservation]]()
 
@@ -74,7 +77,7 @@ class Line:
     st.integers(1, 40),
 )
 def test_each_message_of_a_line_goes_at_the_instant_of_its_forecast(
-    limits: list[PlainLimit], connections: int, took: int, pauses: list[int], waiting: int
+    limits: list[Limit], connections: int, took: int, pauses: list[int], waiting: int
 ) -> None:
     # Without a limit of messages, connections are only a bound; use enough of them.
     connections = connections if limits[0].unit == "messages" else waiting
@@ -85,7 +88,7 @@ def test_each_message_of_a_line_goes_at_the_instant_of_its_forecast(
         line.rest(seconds * SECOND_NS)
     forecast = AccountForecast(
         line.clock.boottime_ns(),
-        line.throttle.occupancy(transaction_ns),
+        line.throttle.usage(transaction_ns),
         connections=connections,
         transaction_ns=transaction_ns,
     )
@@ -97,7 +100,7 @@ def test_each_message_of_a_line_goes_at_the_instant_of_its_forecast(
 
 def test_the_end_of_a_long_line_follows_the_rates_of_the_limits() -> None:
     forecast = AccountForecast(
-        0, Line([limit("messages", 1, 1), limit("messages", 1000, 3600)], 1, 0).throttle.occupancy(0)
+        0, Line([limit("messages", 1, 1), limit("messages", 1000, 3600)], 1, 0).throttle.usage(0)
     )
 
     ends = [forecast.at(Load(number)).eta_ns or 0 for number in range(1, 3001)]
@@ -115,7 +118,7 @@ def test_the_end_of_a_long_line_follows_the_rates_of_the_limits() -> None:
     [(2, ""), (3, "connections"), (5, "limit 4 messages per 10s"), (9, "limit 8 messages per 60s")],
 )
 def test_a_message_is_held_by_what_opens_last_and_a_pause_holds_all(number: int, held_by: str) -> None:
-    limits = Line([limit("messages", 4, 10), limit("messages", 8, 60)], 2, SECOND_NS).throttle.occupancy(0)
+    limits = Line([limit("messages", 4, 10), limit("messages", 8, 60)], 2, SECOND_NS).throttle.usage(0)
     forecast = AccountForecast(0, limits, connections=2, transaction_ns=SECOND_NS)
 
     assert forecast.at(Load(number)).held_by == held_by
