@@ -7,10 +7,10 @@ import pytest
 
 from relay.policy.model import Policy
 from relay.sender.logins import AT_REST_SECONDS
+from tests.fakes.certificates import Authority, server_context
 from tests.fakes.smarthost import Smarthost
 from tests.fakes.virtual_time import pass_time
 from tests.unit.sender.in_process_relay import Relay, policy_of
-from tests.unit.upstream.certificates import Certificates, make_certificates, server_context
 
 
 async def test_a_refused_account_logs_in_with_a_new_password_only_once_it_is_whole(tmp_path: Path) -> None:
@@ -32,22 +32,22 @@ async def test_a_refused_account_logs_in_with_a_new_password_only_once_it_is_who
     assert "upstream isp resumed" in relay.logged()
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return make_certificates(tmp_path_factory.mktemp("certificates"))
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
 
 
-def wants_certificate(made: Certificates) -> Smarthost:
-    context = server_context(made.right)
+def wants_certificate(authority: Authority) -> Smarthost:
+    context = server_context(authority.sign())
     context.verify_mode = ssl.CERT_REQUIRED
-    context.load_verify_locations(made.ca)
+    context.load_verify_locations(authority.ca)
     return Smarthost(tls=context)
 
 
-def shows_certificate(folder: Path, made: Certificates, host: Smarthost, name: str = "own.pem") -> Policy:
+def shows_certificate(folder: Path, authority: Authority, host: Smarthost, name: str = "own.pem") -> Policy:
     """Return a policy with the certificate in these files; each connection carries one message."""
     shown = f", tls_certificate: {folder / name}, tls_key: {folder / 'own.key'}"
-    return policy_of(folder, host.port, f", tls: starttls, ca_file: {made.ca}, idle: 1ms{shown}")
+    return policy_of(folder, host.port, f", tls: starttls, ca_file: {authority.ca}, idle: 1ms{shown}")
 
 
 def put(folder: Path, pem: Path, *names: str) -> None:
@@ -63,11 +63,12 @@ def der(pem: Path) -> bytes:
     return ssl.PEM_cert_to_DER_cert(pem.with_suffix(".crt").read_text())
 
 
-async def test_a_renewed_certificate_is_shown_once_it_is_whole(tmp_path: Path, made: Certificates) -> None:
-    put(tmp_path, made.wrong_name)
+async def test_a_renewed_certificate_is_shown_once_it_is_whole(tmp_path: Path, authority: Authority) -> None:
+    first, second = authority.sign("first"), authority.sign("second")
+    put(tmp_path, first)
     async with (
-        wants_certificate(made) as host,
-        Relay(shows_certificate(tmp_path, made, host)) as relay,
+        wants_certificate(authority) as host,
+        Relay(shows_certificate(tmp_path, authority, host)) as relay,
     ):
 
         async def shown() -> bytes | None:
@@ -77,27 +78,27 @@ async def test_a_renewed_certificate_is_shown_once_it_is_whole(tmp_path: Path, m
             await relay.until_empty()
             return host.relayed[-1].session.shown
 
-        assert await shown() == der(made.wrong_name)
-        put(tmp_path, made.right, "own.pem")
-        assert await shown() == der(made.wrong_name)
+        assert await shown() == der(first)
+        put(tmp_path, second, "own.pem")
+        assert await shown() == der(first)
         assert relay.logged().count("no private key for the certificate") == 1
-        put(tmp_path, made.right, "own.key")
-        assert await shown() == der(made.right)
+        put(tmp_path, second, "own.key")
+        assert await shown() == der(second)
         assert relay.logged().count("client certificate loaded") == 2
 
 
 async def test_an_unreadable_certificate_pauses_the_upstream_and_bounces_nothing(
-    tmp_path: Path, made: Certificates
+    tmp_path: Path, authority: Authority
 ) -> None:
-    put(tmp_path, made.wrong_name)
+    own = authority.sign("own")
     async with (
-        wants_certificate(made) as host,
-        Relay(shows_certificate(tmp_path, made, host, "gone.pem")) as relay,
+        wants_certificate(authority) as host,
+        Relay(shows_certificate(tmp_path, authority, host, "gone.pem")) as relay,
     ):
         queue_id = relay.accept()
         await relay.until(lambda: "gone.pem" in relay.account.pausing.state.why)
         assert relay.queued(queue_id) is not None
-        put(tmp_path, made.wrong_name, "gone.pem")
+        put(tmp_path, own, "gone.pem")
         relay.sender.upstreams.resume("isp")
         await relay.until_empty()
         assert len(host.relayed) == 1
