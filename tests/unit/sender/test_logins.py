@@ -2,6 +2,7 @@
 
 import ssl
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -32,22 +33,30 @@ async def test_a_refused_account_logs_in_with_a_new_password_only_once_it_is_who
     assert "upstream isp resumed" in relay.logged()
 
 
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path)
+class Certificates(NamedTuple):
+    ca: Path
+    right: Path
+    wrong_name: Path
 
 
-def wants_certificate(authority: Authority) -> Smarthost:
-    context = server_context(authority.sign())
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    authority = Authority(tmp_path_factory.mktemp("certificates"))
+    wrong_name = authority.sign("wrong_name", ["elsewhere.example"])
+    return Certificates(authority.ca, authority.sign(), wrong_name)
+
+
+def wants_certificate(made: Certificates) -> Smarthost:
+    context = server_context(made.right)
     context.verify_mode = ssl.CERT_REQUIRED
-    context.load_verify_locations(authority.ca)
+    context.load_verify_locations(made.ca)
     return Smarthost(tls=context)
 
 
-def shows_certificate(folder: Path, authority: Authority, host: Smarthost, name: str = "own.pem") -> Policy:
+def shows_certificate(folder: Path, made: Certificates, host: Smarthost, name: str = "own.pem") -> Policy:
     """Return a policy with the certificate in these files; each connection carries one message."""
     shown = f", tls_certificate: {folder / name}, tls_key: {folder / 'own.key'}"
-    return policy_of(folder, host.port, f", tls: starttls, ca_file: {authority.ca}, idle: 1ms{shown}")
+    return policy_of(folder, host.port, f", tls: starttls, ca_file: {made.ca}, idle: 1ms{shown}")
 
 
 def put(folder: Path, pem: Path, *names: str) -> None:
@@ -63,12 +72,11 @@ def der(pem: Path) -> bytes:
     return ssl.PEM_cert_to_DER_cert(pem.with_suffix(".crt").read_text())
 
 
-async def test_a_renewed_certificate_is_shown_once_it_is_whole(tmp_path: Path, authority: Authority) -> None:
-    first, second = authority.sign("first"), authority.sign("second")
-    put(tmp_path, first)
+async def test_a_renewed_certificate_is_shown_once_it_is_whole(tmp_path: Path, made: Certificates) -> None:
+    put(tmp_path, made.wrong_name)
     async with (
-        wants_certificate(authority) as host,
-        Relay(shows_certificate(tmp_path, authority, host)) as relay,
+        wants_certificate(made) as host,
+        Relay(shows_certificate(tmp_path, made, host)) as relay,
     ):
 
         async def shown() -> bytes | None:
@@ -78,27 +86,27 @@ async def test_a_renewed_certificate_is_shown_once_it_is_whole(tmp_path: Path, a
             await relay.until_empty()
             return host.relayed[-1].session.shown
 
-        assert await shown() == der(first)
-        put(tmp_path, second, "own.pem")
-        assert await shown() == der(first)
+        assert await shown() == der(made.wrong_name)
+        put(tmp_path, made.right, "own.pem")
+        assert await shown() == der(made.wrong_name)
         assert relay.logged().count("no private key for the certificate") == 1
-        put(tmp_path, second, "own.key")
-        assert await shown() == der(second)
+        put(tmp_path, made.right, "own.key")
+        assert await shown() == der(made.right)
         assert relay.logged().count("client certificate loaded") == 2
 
 
 async def test_an_unreadable_certificate_pauses_the_upstream_and_bounces_nothing(
-    tmp_path: Path, authority: Authority
+    tmp_path: Path, made: Certificates
 ) -> None:
-    own = authority.sign("own")
+    put(tmp_path, made.wrong_name)
     async with (
-        wants_certificate(authority) as host,
-        Relay(shows_certificate(tmp_path, authority, host, "gone.pem")) as relay,
+        wants_certificate(made) as host,
+        Relay(shows_certificate(tmp_path, made, host, "gone.pem")) as relay,
     ):
         queue_id = relay.accept()
         await relay.until(lambda: "gone.pem" in relay.account.pausing.state.why)
         assert relay.queued(queue_id) is not None
-        put(tmp_path, own, "gone.pem")
+        put(tmp_path, made.wrong_name, "gone.pem")
         relay.sender.upstreams.resume("isp")
         await relay.until_empty()
         assert len(host.relayed) == 1
