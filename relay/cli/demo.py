@@ -119,7 +119,7 @@ async def _show(messages: int, limit: LimitSettings, per: str) -> int:
         told = [f"FAILED: {why_not}; the last log lines of the relay:", *log[-3:]]
         click.echo("\n  ".join(map(printable, told)))
         return 1
-    click.echo("PASSED\n\nNext: `make run` starts a relay that waits for your mail, and says what to type.")
+    click.echo("PASSED\n\nNext: `make run` starts a relay that waits for mail; the README says what to type.")
     return os.EX_OK
 
 

@@ -1,10 +1,11 @@
-"""`relay audit` proves from the history that limits held; `relay fsck` reads the spool and the histories.
+"""The spool and the histories as files: `relay audit`, `relay fsck` and `relay spool convert`.
 
 `audit` counts anew the most that a window of each limit can have held; it reads only.  `fsck` owns the queue
 while it reads, so no relay may run; while one runs, `fsck` reads only the histories.  Like a start, `fsck`
-sets damaged messages aside.
+sets damaged messages aside.  `spool convert` converts the spool from one engine to another; no relay may run.
 """
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -13,13 +14,16 @@ from typing import Any
 
 import click
 
-from relay.cli.options import Target, checked_spool, found_policy, json_option, printable, say, target_options
+from relay.cli.options import Failed, Target, found_policy, json_option, printable, say, target_options
 from relay.clock import SystemClock
+from relay.control.client import ControlClient
+from relay.control.offline import refuse_strangers
 from relay.mail.formats import rfc3339_or_none
 from relay.policy.lane import with_ceilings
-from relay.policy.model import Policy
+from relay.policy.model import Policy, SpoolEngine
+from relay.spool.convert import convert as convert_spool
 from relay.spool.disk.durable import RealDisk
-from relay.spool.engines import open_spool
+from relay.spool.engines import engine_of, engines_of, open_spool
 from relay.spool.interface import Corrupt, Spool, SpoolBusy
 from relay.status.snapshot import as_json as plain
 from relay.throttle.audit import Audit
@@ -109,7 +113,7 @@ def fsck(target: Target, *, as_json: bool) -> int:
     """
     policy = found_policy(target)
     busy, messages, findings = "", 0, list[Finding]()
-    with checked_spool(policy):
+    with _checked_spool(policy):
         try:
             messages, findings = _of_spool(policy)
         except SpoolBusy as error:
@@ -131,6 +135,18 @@ def fsck(target: Target, *, as_json: bool) -> int:
     if damages:
         return os.EX_DATAERR
     return os.EX_TEMPFAIL if busy else REPAIRED_BY_RELAY if findings else os.EX_OK
+
+
+@contextlib.contextmanager
+def _checked_spool(policy: Policy) -> Iterator[None]:
+    """Refuse a folder without a spool, and a spool of another user, engine or version."""
+    try:
+        if engine_of(str(policy.spool), RealDisk()) is None:
+            raise Failed(f"{policy.spool}: there is no spool in this folder", os.EX_NOINPUT)
+        refuse_strangers(policy.spool)
+        yield
+    except ValueError as error:
+        raise Failed(str(error), os.EX_CONFIG) from error
 
 
 def _of_spool(policy: Policy) -> tuple[int, list[Finding]]:
@@ -188,3 +204,47 @@ def _json(finding: Finding) -> dict[str, str | bool | None]:
         "operator": finding.advice or None,
         "damage": finding.is_damage,
     }
+
+
+@click.group()
+def spool() -> None:
+    """Work on the spool as a whole."""
+
+
+@spool.command()
+@target_options
+@click.option(
+    "--to",
+    "engine",
+    type=click.Choice([str(each) for each in SpoolEngine]),
+    help="Default: the policy's engine.",
+)
+def convert(target: Target, *, engine: str | None) -> None:
+    """Convert the spool from one engine to another.
+
+    Stop the relay first.  All queued or held messages are kept, with all that is known of them; files in
+    corrupt/ stay there.  If this command is killed, the spool is the old one or the new one; call it again
+    to go on.  From a database, all queued messages move to this host: stop the relays on all hosts.
+    """
+    policy = found_policy(target)
+    wanted = engine or str(policy.storage.engine)
+    if ControlClient(policy.spool).is_up():
+        raise Failed(f"a relay runs on {policy.spool}: stop it first", os.EX_TEMPFAIL)
+    # A start would set aside files that others may write.
+    os.umask(0o077)
+    with _checked_spool(policy):
+        engines = engines_of(policy)
+        done = convert_spool(
+            str(policy.spool), wanted, RealDisk(), SystemClock(), _tell_corrupt, engines=engines
+        )
+    words = f"already uses the engine {done.now}"
+    if done.was != done.now:
+        what = f"{done.messages} messages, {done.held} of them held, {done.recipients} recipients to do"
+        words = f"{done.was} to {done.now}: {what}"
+    say(f"{policy.spool}: {words}")
+    if wanted != policy.storage.engine:
+        say(f"now write in the policy  spool: {{path: {policy.spool}, engine: {wanted}}}")
+
+
+def _tell_corrupt(name: str, why: str) -> None:
+    say(f"{name}: {why}; it is in corrupt/", err=True)

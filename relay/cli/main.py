@@ -38,7 +38,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "plan": ("check", "Tell what an edited policy would do, before it is in force."),
     "export": ("queue", "Write messages as .eml, with their envelopes."),
     "fsck": ("fsck", "Check spool and histories; set damage aside."),
-    "spool": ("convert", "Convert the spool from one engine to another."),
+    "spool": ("fsck", "Convert the spool from one engine to another."),
     "database": ("database", "Make and check the tables in PostgreSQL."),
     "hash-password": ("check", "Hash a password for a users_file."),
 }

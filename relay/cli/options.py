@@ -95,22 +95,6 @@ class Failed(click.ClickException):
         self.exit_code = code  # type: ignore[misc]  # click declares it for the class, and means it to be set
 
 
-@contextlib.contextmanager
-def checked_spool(policy: "Policy") -> Iterator[None]:
-    """Refuse a folder without a spool, and a spool of another user, engine or version."""
-    from relay.control.offline import refuse_strangers  # noqa: PLC0415 - few verbs need it
-    from relay.spool.disk.durable import RealDisk  # noqa: PLC0415 - as above
-    from relay.spool.engines import engine_of  # noqa: PLC0415 - as above
-
-    try:
-        if engine_of(str(policy.spool), RealDisk()) is None:
-            raise Failed(f"{policy.spool}: there is no spool in this folder", os.EX_NOINPUT)
-        refuse_strangers(policy.spool)
-        yield
-    except ValueError as error:
-        raise Failed(str(error), os.EX_CONFIG) from error
-
-
 def say(text: object, *, err: bool = False) -> None:
     click.echo(printable(text), err=err)
 
@@ -215,8 +199,7 @@ def found_policy(target: Target) -> "Policy":
     client, policy = find_relay(target)
     if policy is not None:
         return policy
-    in_force = client.policy()
-    return parse_policy(in_force.text.encode(), in_force.path)
+    return parse_policy(client.policy().encode(), target.policy_path)
 
 
 def _policy_in(path: Path) -> "Policy":

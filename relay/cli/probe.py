@@ -13,7 +13,6 @@ import os
 import socket
 import ssl
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -63,10 +62,10 @@ def probe(policy_path: Path, upstream: str) -> int:
     """
     policy = read_policy(policy_path)
     named_upstream(policy, upstream)
-    return asyncio.run(probed(policy, upstream, click.echo))
+    return asyncio.run(_probed(policy, upstream))
 
 
-async def probed(policy: Policy, name: str, echo: Callable[[str], object]) -> int:
+async def _probed(policy: Policy, name: str) -> int:
     """Resolve, connect, TLS, EHLO, AUTH, QUIT; return the exit code.
 
     Raises SecretError, HistoryError, and PermissionError if the relay runs as another user.
@@ -85,7 +84,7 @@ async def probed(policy: Policy, name: str, echo: Callable[[str], object]) -> in
         took_ns, since_ns = clock.boottime_ns() - since_ns, clock.boottime_ns()
         told.append(step)
         mark = "" if is_good else "failed: "
-        echo(f"{step:<9}{took_ns / SECOND_NS:8.3f} s  {mark}{printable(text)}")
+        click.echo(f"{step:<9}{took_ns / SECOND_NS:8.3f} s  {mark}{printable(text)}")
 
     # The steps say what the log would say.
     telemetry = Telemetry(Events(io.StringIO(), "text", clock), Metrics(clock), clock)

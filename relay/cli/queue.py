@@ -44,9 +44,10 @@ from relay.control.operations import (
     UNCHANGED,
     UNREAD,
     VERBS,
+    MessageVerb,
     NotDone,
+    Results,
     Session,
-    Verb,
     VerbRow,
 )
 from relay.mail.envelope import QueueId
@@ -60,7 +61,10 @@ MOST_PREVIEWED = 20
 """Messages that a verb lists before it is confirmed."""
 SOME_NOT_DONE = 1
 NOTHING_MATCHES = "no message in the queue matches"
-_NOT_DONE = {ABSENT: "there is no such message in the queue", BUSY: "it is in a transaction, try again later"}
+_NOT_DONE = {
+    ABSENT: "there is no such message in the queue; for a corrupt one see docs/operating.md",
+    BUSY: "it is in a transaction, try again later",
+}
 _NO_UPSTREAM = {ABSENT: "there is no such upstream"}
 
 
@@ -105,12 +109,13 @@ def queue(
 
 def _listing(session: Session, snapshot: Snapshot, wanted: Wanted, *, as_json: bool) -> Iterator[str]:
     """Yield messages page by page, as they are found; say on stderr at the end if there are more."""
-    pages: Iterable[list[MessageView]] = session.rows(wanted)
+    pages: Iterable[list[MessageView]] = session.rows(wanted.filters)
     is_cut = False
-    if wanted.limit is not None:
+    if wanted.sort or wanted.limit is not None:
         # One message more than the limit shows whether the list is cut.
-        found = session.queue(replace(wanted, limit=wanted.limit + 1))
-        pages, is_cut = [found[: wanted.limit]], len(found) > wanted.limit
+        more = None if wanted.limit is None else wanted.limit + 1
+        found = session.queue(replace(wanted, limit=more))
+        pages, is_cut = [found[: wanted.limit]], len(found) == more
     if as_json:
         yield from ("\n".join(json.dumps(message_to_json(each)) for each in some) for some in pages if some)
     else:
@@ -172,10 +177,6 @@ def show(target: Target, ids: Sequence[QueueId], *, as_json: bool) -> int:
 @target_options
 def content(target: Target, ids: Sequence[QueueId]) -> int:
     """Print a message as stored; on a terminal, control characters are escaped."""
-    return _print_content(target, ids)
-
-
-def _print_content(target: Target, ids: Sequence[QueueId]) -> int:
     if len(ids) != 1:
         raise click.UsageError("name one message; several need `relay export --output DIR`")
     with open_session(target) as session:
@@ -183,17 +184,13 @@ def _print_content(target: Target, ids: Sequence[QueueId]) -> int:
 
 
 def _echo_content(chunks: Iterator[bytes]) -> None:
-    if not sys.stdout.isatty():
+    if sys.stdout.isatty():
+        text = b"".join(chunks).decode("utf-8", "replace").removesuffix("\n")
+        for line in text.split("\n"):
+            say(line.removesuffix("\r").expandtabs(1))
+    else:
         for chunk in chunks:
             click.echo(chunk, nl=False)
-        return
-    begun = b""
-    for chunk in chunks:
-        *lines, begun = (begun + chunk).split(b"\n")
-        for line in lines:
-            say(line.removesuffix(b"\r").decode("utf-8", "replace").expandtabs(1))
-    if begun:
-        say(begun.decode("utf-8", "replace").expandtabs(1))
 
 
 @click.command()
@@ -202,18 +199,17 @@ def _echo_content(chunks: Iterator[bytes]) -> None:
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
+    required=True,
     metavar="DIR",
     help="Write ID.eml and ID.json to this folder; existing files are not replaced.",
 )
-def export(target: Target, ids: Sequence[QueueId], *, output: Path | None) -> int:
+def export(target: Target, ids: Sequence[QueueId], *, output: Path) -> int:
     """Write messages of the queue as .eml, each with its envelope.
 
-    The content goes to stdout as it is stored.  With --output each message becomes two files: the content,
-    and the envelope with sender, state of each recipient, arrival and client.  `-` reads ids from stdin.
-    Works with the relay up or down, and changes nothing.
+    Each message becomes two files: the content as it is stored, and the envelope with sender, state of each
+    recipient, arrival and client.  `-` reads ids from stdin.  Works with the relay up or down, and changes
+    nothing.
     """
-    if output is None:
-        return _print_content(target, ids)
     try:
         output.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -240,7 +236,7 @@ def _to_files(session: Session, queue_id: QueueId, folder: Path) -> str:
     return OK
 
 
-def _verb(verb: Verb) -> None:
+def _verb(verb: MessageVerb) -> None:
     row = TABLE[verb]
     words = (
         f"{row.summary}  `-` reads ids from stdin; ALL with --yes means the whole queue.  "
@@ -279,9 +275,9 @@ for _verb_of_messages in VERBS:
 
 
 def _act(
-    session: Session, verb: Verb, queue_ids: Sequence[QueueId], states: Sequence[QueueState] = ()
+    session: Session, verb: MessageVerb, queue_ids: Sequence[QueueId], states: Sequence[QueueState] = ()
 ) -> int:
-    results = dict.fromkeys(map(str, queue_ids), UNANSWERED) | session.act(verb, queue_ids, states)
+    results = session.act(verb, queue_ids, states)
     return report_results(results, {OK: TABLE[verb].done, UNCHANGED: TABLE[verb].already})
 
 
@@ -298,7 +294,9 @@ def _preview(row: VerbRow, found: Sequence[MessageView], snapshot: Snapshot) -> 
 
 
 def report_results(
-    results: Mapping[str, str], done: Mapping[str, str] | None = None, not_done: Mapping[str, str] = _NOT_DONE
+    results: Results | Mapping[str, str],
+    done: Mapping[str, str] | None = None,
+    not_done: Mapping[str, str] = _NOT_DONE,
 ) -> int:
     """Say for each name on stdout what was done, on stderr what was not; return the exit code."""
     failures: set[str] = set()
@@ -340,18 +338,17 @@ def pause(target: Target, upstream: str, *, length_ns: int | None) -> int:
 
 @click.command()
 @click.argument("upstream")
-@click.option("--bounce", "believes", is_flag=True, help="First bounce the refusals that the shield doubts.")
 @target_options
-def resume(target: Target, upstream: str, *, believes: bool) -> int:
+def resume(target: Target, upstream: str) -> int:
     """Use UPSTREAM again although it is paused or stopped.
 
     Senders that it refused are tried again too.  One transaction goes first; the others follow once it
     has succeeded.  Limits still hold.  Refusals that the shield doubts (`relay queue` shows them) are
-    tried again, or with --bounce reported to their senders.
+    tried again.
     """
-    row = TABLE["believe" if believes else "resume"]
+    row = TABLE["resume"]
     with open_session(target) as session:
-        result = session.resume(upstream, believes=believes)
+        result = session.resume(upstream)
     return report_results({upstream: result}, {OK: row.done, UNCHANGED: row.already}, _NO_UPSTREAM)
 
 

@@ -9,11 +9,9 @@ import click
 from relay.cli.options import Failed, policy_option
 from relay.daemon.daemon import serve
 from relay.daemon.loops import run as run_loop
-from relay.policy.model import Policy
 from relay.spool.interface import SpoolBusy
 from relay.telemetry.events import Level, LogStyle
 from relay.telemetry.stderr import divert
-from relay.throttle.limit import plain_words
 
 _ADDRESS_ERRORS = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM})
 
@@ -39,7 +37,7 @@ def run(policy_path: Path, style: LogStyle, *, verbose: bool) -> int:
     os.umask(0o077)
     divert()
     try:
-        return run_loop(serve(policy_path, style, Level.DEBUG if verbose else Level.INFO, _greet))
+        return run_loop(serve(policy_path, style, Level.DEBUG if verbose else Level.INFO))
     except SpoolBusy as busy:
         raise Failed(f"another relay is running: {busy}", os.EX_TEMPFAIL) from busy
     except OSError as error:
@@ -48,21 +46,3 @@ def run(policy_path: Path, style: LogStyle, *, verbose: bool) -> int:
         raise Failed(f"cannot start: {what}", code) from error
     except ValueError as error:
         raise Failed(f"cannot start: {error}", os.EX_CONFIG) from error
-
-
-def _greet(policy: Policy) -> None:
-    """Tell a newcomer what to type next, if the policy has a practice smarthost."""
-    if (practice := policy.practice) is None:
-        return
-    address = policy.listen[0].address
-    click.echo(f"""
-relay takes mail on {address} and passes it to the practice smarthost on {practice.address},
-which cuts off whoever sends more than {plain_words(practice.limit)}.  In another terminal:
-
-  python3 -c "import smtplib; smtplib.SMTP('{address.host}', {address.port}).sendmail(
-      'me@example.org', ['you@example.com'], 'Subject: hello\\n\\nhello\\n')"
-  .venv/bin/relay status
-  .venv/bin/relay queue
-
-Edit policy.yaml while it runs; stop with Ctrl-C.
-""")

@@ -2,11 +2,11 @@
 
 `control.sock` in the spool's folder has mode 0600.  It speaks HTTP with one route, `POST /call/METHOD`:
 METHOD is one of `relay.control.operations.CALLS`, and its arguments are a JSON object.  The answer is lines
-of JSON: `{"value": …}` for each value, and at the end `{"end": ""}`, `{"refused": TEXT}` (a `NotDone`) or
-`{"failed": TEXT}`.  Without one of these ends it is incomplete.  Values are those of `relay.status`, without
-fields that have their default; octets are base64.  A field may be added with a default, so that a command
-line and a relay of different versions understand each other.  But an argument that the relay does not know
-is an error: a filter that the relay ignored would select the wrong messages.
+of JSON: `{"value": …}` for each value, and at the end `{"end": ""}` or `{"refused": TEXT}` (a `NotDone`).
+Without one of these ends it is incomplete.  Values are those of `relay.status`, without fields that have
+their default; octets are base64.  A field may be added with a default, so that a command line and a relay of
+different versions understand each other.  But an argument that the relay does not know is an error: a filter
+that the relay ignored would select the wrong messages.
 
 Each question has its own connection, by HTTP/1.0, whose answers end with their connection.  The code below
 reads HTTP and values itself: http.client, asyncio and pydantic each take longer to load than most answers.
@@ -29,7 +29,6 @@ from relay.control.operations import NotDone, Session, Unreachable
 SOCKET_NAME = "control.sock"
 ANSWER_SECONDS = 120.0
 """How long the command line waits for the next byte."""
-_NOT_ALL = "the answer is incomplete: "
 _OTHER_VERSION = "the answer cannot be read: the relay runs another version; restart it"
 _Kind = TypeVar("_Kind")
 
@@ -56,7 +55,6 @@ class ControlClient(Session):
 
     def ask(self, kind: type[_Kind], name: str, **arguments: object) -> Iterator[_Kind]:
         read = _reader(cast("Any", kind)) or _as_it_is
-        is_begun = False
         for line in self._lines(name, encode(arguments)):
             try:
                 ((what, said),) = json.loads(line).items()
@@ -66,17 +64,14 @@ class ControlClient(Session):
                 raise Unreachable(_OTHER_VERSION) from error
             match what:
                 case "value":
-                    is_begun = True
                     yield value
                 case "end":
                     return
                 case "refused":
                     raise NotDone(said)
-                case "failed":
-                    raise Unreachable(f"{_NOT_ALL if is_begun else ''}{said}")
                 case _:
                     raise Unreachable(_OTHER_VERSION)
-        raise Unreachable(f"{_NOT_ALL}the relay broke off; see its log")
+        raise Unreachable("the answer is incomplete: the relay broke off; see its log")
 
     def _lines(self, name: str, content: bytes) -> Iterator[bytes]:
         head = f"POST /call/{name} HTTP/1.0\r\nContent-Length: {len(content)}\r\n\r\n"
@@ -130,8 +125,6 @@ def _plain(value: Any) -> object:
             return str(value)
         case bytes():
             return base64.b64encode(value).decode("ascii")
-        case Mapping():
-            return dict(value)
         case _:
             pairs = ((each, getattr(value, each.name)) for each in fields(value))
             return {each.name: its for each, its in pairs if its != each.default}

@@ -10,13 +10,13 @@ import errno
 import os
 import socket
 import sys
-from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from relay.clock import SystemClock
-from relay.control.operations import ABSENT, IS_DOWN, OK, UNCHANGED, Results, Session, Verb
+from relay.control.operations import ABSENT, OK, UNCHANGED, Session
 from relay.control.operator import Operator, values
 from relay.control.recorded import record, recorded_upstreams
 from relay.mail.envelope import QueueId
@@ -25,15 +25,13 @@ from relay.sender.host import Host
 from relay.sender.sender import Sender
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import open_spool
-from relay.status.snapshot import Condition, PolicyStatus, QueueState, Snapshot
+from relay.status.snapshot import Condition, PolicyStatus, Snapshot
 from relay.status.status_view import StatusView
 from relay.telemetry.events import Events, Level
 from relay.telemetry.metrics import Metrics, Telemetry
 from relay.telemetry.outcomes import OutcomeStore
 from relay.verdicts.account import PauseAsked
 
-MOST_NAMED = 32
-"""So many named messages are read alone; for more, all messages are claimed, a page at a time."""
 _END = object()
 _Kind = TypeVar("_Kind")
 
@@ -51,8 +49,6 @@ def offline(policy: Policy) -> Iterator[Session]:
 
 
 class _Offline(Session):
-    is_down = True
-
     def __init__(self, runner: asyncio.Runner, operator: "OfflineOperator") -> None:
         self._runner, self._operator = runner, operator
 
@@ -92,12 +88,6 @@ class OfflineOperator(Operator):
         self._status_view.recorded = recorded_upstreams(self._policy, self._disk, self._clock)
         return await super().snapshot()
 
-    async def act(
-        self, verb: Verb, queue_ids: Sequence[QueueId], states: Sequence[QueueState] = ()
-    ) -> Results:
-        is_kept = verb != "first"
-        return await super().act(verb, queue_ids, states) if is_kept else dict.fromkeys(queue_ids, IS_DOWN)
-
     async def pause(self, upstream: str, asked: PauseAsked | None) -> str:
         """Have the next start pause the upstream; with None asked, have it use the upstream again."""
         if upstream not in self._policy.upstreams:
@@ -105,9 +95,7 @@ class OfflineOperator(Operator):
         is_new = record(self._policy, upstream, asked, self._disk, self._clock)
         return OK if is_new else UNCHANGED
 
-    async def resume(self, upstream: str, *, believes: bool = False) -> str:
-        if believes:
-            return "the relay is down; --bounce works only on a running relay"
+    async def resume(self, upstream: str) -> str:
         return await self.pause(upstream, None)
 
     async def _load_queue(self, queue_ids: Collection[QueueId] | None = None) -> None:
@@ -116,8 +104,8 @@ class OfflineOperator(Operator):
             self._is_begun = True
         if self._is_whole:
             return
-        is_of_many = queue_ids is None or len(queue_ids) > MOST_NAMED
-        if is_of_many or not await self._sender.read_only(queue_ids or ()):
+        # At most IDS_AT_ONCE messages are named in one call.
+        if queue_ids is None or not await self._sender.read_only(queue_ids):
             await self._sender.read()
             self._is_whole = True
 

@@ -5,16 +5,15 @@ relay, that of `relay.control.offline` works on the spool of a relay that is dow
 `relay.control.operator.Operator` carries out the request.
 """
 
-import enum
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 from relay.mail.envelope import QueueId
 from relay.queue.queued import State
-from relay.status.filters import WHOLE_QUEUE, By, Filters, GroupRow, Wanted
+from relay.status.filters import EVERYTHING, WHOLE_QUEUE, By, Filters, GroupRow, Wanted
 from relay.status.snapshot import MessageView, QueueState, Snapshot
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ OK = "ok"
 UNCHANGED = "unchanged"
 """The message or the upstream is already in the state that the verb asks for."""
 ABSENT = "absent"
-"""There is no such message, or no such upstream."""
+"""There is no such upstream, or no such message; a corrupt message is a file in corrupt/."""
 UNREAD = "the relay is still reading its queue after the start; try again later"
 """For an id that is not in the queue so far, while a start still reads the queue."""
 BUSY = "busy"
@@ -33,9 +32,6 @@ BUSY = "busy"
 HELD_ALREADY = "held: release it first"
 CHANGED = "its state has changed since it was listed; nothing was done"
 """For a message that was listed by its state."""
-CORRUPT_ADVICE = "send by hand what matters, then remove its file (docs/operating.md, Damaged files)"
-"""For a message that is listed as corrupt: no verb acts on it."""
-IS_DOWN = "the relay is down; `first` works only on a running relay"
 FAULT = "a fault of the relay; see its log"
 UNANSWERED = "result unknown: the relay stopped answering; see its log, then repeat the command"
 ONLY_REPORT_LEFT = "only its report is left (reports.per_hour); `delete` ends it without the report"
@@ -43,105 +39,59 @@ ONLY_REPORT_LEFT = "only its report is left (reports.per_hour); `delete` ends it
 Results = Mapping[QueueId, str]
 """For each id: OK, UNCHANGED, ABSENT, BUSY, UNREAD, or the text of what went wrong."""
 
-Verb = Literal["hold", "release", "retry", "first", "bounce", "delete", "pause", "resume", "believe"]
-
-
-class Action(enum.Enum):
-    NOTHING = "nothing"
-    """The message is already as the verb wants it."""
-    HOLD = "hold"
-    RELEASE = "release"
-    RETRY = "retry"
-    FIRST = "first"
-    """End the back-off, and let the message go before all others of its account; in memory only."""
-    BOUNCE = "bounce"
-    BELIEVE = "believe"
-    """Bounce the recipients whose refusals the shield doubts; the others go on."""
-    DELETE = "delete"
-    END_REPORT = "end without the report"
-
-    @property
-    def reads_content(self) -> bool:
-        return self in (Action.BOUNCE, Action.BELIEVE, Action.DELETE, Action.END_REPORT)
+MessageVerb = Literal["hold", "release", "retry", "bounce", "delete"]
+VERBS: tuple[MessageVerb, ...] = get_args(MessageVerb)
+Verb = Literal[MessageVerb, "pause", "resume"]
+"""The last two are verbs on an upstream."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerbRow:
     done: str
-    actions: Mapping[State, Action | str]
-    """The action for each state; a text says why nothing is done.  Empty: the verb acts on no message."""
+    unless: Mapping[State, str] = field(default_factory=dict)
+    """The states in which nothing is done, with the result of each.  No verb acts on an ACTIVE message."""
     summary: str = ""
-    """Only of verbs that name messages.  The others name an upstream, and act on what its shield doubts."""
+    """Empty for a verb on an upstream."""
     already: str = ""
     """The text for UNCHANGED."""
 
     @property
     def changes(self) -> tuple[QueueState, ...]:
         """The states in which the verb changes a message."""
-        changing = set(Action) - {Action.NOTHING}
-        return tuple(QueueState(state) for state, action in self.actions.items() if action in changing)
+        return tuple(QueueState(each) for each in State if each not in (State.ACTIVE, *self.unless))
 
 
-def _actions(
-    otherwise: Action, *, held: Action | str | None = None, reporting: Action | str = ONLY_REPORT_LEFT
-) -> Mapping[State, Action | str]:
-    return {
-        State.WAITING: otherwise,
-        State.DEFERRED: otherwise,
-        State.HELD: held or otherwise,
-        State.REPORTING: reporting,
-        State.ACTIVE: BUSY,
-    }
-
-
-RESUMED = "resumed; one message goes first"
 TABLE: Mapping[Verb, VerbRow] = {
     "hold": VerbRow(
         "held",
-        _actions(Action.HOLD, held=Action.NOTHING),
+        {State.HELD: UNCHANGED, State.REPORTING: ONLY_REPORT_LEFT},
         "Set messages aside until they are released.",
         "was held already",
     ),
     "release": VerbRow(
         "released",
-        _actions(Action.NOTHING, held=Action.RELEASE),
+        {State.WAITING: UNCHANGED, State.DEFERRED: UNCHANGED, State.REPORTING: ONLY_REPORT_LEFT},
         "Let held messages go on.",
         "was not held; nothing changed",
     ),
     "retry": VerbRow(
         "back-off ended",
         # A waiting message has no back-off, and would lose its turn.
-        {**_actions(Action.RETRY, held=HELD_ALREADY), State.WAITING: Action.NOTHING},
+        {State.WAITING: UNCHANGED, State.HELD: HELD_ALREADY, State.REPORTING: ONLY_REPORT_LEFT},
         "Let deferred messages go now; limits still hold.",
         "has no back-off; nothing changed",
     ),
-    "first": VerbRow(
-        "goes next in its account",
-        _actions(Action.FIRST, held=HELD_ALREADY),
-        "Let messages go before all others of their account, while this relay runs; limits still hold.",
-    ),
     "bounce": VerbRow(
         "bounced",
-        _actions(Action.BOUNCE),
+        {State.REPORTING: ONLY_REPORT_LEFT},
         "End messages and report their remaining recipients to the sender.",
     ),
-    "delete": VerbRow(
-        "deleted", _actions(Action.DELETE, reporting=Action.END_REPORT), "End messages and tell nobody."
-    ),
-    "pause": VerbRow("paused", {}),
+    "delete": VerbRow("deleted", summary="End messages and tell nobody."),
+    "pause": VerbRow("paused"),
     "resume": VerbRow(
-        RESUMED,
-        _actions(Action.RETRY, held=Action.NOTHING, reporting=Action.NOTHING),
-        already="neither paused nor stopped; nothing changed",
-    ),
-    "believe": VerbRow(
-        RESUMED,
-        _actions(Action.BELIEVE, reporting=Action.NOTHING),
-        already="neither paused nor stopped, and its shield doubts no refusal; nothing changed",
+        "resumed; one message goes first", already="neither paused nor stopped; nothing changed"
     ),
 }
-VERBS = tuple(verb for verb, row in TABLE.items() if row.summary)
-"""The verbs that name messages."""
 
 CALLS = ("snapshot", "policy", "rows", "summary", "plan", "show", "content", "act", "pause", "resume")
 """The methods of `relay.control.operator.Operator` that a session may call."""
@@ -158,19 +108,8 @@ class NotDone(Exception):  # noqa: N818 - as above
     """There is nothing to show, or no more of it; the text is ABSENT or says what went wrong."""
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyInForce:
-    path: Path
-    """The absolute path of the policy's file, which may have changed since it was loaded."""
-    text: str
-    """The policy in the form of a policy file, with absolute paths."""
-
-
 class Session(ABC):
     """All methods raise Unreachable.  Ids match QUEUE_ID_PATTERN."""
-
-    is_down = False
-    """The relay is down: a snapshot reads its whole spool; a message named by its id is read alone."""
 
     @abstractmethod
     def ask(self, kind: type[_Kind], name: str, **arguments: object) -> Iterator[_Kind]:
@@ -184,23 +123,21 @@ class Session(ABC):
     def snapshot(self) -> Snapshot:
         return self._one(Snapshot, "snapshot")
 
-    def policy(self) -> PolicyInForce:
-        return self._one(PolicyInForce, "policy")
+    def policy(self) -> str:
+        """Return the policy in force as the text of a policy file, with absolute paths."""
+        return self._one(str, "policy")
 
-    def rows(self, wanted: Wanted = WHOLE_QUEUE) -> Iterator[list[MessageView]]:
-        """Yield the queue, or part of it, in slices; of each message's recipients only the first ones.
+    def rows(self, filters: Filters = EVERYTHING) -> Iterator[list[MessageView]]:
+        """Yield the messages that match in slices; of each message's recipients only the first ones.
 
-        Oldest first.  A sorted listing is sorted here and yielded at once, so the relay keeps no list.  The
-        queue changes meanwhile: a message that is there from the beginning to the end is listed once, one
-        that comes or goes is listed once or not at all.
+        Oldest first.  The queue changes meanwhile: a message that is there from the beginning to the end is
+        listed once, one that comes or goes is listed once or not at all.
         """
-        if wanted.sort:
-            yield wanted.arranged(self.queue(Wanted(wanted.filters)))
-        else:
-            yield from self.ask(list[MessageView], "rows", filters=wanted.filters, limit=wanted.limit)
+        return self.ask(list[MessageView], "rows", filters=filters)
 
     def queue(self, wanted: Wanted = WHOLE_QUEUE) -> list[MessageView]:
-        return [view for some in self.rows(wanted) for view in some]
+        """Sort and cut the listing here, so that the relay keeps no list."""
+        return wanted.arranged(view for some in self.rows(wanted.filters) for view in some)
 
     def summary(self, filters: Filters, by: By, limit: int | None = None) -> list[GroupRow]:
         """Return the row of all messages, then the `limit` rows with most messages."""
@@ -221,7 +158,7 @@ class Session(ABC):
         return self.ask(bytes, "content", queue_id=queue_id)
 
     def act(
-        self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
+        self, verb: MessageVerb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
     ) -> dict[QueueId, str]:
         """Return the result of each message.  A failure of one does not stop the others.
 
@@ -243,9 +180,6 @@ class Session(ABC):
         """Begin no transaction.  Return OK once the pause is durable, ABSENT, or what went wrong."""
         return self._one(str, "pause", upstream=upstream, asked=asked)
 
-    def resume(self, upstream: str, *, believes: bool = False) -> str:
-        """Use it again, one transaction first.  Return OK, UNCHANGED, ABSENT, or what went wrong.
-
-        `believes`: apply the row `believe` of TABLE.
-        """
-        return self._one(str, "resume", upstream=upstream, believes=believes)
+    def resume(self, upstream: str) -> str:
+        """Use it again, one transaction first.  Return OK, UNCHANGED, ABSENT, or what went wrong."""
+        return self._one(str, "resume", upstream=upstream)

@@ -1,7 +1,7 @@
 """Answers an operator's questions and verbs, on the queue in memory and the spool behind it.
 
 One class serves a running relay, over the control socket, and the spool of a relay that is down, which the
-command line holds.  It carries out the actions of `relay.control.operations.TABLE`.
+command line holds.  It carries out the verbs of `relay.control.operations.TABLE`.
 """
 
 import asyncio
@@ -18,18 +18,16 @@ from pydantic import AfterValidator
 
 from relay.control.operations import (
     ABSENT,
+    BUSY,
     CHANGED,
-    CORRUPT_ADVICE,
     FAULT,
     OK,
     TABLE,
     UNCHANGED,
     UNREAD,
-    Action,
+    MessageVerb,
     NotDone,
-    PolicyInForce,
     Results,
-    Verb,
 )
 from relay.control.other_hosts import OtherHosts
 from relay.control.recorded import recorded_upstreams
@@ -40,7 +38,6 @@ from relay.policy.lane import route_number_sorter
 from relay.policy.source import PolicyError, parse_policy, policy_text
 from relay.queue.queued import NO_REASON, Queued, State, WaitReason
 from relay.sender.arrivals import sort
-from relay.sender.attempt import recipients_left
 from relay.sender.sender import Sender
 from relay.smtp.reply import Phase
 from relay.spool.disk.durable import RealDisk
@@ -70,8 +67,8 @@ REMOVED = Answer(
 )
 HELD_REASON = WaitReason("held by the operator")
 
-_TOLD = {Action.HOLD: "held", Action.RELEASE: "released", Action.RETRY: "retried", Action.FIRST: "put_first"}
-"""The event of each action that moves a message."""
+_TOLD: Mapping[MessageVerb, str] = {"hold": "held", "release": "released", "retry": "retried"}
+"""The event of each verb that moves a message; the other verbs end it."""
 
 _STATUS_WORDS: Mapping[Status, RecipientStatus] = {
     Status.TODO: "to do",
@@ -106,7 +103,7 @@ class Operator:
 
     async def serve_others(self) -> None:
         """Carry out the verbs of operators on other hosts with the same queue, for ever."""
-        await self._other_hosts.serve(lambda verb, queue_ids, states: self._each(verb, queue_ids, {}, states))
+        await self._other_hosts.serve(self._each)
 
     async def _load_queue(self, queue_ids: Collection[QueueId] | None = None) -> None:
         """Load the queue, or these messages, into memory.  A running relay has them there already."""
@@ -116,21 +113,14 @@ class Operator:
         await self._sender.look()
         return self._status_view.snapshot()
 
-    async def policy(self) -> PolicyInForce:
+    async def policy(self) -> str:
         # Without hooks: a URL may hold a secret, which is hidden, and no policy accepts such a URL.
-        without_hooks = self._status_view.policy.model_copy(update={"notify": ()})
-        return PolicyInForce(Path(self._status_view.policy_status.path), policy_text(without_hooks))
+        return policy_text(self._status_view.policy.model_copy(update={"notify": ()}))
 
-    async def rows(
-        self, filters: Filters = EVERYTHING, limit: int | None = None
-    ) -> AsyncGenerator[Sequence[MessageView], None]:
-        left = limit
+    async def rows(self, filters: Filters = EVERYTHING) -> AsyncGenerator[Sequence[MessageView], None]:
         async for some in self._listed(filters):
-            if views := [each.view for each in some[:left]]:
-                yield views
-            left = None if left is None else left - len(views)
-            if left == 0:
-                return
+            if some:
+                yield [each.view for each in some]
 
     async def summary(self, filters: Filters, by: By, limit: int | None = None) -> list[GroupRow]:
         adding = Summary(by)
@@ -259,15 +249,14 @@ class Operator:
             raise NotDone(clean(str(error)) or "its content cannot be read") from error
 
     async def act(
-        self, verb: Verb, queue_ids: Sequence[AskedId], states: Sequence[QueueState] = ()
+        self, verb: MessageVerb, queue_ids: Sequence[AskedId], states: Sequence[QueueState] = ()
     ) -> Results:
         await self._load_queue(queue_ids)
-        results = dict(await self._each(verb, queue_ids, states=states))
+        results = dict(await self._each(verb, queue_ids, states))
         unknown = [each for each, of in results.items() if of in (ABSENT, UNREAD)]
         if unknown and self._spool_thread.is_shared:
             results |= await self._other_hosts.act(verb, unknown, states)
-        corrupt = await self._corrupt() if ABSENT in results.values() else {}
-        return {each: corrupt.get(each, of) if of == ABSENT else of for each, of in results.items()}
+        return results
 
     async def pause(self, upstream: str, asked: PauseAsked) -> str:
         if not self._upstreams.pause(upstream, asked):
@@ -277,18 +266,10 @@ class Operator:
             return f"paused, but the pause was not saved and ends at a restart: {why}"
         return OK
 
-    async def resume(self, upstream: str, *, believes: bool = False) -> str:
+    async def resume(self, upstream: str) -> str:
         if (shield := self._upstreams.shield(upstream)) is None:
             return ABSENT
-        suspects = shield.suspects
-        refusals: dict[QueueId, dict[int, Answer]] = {}
-        for suspect in suspects:
-            refusals.setdefault(suspect.queue_id, {})[suspect.index] = suspect.answer
-        results = await self._each("believe" if believes else "resume", list(refusals), refusals)
-        if failed := set(results.values()) - {OK, UNCHANGED, ABSENT}:
-            return f"some refused recipients could not be settled: {', '.join(sorted(failed))}"
-        if believes:
-            shield.believe(suspects)
+        results = await self._each("retry", [queue_id for queue_id, _ in shield.suspects])
         has_changed = self._upstreams.resume(upstream)
         # Crash here: the operator has no answer, and a restart may go on with the pause until asked again.
         if has_changed and (why := await self._upstreams.recorded(upstream)):
@@ -296,55 +277,36 @@ class Operator:
         return OK if has_changed or OK in results.values() else UNCHANGED
 
     async def _each(
-        self,
-        verb: Verb,
-        queue_ids: Sequence[QueueId],
-        refusals: Mapping[QueueId, Mapping[int, Answer]] | None = None,
-        states: Collection[QueueState] = (),
+        self, verb: MessageVerb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
     ) -> Results:
-        """Act on AT_ONCE messages at a time: they share syncs, and other work goes on in between.
-
-        `refusals`: those that the shield doubts, by the message and the index of the recipient.
-        """
+        """Act on AT_ONCE messages at a time: they share syncs, and other work goes on in between."""
         left, results = iter(dict.fromkeys(queue_ids)), dict[QueueId, str]()
         try:
             while some := list(islice(left, AT_ONCE)):
-                acting = (self._one(verb, each, (refusals or {}).get(each, {}), states) for each in some)
+                acting = (self._one(verb, each, states) for each in some)
                 results |= dict(zip(some, await asyncio.gather(*acting), strict=True))
         finally:
             self._sender.wake()
         return results
 
-    async def _one(
-        self,
-        verb: Verb,
-        queue_id: QueueId,
-        refusals: Mapping[int, Answer],
-        states: Collection[QueueState],
-    ) -> str:
-        """Make the message ACTIVE during the action; put it back as it was if the action fails."""
+    async def _one(self, verb: MessageVerb, queue_id: QueueId, states: Collection[QueueState]) -> str:
+        """Make the message ACTIVE meanwhile; put it back as it was if the verb fails."""
         parts, state = self._queue.parts(queue_id), self._queue.state_of(queue_id)
         if state is None:
             return UNREAD if self._sender.is_reading else ABSENT
         if states and QueueState(state.value) not in states:
             return CHANGED
-        actions = TABLE[verb].actions
-        action = actions[state]
-        has_deferred = any(each.state is State.DEFERRED for each in parts)
-        if action is Action.NOTHING and has_deferred:
+        if state is State.ACTIVE:
+            return BUSY
+        why_not = TABLE[verb].unless.get(state)
+        if why_not == UNCHANGED and any(each.state is State.DEFERRED for each in parts):
             # One part waits, but another one has a back-off that the verb can end.
-            action = actions[State.DEFERRED]
-        if isinstance(action, str):
-            return action
-        if action is Action.NOTHING:
-            return UNCHANGED
-        before = self._queue.seize(queue_id)
+            why_not = TABLE[verb].unless.get(State.DEFERRED)
+        if why_not is not None:
+            return why_not
+        before, result = self._queue.seize(queue_id), OK
         try:
-            result = await (
-                self._end(parts[0], before, action, refusals)
-                if action.reads_content
-                else self._move(queue_id, action, before)
-            )
+            await (self._move(queue_id, verb) if verb in _TOLD else self._end(parts[0], verb))
         except (Absent, Corrupt):
             self._settling.forget(queue_id)
             return ABSENT
@@ -360,61 +322,28 @@ class Operator:
             self._queue.put_back(queue_id, before)
         return result
 
-    async def _move(self, queue_id: QueueId, action: Action, before: Mapping[Queued, State]) -> str:
-        if action is not Action.FIRST:
-            # For RETRY too: if the relay is down, the hint makes the next start try the message at once.
-            at_ns = None if action is Action.HOLD else 0
-            is_held = {Action.HOLD: True, Action.RELEASE: False}.get(action)
-            await self._spool_thread.change(
-                Settlement(queue_id, _NOT_READ, next_attempt_at_ns=at_ns, is_held=is_held)
-            )
-        self._events.tell(_TOLD[action], queue_id=queue_id)
-        state, why = (State.HELD, HELD_REASON) if action is Action.HOLD else (State.WAITING, NO_REASON)
-        if action is Action.FIRST:
-            # A part that waits keeps the length of its wait.
-            self._queue.put_back(
-                queue_id, {part: was for part, was in before.items() if was is State.WAITING}
-            )
+    async def _move(self, queue_id: QueueId, verb: MessageVerb) -> None:
+        # For `retry` too: if the relay is down, the hint makes the next start try the message at once.
+        at_ns = None if verb == "hold" else 0
+        is_held = {"hold": True, "release": False}.get(verb)
+        await self._spool_thread.change(
+            Settlement(queue_id, _NOT_READ, next_attempt_at_ns=at_ns, is_held=is_held)
+        )
+        self._events.tell(_TOLD[verb], queue_id=queue_id)
+        state, why = (State.HELD, HELD_REASON) if verb == "hold" else (State.WAITING, NO_REASON)
         states = dict.fromkeys(self._queue.parts(queue_id), state)
         self._queue.put_back(queue_id, states, why=why, ready_at_ns=self._status_view.clock.boottime_ns())
-        if action is Action.FIRST:
-            self._queue.put_first(queue_id)
-        return OK
 
-    async def _end(
-        self, queued: Queued, before: Mapping[Queued, State], action: Action, refusals: Mapping[int, Answer]
-    ) -> str:
+    async def _end(self, queued: Queued, verb: MessageVerb) -> None:
         message = await self._load(queued.queue_id)
-        match action:
-            case Action.BOUNCE:
+        match verb:
+            case "bounce":
                 refused = dict.fromkeys(message.left, REMOVED)
                 await self._settling.refuse(message, queued, refused, "operator")
-            case Action.DELETE:
+            case "delete" if message.left:
                 await self._settling.delete(message, queued)
-            case Action.END_REPORT:
+            case "delete":
                 await self._settling.end_silently(message, queued)
-            case _:
-                doubted = {index: refusals[index] for index in message.left if index in refusals}
-                if await self._settling.refuse(message, queued, doubted, "bounced"):
-                    self._put_back(message, before, doubted)
-        return OK
-
-    def _put_back(self, message: Message, before: Mapping[Queued, State], gone: Collection[int]) -> None:
-        """Put back each part with its recipients left; end a part that has none."""
-        for part in self._queue.parts(message.queue_id):
-            if (left := recipients_left(message, part, gone)).recipients:
-                self._queue.line_of(part).note_left(part, left)
-                self._queue.line_of(part).put_back(part, before[part])
-            else:
-                self._queue.end_part(part)
-
-    async def _corrupt(self) -> Mapping[str, str]:
-        """Return for each corrupt message, as far as listed, why no verb ends it."""
-        try:
-            aside = await self._spool_thread.call(lambda spool: spool.set_aside(MOST_SET_ASIDE_LISTED))
-        except Unavailable:
-            return {}  # the results of the other messages must be told
-        return {each.name: f"corrupt: {each.reason}; {CORRUPT_ADVICE}" for each in aside}
 
     async def _load_anywhere(self, queue_id: QueueId) -> tuple[Message, MessageView | None]:
         """Return a message, and its view if another host has it.  Raises NotDone."""
@@ -426,9 +355,7 @@ class Operator:
     async def _load(self, queue_id: QueueId) -> Message:
         """Raise NotDone if the message is not in the queue, or cannot be read."""
         if queue_id not in self._queue:
-            raise NotDone(
-                UNREAD if self._sender.is_reading else (await self._corrupt()).get(queue_id, ABSENT)
-            )
+            raise NotDone(UNREAD if self._sender.is_reading else ABSENT)
         (message,) = await self._spool_thread.read([queue_id])
         if isinstance(message, Absent | Corrupt):
             raise NotDone(ABSENT)

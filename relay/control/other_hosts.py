@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from typing import TypeVar, cast
 
 from relay.clock import Clock
-from relay.control.operations import ABSENT, BUSY, UNREAD, VERBS, NotDone, Results, Verb
+from relay.control.operations import ABSENT, BUSY, UNREAD, VERBS, MessageVerb, NotDone, Results
 from relay.mail.envelope import QueueId
 from relay.mail.header import names_of
 from relay.mail.text import clean
@@ -25,7 +25,7 @@ LOOK_SECONDS = 1.0
 ANSWER_SECONDS = 10.0
 """How long to wait for the answer of a message's owner."""
 Returned = TypeVar("Returned")
-Act = Callable[[Verb, Sequence[QueueId], Sequence[QueueState]], Awaitable[Results]]
+Act = Callable[[MessageVerb, Sequence[QueueId], Sequence[QueueState]], Awaitable[Results]]
 
 
 class OtherHosts:
@@ -46,7 +46,9 @@ class OtherHosts:
                 return message, self._row(message, host).view
         return None
 
-    async def act(self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState]) -> Results:
+    async def act(
+        self, verb: MessageVerb, queue_ids: Sequence[QueueId], states: Collection[QueueState]
+    ) -> Results:
         """Have the owners act.  A message that no other host has gets no result."""
         try:
             hosts = await self._asked(lambda spool: spool.ask(queue_ids, " ".join((verb, *states))))

@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from relay import __version__
@@ -26,7 +26,6 @@ from relay.daemon.policy_watch import PolicyWatch, digest
 from relay.daemon.reload import Reload
 from relay.daemon.spool_intake import spool_intake
 from relay.hooks.hooks import Hooks
-from relay.policy.model import Policy
 from relay.policy.secrets import read_password_file
 from relay.policy.source import inspected_policy, policy_bytes
 from relay.practice.smarthost import PracticeAccount, PracticeSmarthost
@@ -48,18 +47,17 @@ LOOK_SECONDS = 1.0
 FileWatch = PolicyWatch | ListenerFilesWatch
 
 
-async def serve(path: Path, style: LogStyle, level: Level, on_ready: Callable[[Policy], None]) -> int:
-    """Run a relay; call `on_ready` once it relays.  Raises PolicyError, SpoolBusy, OSError, ValueError."""
+async def serve(path: Path, style: LogStyle, level: Level) -> int:
+    """Run a relay.  Raises PolicyError, SpoolBusy, OSError, ValueError."""
     text = policy_bytes(path)
     policy = inspected_policy(text, path)
     start = Start(path, text, policy, policy.hostname or socket.getfqdn(), style)
-    return await Daemon(start, Host(SystemClock(), RealDisk()), on_ready, level).run()
+    return await Daemon(start, Host(SystemClock(), RealDisk()), level).run()
 
 
 class Daemon:
-    def __init__(self, start: Start, host: Host, on_ready: Callable[[Policy], None], level: Level) -> None:
+    def __init__(self, start: Start, host: Host, level: Level) -> None:
         self._start = start
-        self._on_ready = on_ready
         self._host, self._clock = host, host.clock
         self._events = Events(sys.stderr, start.style, self._clock, hostname=start.hostname, level=level)
         self._metrics = Metrics(self._clock, self._events)
@@ -168,7 +166,6 @@ class Daemon:
         chores = [asyncio.create_task(each) for each in (keep_watchdog(), *ours, *relay.chores())]
         status_view.condition, status_view.started_ns = Condition.RUNNING, self._clock.boottime_ns()
         notify("READY=1", "STATUS=relaying")
-        self._on_ready(start.policy)
         await self._is_stopping.wait()
         status_view.condition, status_view.refusing_because = Condition.STOPPING, f"stopping: {self._why}"
         notify("STOPPING=1", f"STATUS=stopping: {sender.in_flight} transactions in flight")

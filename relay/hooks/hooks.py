@@ -12,7 +12,6 @@ Does not: keep notices over a restart (the log has their events), or keep their 
 import asyncio
 import base64
 import contextlib
-import functools
 import hashlib
 import hmac
 import json
@@ -62,8 +61,8 @@ _FATES = {"bounced": HookEvent.BOUNCED, "expired": HookEvent.EXPIRED}
 @dataclass(slots=True)
 class _Hook:
     settings: HookSettings
-    waiting: dict[asyncio.Task[None], None] = field(default_factory=dict)
-    """A task for each notice, the oldest first."""
+    waiting: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    """The task of each notice, by its id; the oldest first."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_failing: bool = False
 
@@ -80,23 +79,23 @@ class Hooks:
         self._host = host
         self._events, self._metrics, self._clock = telemetry
         self._sleep = sleep
-        self._pending: list[dict[str, Any]] = []
+        self._newest: dict[str, Any] = {}
+        """The newest notice, until one of its tasks runs: recipients that fail together share it."""
         self._hooks: dict[HookSettings, _Hook] = {}
         self.use(policy)
         self._events.watch(self._on_event, ("delivery", *_EVENTS))
 
     def use(self, policy: Policy) -> None:
         """Use another policy; notices that wait for a hook which it changes are dropped."""
+        self._newest = {}
         for settings in self._hooks.keys() - set(policy.notify):
             self._drop(self._hooks[settings], "the policy changed or removed the hook")
         self._hooks = {settings: self._hooks.get(settings) or _Hook(settings) for settings in policy.notify}
-        self._count_waiting()
 
     async def close(self) -> None:
         """Wait up to LAST_SECONDS for the notices that are left, drop the rest, and stop."""
-        self._take()
         hooks, self._hooks = self._hooks.values(), {}
-        telling = [task for hook in hooks for task in hook.waiting]
+        telling = [task for hook in hooks for task in hook.waiting.values()]
         if telling:
             await asyncio.wait(telling, timeout=LAST_SECONDS)
         for hook in hooks:
@@ -106,52 +105,47 @@ class Hooks:
     def _on_event(self, name: str, fields: Mapping[str, Value], _: object = None) -> None:
         is_delivery = name == "delivery"
         event = _FATES.get(str(fields["status"])) if is_delivery else _EVENTS[name]
-        if event is None:
+        hooks = [hook for hook in self._hooks.values() if event in hook.settings.events]
+        if not hooks:
             return
-        if not self._pending:
-            asyncio.get_running_loop().call_soon(self._take)
         recipients, by = [], fields.get("by")
         if is_delivery:
             its = {"status": fields["dsn"], "code": fields["code"], "reply": _cut(fields["text"])}
             recipients = [{"recipient": fields["recipient"], **its}]
-        notice = {
+        notice: dict[str, Any] = {
             "event": event,
             "upstream": fields.get("upstream") or None,
             "sender": fields.get("reverse_path"),
             "reason": _cut(f"relay pause, by {by}" if by else fields.get("reason", fields.get("because"))),
             **{key: fields.get(key) for key in _SAME},
         }
-        last = self._pending[-1] if self._pending else {"recipients": []}
-        if recipients and last.items() >= notice.items() and len(last["recipients"]) < MOST_RECIPIENTS:
-            last["recipients"] += recipients  # recipients that fail together share a notice
+        newest = self._newest
+        if recipients and newest.items() >= notice.items() and len(newest["recipients"]) < MOST_RECIPIENTS:
+            newest["recipients"] += recipients
             return
-        names = {"id": f"notice_{secrets.token_hex(16)}", "host": self._host}
-        at = rfc3339(self._clock.wall_ns())
-        self._pending.append(notice | names | {"at": at, "recipients": recipients})
-
-    def _take(self) -> None:
-        notices, self._pending = self._pending, []
-        for notice in notices:
-            content = json.dumps(notice).encode()
-            for settings, hook in self._hooks.items():
-                if notice["event"] in settings.events:
-                    task = asyncio.get_running_loop().create_task(self._tell(hook, notice["id"], content))
-                    hook.waiting[task] = None
-                    task.add_done_callback(functools.partial(self._forget, hook))
-        for hook in self._hooks.values():
+        notice_id, at = f"notice_{secrets.token_hex(16)}", rfc3339(self._clock.wall_ns())
+        notice |= {"id": notice_id, "host": self._host, "at": at, "recipients": recipients}
+        self._newest = notice
+        for hook in hooks:
+            hook.waiting[notice_id] = asyncio.get_running_loop().create_task(self._tell(hook, notice))
             self._drop(hook, f"more than {MOST_NOTICES} were waiting", keep=MOST_NOTICES)
-        self._count_waiting()
 
-    async def _tell(self, hook: _Hook, notice_id: str, content: bytes) -> None:
+    async def _tell(self, hook: _Hook, notice: Mapping[str, Any]) -> None:
+        self._newest = {}
+        notice_id, content = notice["id"], json.dumps(notice).encode()
         until_ns = self._clock.boottime_ns() + GIVE_UP_NS
         back_off_ns = FIRST_BACK_OFF_NS
-        while not await self._is_taken(hook, notice_id, content):
-            left_ns = until_ns - self._clock.boottime_ns()
-            if left_ns <= 0:
-                self._dropped(hook, 1, "not accepted within an hour")
-                break
-            await self._sleep(min(back_off_ns, left_ns) / SECOND_NS)
-            back_off_ns = min(2 * back_off_ns, LONGEST_BACK_OFF_NS)
+        try:
+            while not await self._is_taken(hook, notice_id, content):
+                left_ns = until_ns - self._clock.boottime_ns()
+                if left_ns <= 0:
+                    self._dropped(hook, 1, "not accepted within an hour")
+                    break
+                await self._sleep(min(back_off_ns, left_ns) / SECOND_NS)
+                back_off_ns = min(2 * back_off_ns, LONGEST_BACK_OFF_NS)
+        finally:
+            hook.waiting.pop(notice_id, None)
+            self._count_waiting()
 
     async def _is_taken(self, hook: _Hook, notice_id: str, content: bytes) -> bool:
         settings, seconds, error = hook.settings, hook.settings.timeout_ns / SECOND_NS, ""
@@ -165,36 +159,28 @@ class Hooks:
             error = f"no answer within {seconds:g}s"
         except (_Undelivered, SecretError) as undelivered:
             error = str(undelivered)
-        except Exception as fault:  # noqa: BLE001 - whatever it is, mail goes on and the notice is retried
-            error = type(fault).__name__
-            self._metrics.count("relay_faults_total")
-            self._events.fault(where="hooks", error=fault)
+        was_failing, hook.is_failing = hook.is_failing, error != ""
         if error:
             self._metrics.count("relay_notice_failures_total")
+            if not was_failing:
+                self._events.tell("hook_failed", hook=settings.shown, error=clean(error))
         else:
             self._metrics.count("relay_notices_total", "sent")
-        if error and not hook.is_failing:
-            self._events.tell("hook_failed", hook=settings.shown, error=clean(error))
-        elif hook.is_failing and not error:
-            self._events.tell("hook_resumed", hook=settings.shown)
-        hook.is_failing = error != ""
+            if was_failing:
+                self._events.tell("hook_resumed", hook=settings.shown)
         return not error
 
     def _drop(self, hook: _Hook, reason: str, keep: int = 0) -> None:
         dropped = list(hook.waiting)[: max(0, len(hook.waiting) - keep)]
-        for task in dropped:
-            del hook.waiting[task]
-            task.cancel()
+        for notice_id in dropped:
+            hook.waiting.pop(notice_id).cancel()
         if dropped:
             self._dropped(hook, len(dropped), reason)
+        self._count_waiting()
 
     def _dropped(self, hook: _Hook, count: int, reason: str) -> None:
         self._metrics.count("relay_notices_total", "dropped", by=count)
         self._events.tell("notices_dropped", notices=count, hook=hook.settings.shown, reason=reason)
-
-    def _forget(self, hook: _Hook, task: asyncio.Task[None]) -> None:
-        hook.waiting.pop(task, None)
-        self._count_waiting()
 
     def _count_waiting(self) -> None:
         waiting = sum(len(hook.waiting) for hook in self._hooks.values())

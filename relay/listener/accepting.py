@@ -25,37 +25,47 @@ class Acceptor:
         """Begin to accept.  `on_error` gets the error of a failed accept, before the pause."""
         bound.setblocking(False)  # noqa: FBT003 - the socket's own signature
         self._bound, self._receive, self._on_error = bound, receive, on_error
-        self._tasks = {asyncio.get_running_loop().create_task(self._accept())}
+        self._loop = asyncio.get_running_loop()
+        self._opening: set[asyncio.Task[None]] = set()
+        self._pause: asyncio.TimerHandle | None = None
+        self._go_on()
 
     async def close(self) -> None:
         """Stop accepting, and close sockets that no protocol has yet.  Idempotent."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._pause is not None:
+            self._pause.cancel()
+        if self._bound.fileno() >= 0:
+            self._loop.remove_reader(self._bound)
+        for opening in self._opening:
+            opening.cancel()
+        await asyncio.gather(*self._opening, return_exceptions=True)
         self._bound.close()
 
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                accepted, peer = await loop.sock_accept(self._bound)
-            except ConnectionAbortedError:
-                continue
-            except OSError as error:
-                self._on_error(error)
-                await asyncio.sleep(PAUSE_S)
-                continue
-            opening = loop.create_task(self._receive(accepted, peer))
-            self._tasks.add(opening)
-            opening.add_done_callback(functools.partial(self._opened, accepted))
-            # Let open connections run between two accepts.
-            await asyncio.sleep(0)
+    def _go_on(self) -> None:
+        # Not loop.sock_accept, which registers the socket with the kernel anew for each connection.
+        self._loop.add_reader(self._bound, self._accept)
+
+    def _accept(self) -> None:
+        """Accept one connection; if there are more, the loop calls again once open ones had their turn."""
+        try:
+            accepted, peer = self._bound.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return  # another process was first, or the client is gone
+        except OSError as error:
+            self._loop.remove_reader(self._bound)
+            self._pause = self._loop.call_later(PAUSE_S, self._go_on)
+            self._on_error(error)
+            return
+        accepted.setblocking(False)  # noqa: FBT003 - as above
+        opening = self._loop.create_task(self._receive(accepted, peer))
+        self._opening.add(opening)
+        opening.add_done_callback(functools.partial(self._opened, accepted))
 
     def _opened(self, accepted: socket.socket, opening: "asyncio.Task[None]") -> None:
-        self._tasks.discard(opening)
+        self._opening.discard(opening)
         # Not in the coroutine: a task that is cancelled before its first step runs no `finally`.
         error = None if opening.cancelled() else opening.exception()
         if opening.cancelled() or error is not None:
             accepted.close()
         if error is not None and not isinstance(error, OSError):
-            asyncio.get_running_loop().call_exception_handler({"message": "accepting", "exception": error})
+            self._loop.call_exception_handler({"message": "accepting", "exception": error})

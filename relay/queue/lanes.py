@@ -18,7 +18,6 @@ without lanes has one lane, in which senders take no turns.  Each call is O(lane
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from math import lcm
 from typing import NamedTuple
 
@@ -27,9 +26,6 @@ from relay.queue.lines import MessageLine, TimedHeap
 from relay.queue.queued import DEFAULT_LANE, Queued
 
 __all__ = ["DEFAULT_LANE", "Arrangement", "Lane", "LaneQueue", "Price", "Turn", "turn_of"]
-
-MOST_FIRST = 64
-"""How many of the messages that go before all others (`put_first`) are examined for the next turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +101,6 @@ class LaneQueue:
         """The tag of the message that was granted last: no lane and no overdue message is behind it."""
         self._charged: dict[Queued, tuple[_Flow, int, int]] = {}
         """Messages that were taken, until it is known whether they go: the flow, its tag before, the cost."""
-        self.firsts: dict[Queued, None] = {}
-        """Messages that go before those of all lanes, in this order, until `granted`."""
 
     def __len__(self) -> int:
         return sum(lane.length for lane in self._lanes.values())
@@ -148,9 +142,6 @@ class LaneQueue:
         able = [lane for name, lane in self._lanes.items() if lane.senders and name not in closed]
         if not able:
             return None
-        for message in islice(self.firsts, MOST_FIRST):
-            if isinstance(line := message.spot, _SenderLine) and line.lane in able:
-                return Turn(message, line.lane)
         lane = min(able, key=self._tag_of)
         if self._tag_of(self._overdue) < self._tag_of(lane):
             late = [first for each in able if (first := each.ages.first()) and first[0] <= now_ns]
@@ -171,7 +162,6 @@ class LaneQueue:
 
     def granted(self, message: Queued, recipients: int) -> None:
         """Correct the charge of a taken message to the recipients that go."""
-        self.firsts.pop(message, None)
         if message in self._charged:
             flow, tag, cost = self._charged.pop(message)
             flow.tag += (self.by.cost(recipients) - cost) * flow.step

@@ -171,10 +171,6 @@ class Queues:
             if part in states:
                 self.line_of(part).put_back(part, states[part], **changes)
 
-    def put_first(self, queue_id: QueueId) -> None:
-        for part in self.parts(queue_id):
-            self.line_of(part).put_first(part)
-
     def stay_unknown(self, part: Queued, until_ns: int) -> None:
         """Keep a part with its upstream, which may still relay it until that instant."""
         part.past = part.past.but(unknown_until_ns=max(part.past.unknown_until_ns, until_ns))

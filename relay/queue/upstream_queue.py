@@ -179,23 +179,11 @@ class UpstreamQueue:
         self.counts.add(message, -1)
         self.on_change()
 
-    def put_first(self, message: Queued) -> None:
-        """Let a waiting message go before all others, but behind those that were put first earlier.
-
-        It stays first until it is attempted, or leaves its place otherwise.  Limits still hold.
-        """
-        if message.state is State.WAITING:
-            if isinstance(key := message.spot, _ClosedKey):
-                key.put(message, is_in_front=True)
-            self._lanes.firsts[message] = None
-            self.on_change()
-
     def arrange(self, by: Arrangement) -> None:
         """Use other lanes or another price; ready messages keep the order in which they became ready."""
         if by == self._lanes.by:
             return
         old, self._lanes = self._lanes, LaneQueue(by)
-        self._lanes.firsts = old.firsts
         for message in sorted(old, key=lambda each: each.since_ns):
             self._lanes.add(message)
         self.ask_anew()
@@ -277,7 +265,7 @@ class UpstreamQueue:
             closed.key_and_lane, closed.until_ns, closed.why = key_and_lane, until_ns, why
             self._waiting.add(until_ns, closed)
         message.why = why
-        closed.put(message, is_in_front=closed is asked or message in self._lanes.firsts)
+        closed.put(message, is_in_front=closed is asked)
         if asked is not None and asked is not closed:
             self._let_next_come(asked)
         self._noticed(message)
@@ -317,7 +305,6 @@ class UpstreamQueue:
     def _unplace(self, message: Queued) -> None:
         self._lanes.refund(message)
         self._lanes.remove(message)
-        self._lanes.firsts.pop(message, None)
         self._resolve(message)
         if isinstance(key := message.spot, _ClosedKey):
             is_first = key.first() is message

@@ -46,6 +46,8 @@ class Attempt:
     """Which recipients of the envelope the attempt is for."""
     reservation: Reservation | None = None
     """None if the upstream is not asked."""
+    deadline_ns: int = 0
+    """When the transaction must have ended (boottime)."""
     is_content_out: bool = False
     """The final dot may have gone out."""
     ended_ns: int = 0

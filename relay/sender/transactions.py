@@ -125,6 +125,9 @@ class Transactions:
         queued = attempt.queued
         self._line.granted(queued, reservation.recipients)
         attempt.reservation = reservation
+        # The time since the message was read counts too: after it, a shared queue may have given the message
+        # to another host.
+        attempt.deadline_ns = reservation.deadline_ns - (reservation.reserved_at_ns - attempt.read_at_ns)
         attempt.indices = [attempt.indices[position] for position in reservation.chosen]
         self._metrics.observe(
             "relay_throttle_wait_seconds",
@@ -175,7 +178,7 @@ class Transactions:
     async def _send(self, attempt: Attempt, reservation: Reservation) -> None:
         connection, is_over = attempt.connection, True
         try:
-            outcome = self._by_session(connection, await self._speak(attempt, reservation))
+            outcome = self._by_session(connection, await self._speak(attempt))
             is_over = outcome.is_over
         except asyncio.CancelledError:
             # The grace is over.  If only this upstream leaves the policy, others may go on with the
@@ -218,18 +221,15 @@ class Transactions:
             return untried if connection.relayed else outcome
         return outcome
 
-    async def _speak(self, attempt: Attempt, reservation: Reservation) -> Outcome:
+    async def _speak(self, attempt: Attempt) -> Outcome:
         """Run the transaction; after an exception the connection has ended too."""
         connection, envelope = attempt.connection, attempt.sent_envelope
-        # The transaction ends before its slot may be given to another.  The time since the message was read
-        # counts too: after it, a shared queue may have given the message to another host.
-        waited_ns = reservation.reserved_at_ns - attempt.read_at_ns
-        longest_ns = reservation.deadline_ns - waited_ns - self._clock.boottime_ns()
+        longest_ns = attempt.deadline_ns - self._clock.boottime_ns()
         transaction = Transaction(
             envelope.reverse_path,
             tuple([envelope.recipients[index] for index in attempt.indices]),
             attempt.shape,
-            partial(self._content, attempt, reservation),
+            partial(self._content, attempt),
             longest_ns=longest_ns,
             dsn=envelope.dsn.for_some(attempt.indices) if attempt.passes_dsn else NOTHING_ASKED,
         )
@@ -245,7 +245,7 @@ class Transactions:
             answer = Answer(Verdict.BOUNCE, Phase.DATA, None, clean(str(error)), own_status="5.6.0")
         return Outcome((answer,) * len(attempt.indices))
 
-    async def _content(self, attempt: Attempt, reservation: Reservation) -> AsyncIterator[bytes]:
+    async def _content(self, attempt: Attempt) -> AsyncIterator[bytes]:
         """Yield the content.  Raises Overslept if its end, which the final dot follows at once, is late."""
         content, rewritten = attempt.message.content, attempt.rewritten
         if content is not None:
@@ -257,18 +257,18 @@ class Transactions:
                 yield rewritten.front
             async with contextlib.aclosing(self._spool_thread.content(attempt.queued.queue_id)) as chunks:
                 async for chunk in chunks:
-                    self._check_in_time(reservation)
+                    self._check_in_time(attempt)
                     yield chunk[skip_bytes:] if skip_bytes else chunk
                     skip_bytes = max(0, skip_bytes - len(chunk))
-        self._check_in_time(reservation)
+        self._check_in_time(attempt)
         attempt.is_content_out = True
 
-    def _check_in_time(self, reservation: Reservation) -> None:
-        """Raise Overslept if the slot may be given to another by now.
+    def _check_in_time(self, attempt: Attempt) -> None:
+        """Raise Overslept if the slot or the message may be given to another by now.
 
         The timers of the loop stand still while the host is suspended; this clock does not.
         """
-        if self._clock.boottime_ns() >= reservation.deadline_ns:
+        if self._clock.boottime_ns() >= attempt.deadline_ns:
             raise Overslept
 
     async def _settle(self, attempt: Attempt, outcome: Outcome) -> None:

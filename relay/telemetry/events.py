@@ -149,7 +149,6 @@ _ROWS: tuple[tuple[str, Level, str, str], ...] = (
     ("held", _NOTICE, "{queue_id}: held by the operator", ""),
     ("released", _NOTICE, "{queue_id}: released by the operator", ""),
     ("retried", _NOTICE, "{queue_id}: back-off ended by the operator", ""),
-    ("put_first", _NOTICE, "{queue_id}: moved to the front of its account's queue by the operator", ""),
     ("deleted", _NOTICE,
      "{queue_id}: deleted by the operator, recipients left: {nrcpt}{message_id:, message-id=%}", ""),
     ("recipient_deleted", _DEBUG,

@@ -17,8 +17,7 @@ Memory is bounded, and lost at a restart except for the stop (`recall`): refusal
 
 import re
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 from relay.mail.envelope import QueueId
@@ -46,15 +45,6 @@ _Key = tuple[QueueId, int]
 _Value = TypeVar("_Value")
 
 
-@dataclass(frozen=True, slots=True)
-class Suspect:
-    queue_id: QueueId
-    index: int
-    answer: Answer
-    since_ns: int
-    """When the recipient was first refused so."""
-
-
 class _Refusal(NamedTuple):
     words: str
     target: str
@@ -69,14 +59,14 @@ class Shield:
         self.in_a_row, self.is_off = in_a_row, is_off
         self._refusals: deque[_Refusal] = deque(maxlen=WINDOW)
         self._is_stopped, self._why = False, ""  # until something is relayed; and why it tripped last
-        self._believed: deque[str] = deque(maxlen=WINDOW)  # words that the operator believes
-        self._suspects: dict[_Key, Suspect] = {}
+        self._suspects: dict[_Key, int] = {}  # when each doubted recipient was first refused so
         self._relayed_from_ns = -1  # when the latest transaction began that relayed something
         self._unproven: dict[_Key, str] = {}  # the last words to each recipient
 
     @property
-    def suspects(self) -> tuple[Suspect, ...]:
-        return tuple(self._suspects.values())
+    def suspects(self) -> tuple[_Key, ...]:
+        """Return the message and the index of each recipient whose refusal is doubted."""
+        return tuple(self._suspects)
 
     def judge(
         self, outcome: Outcome, sender: str, queue_id: QueueId, asked: _Asked, span_ns: tuple[int, int]
@@ -117,14 +107,10 @@ class Shield:
         self._is_stopped, self._why = because != "", because
 
     def clear(self) -> None:
-        """Forget all doubts: the operator does not believe them, or has settled them."""
+        """Forget all doubts: the operator has mended the cause."""
         self._is_stopped = False
         self._refusals.clear()
         self._suspects.clear()
-
-    def believe(self, suspects: Iterable[Suspect]) -> None:
-        """Believe the words of these refusals from now on, for every recipient."""
-        self._believed.extend({same_words(suspect.answer) for suspect in suspects})
 
     def _proven(self, answer: Answer, key: _Key) -> Answer:
         """Return a permanent refusal if the same words came before; any other answer starts over."""
@@ -139,8 +125,8 @@ class Shield:
     def _doubted(self, answer: Answer, refusal: _Refusal, key: _Key, now_ns: int) -> Answer:
         alike = [each for each in self._refusals if each.words == refusal.words]
         row = [each for each in alike if each.at_ns > self._relayed_from_ns]
-        suspect, ruling = self._suspects.get(key), None
-        went_on = suspect is not None and self._relayed_from_ns >= suspect.since_ns
+        since_ns, ruling = self._suspects.get(key), None
+        went_on = since_ns is not None and self._relayed_from_ns >= since_ns
         if (count := len({each.target for each in row})) >= self.in_a_row:
             what = "recipients" if answer.phase is Phase.RCPT else "messages"
             self._why = f"{count} {what} in a row were refused in the same words: {answer.text}"
@@ -148,15 +134,13 @@ class Shield:
             ruling = None if went_on else _SENDER_WAITS
         ruling = _STOP if self._is_stopped else ruling
         others = {each.target for each in alike} - {refusal.target}
-        if ruling is None and (refusal.words in self._believed or (went_on and len(others) < SEVERAL)):
+        if ruling is None and went_on and len(others) < SEVERAL:
             self._suspects.pop(key, None)
             return answer
-        if suspect is None and answer.reply is not None:
-            # A suspect is kept for days, and a reply may be long.
-            short = answer._replace(reply=answer.reply._replace(lines=()))
-            _remember(self._suspects, key, Suspect(*key, short, now_ns))
+        if since_ns is None:
+            _remember(self._suspects, key, now_ns)
         verdict = Verdict.DEFER if ruling is None else ruling.verdict
-        return answer._replace(verdict=verdict, ruling=ruling, is_doubted=suspect is None)
+        return answer._replace(verdict=verdict, ruling=ruling, is_doubted=since_ns is None)
 
 
 def _remember(memory: dict[_Key, _Value], key: _Key, value: _Value) -> None:

@@ -147,7 +147,7 @@ class World:
     moods: tuple[Mood, ...] = tuple(Mood)
     lasting_s: tuple[float, ...] = (1.0, 20.0, 90.0)
     """The possible lengths of a mood."""
-    acts: tuple[Verb, ...] = ("hold", "release", "retry", "first", "pause", "resume")
+    acts: tuple[Verb, ...] = ("hold", "release", "retry", "pause", "resume")
     senders: tuple[str, ...] = ("s{n}@here.test",)
     domains: tuple[str, ...] = ("x.test",)
     lines: tuple[int, ...] = (1, 10, 300)

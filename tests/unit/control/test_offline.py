@@ -7,7 +7,7 @@ import pytest
 
 from relay.clock import SECOND_NS, SystemClock
 from relay.control.offline import offline
-from relay.control.operations import ABSENT, IS_DOWN, OK, UNCHANGED, NotDone
+from relay.control.operations import ABSENT, OK, UNCHANGED, NotDone
 from relay.control.recorded import recorded_upstreams
 from relay.mail.envelope import Envelope, QueueId
 from relay.policy.model import Policy
@@ -71,7 +71,6 @@ def test_an_unclaimed_message_is_found_and_an_unknown_one_is_absent(policy: Poli
     (queue_id,) = accepted(policy, is_claimed=False)
     with offline(policy) as session:
         assert session.act("hold", [queue_id, NOBODY]) == {queue_id: OK, NOBODY: ABSENT}
-        assert session.act("first", [queue_id]) == {queue_id: IS_DOWN}
         with pytest.raises(NotDone, match=ABSENT):
             next(session.content(NOBODY))
 

@@ -13,8 +13,8 @@ from relay.control.operations import (
     ONLY_REPORT_LEFT,
     TABLE,
     UNCHANGED,
-    Action,
-    Verb,
+    VERBS,
+    MessageVerb,
 )
 from relay.mail.envelope import QueueId
 from relay.queue.queued import State
@@ -26,22 +26,23 @@ from tests.fakes.unsynced import Unsynced
 from tests.unit.sender.in_process_relay import Relay, policy_of
 
 COLUMNS = (State.WAITING, State.DEFERRED, State.HELD, State.REPORTING)
-CELLS: dict[Verb, tuple[Action | str, ...]] = {
-    "hold": (Action.HOLD, Action.HOLD, Action.NOTHING, ONLY_REPORT_LEFT),
-    "release": (Action.NOTHING, Action.NOTHING, Action.RELEASE, ONLY_REPORT_LEFT),
-    "retry": (Action.NOTHING, Action.RETRY, HELD_ALREADY, ONLY_REPORT_LEFT),
-    "first": (Action.FIRST, Action.FIRST, HELD_ALREADY, ONLY_REPORT_LEFT),
-    "bounce": (Action.BOUNCE, Action.BOUNCE, Action.BOUNCE, ONLY_REPORT_LEFT),
-    "delete": (Action.DELETE, Action.DELETE, Action.DELETE, Action.END_REPORT),
-    "resume": (Action.RETRY, Action.RETRY, Action.NOTHING, Action.NOTHING),
-    "believe": (Action.BELIEVE, Action.BELIEVE, Action.BELIEVE, Action.NOTHING),
+CELLS: dict[MessageVerb, tuple[str | None, ...]] = {
+    "hold": (None, None, UNCHANGED, ONLY_REPORT_LEFT),
+    "release": (UNCHANGED, UNCHANGED, None, ONLY_REPORT_LEFT),
+    "retry": (UNCHANGED, None, HELD_ALREADY, ONLY_REPORT_LEFT),
+    "bounce": (None, None, None, ONLY_REPORT_LEFT),
+    "delete": (None, None, None, None),
 }
+"""Why the verb does nothing in each state; None where it acts."""
 
 
 def test_every_verb_does_in_every_state_what_the_operator_was_promised() -> None:
-    of_messages = {verb: row.actions for verb, row in TABLE.items() if row.actions}
-    assert {verb: tuple(actions[each] for each in COLUMNS) for verb, actions in of_messages.items()} == CELLS
-    assert {actions[State.ACTIVE] for actions in of_messages.values()} == {BUSY}
+    assert {verb: tuple(map(TABLE[verb].unless.get, COLUMNS)) for verb in VERBS} == CELLS
+    shown = {
+        verb: [QueueState(s) for s, why in zip(COLUMNS, CELLS[verb], strict=True) if why is None]
+        for verb in VERBS
+    }
+    assert {verb: [*TABLE[verb].changes] for verb in VERBS} == shown
 
 
 async def a_relay(folder: Path, count: int, disk: Disk | None = None) -> tuple[Relay, list[QueueId]]:
@@ -64,16 +65,6 @@ async def test_a_verb_acts_only_on_a_message_that_is_still_in_its_listed_state(t
     assert results == dict(zip(ids, (CHANGED, ABSENT, OK, OK), strict=True))
     relay.sender.queue.seize(ids[0])
     assert await operator.act("hold", ids[:1]) == {ids[0]: BUSY}
-    await relay.sender.stop()
-
-
-async def test_a_message_put_first_keeps_the_length_of_its_wait(tmp_path: Path) -> None:
-    relay, (queue_id,) = await a_relay(tmp_path, 1)
-    (part,) = relay.sender.queue.parts(queue_id)
-    waits_since_ns = part.ready_at_ns
-
-    assert await relay.operator.act("first", [queue_id]) == {queue_id: OK}
-    assert part.ready_at_ns == waits_since_ns
     await relay.sender.stop()
 
 

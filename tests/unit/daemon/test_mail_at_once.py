@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 from relay.clock import SystemClock
+from relay.control.client import ControlClient
 from relay.daemon.daemon import Daemon
 from relay.daemon.listening import Start
 from relay.policy.source import parse_policy
@@ -42,16 +43,13 @@ async def test_a_250_comes_before_the_queue_is_read(tmp_path: Path) -> None:
         )
         start = Start(path, text.encode(), parse_policy(text.encode(), path), "relay.test", "text")
         path.write_text(text)
-        ready = asyncio.Event()
-        relay = Daemon(
-            start, Host(SystemClock(), Unsynced(withhold)), lambda _policy: ready.set(), Level.INFO
-        )
+        relay = Daemon(start, Host(SystemClock(), Unsynced(withhold)), Level.INFO)
         running = asyncio.create_task(relay.run())
         assert await asyncio.to_thread(is_asked.wait, PATIENCE_SECONDS)
 
         await asyncio.to_thread(_offer, port)
 
-        assert not ready.is_set()
+        assert not ControlClient(start.policy.spool).is_up()
         assert host.transactions == []
         gate.set()
         await host.until(lambda: host.transactions)

@@ -261,28 +261,3 @@ def test_an_edit_of_limits_asks_again_for_every_waiting_message() -> None:
     assert line.take(2, 1) == []
     line.ask_anew()
     assert {*line.take(2, 1)} == {keyed, listed}
-
-
-def test_a_message_put_first_goes_before_all_lanes_until_it_is_granted() -> None:
-    wanted = a_message("w", lane="list")
-    line = a_line(
-        *[a_message(name, lane="fast") for name in "abc"], a_message("l", lane="list"), wanted, by=LANES
-    )
-    line.put_first(wanted)
-    for _ in range(2):
-        assert line.take(1, 0) == [wanted]
-        line.give_back(wanted, NO_REASON)
-    assert line.take(1, 0) == [wanted]
-    line.granted(wanted, 1)
-    line.put_back(wanted, W)
-    assert line.take(1, 0) != [wanted]
-
-
-def test_a_message_put_first_is_first_of_its_key_too() -> None:
-    a, b, c = [a_message(name, "k") for name in "abc"]
-    line = a_line(a, b, c, a_message("x"))
-    line.wait([waits(line.take(1, 0)[0], 100, "k")])
-    line.take(0, 1)
-    line.put_first(c)
-    assert names(line.take(1, 1)) == "x"
-    assert names(line.take(1, 100)) == "c"

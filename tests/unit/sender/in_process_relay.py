@@ -171,8 +171,8 @@ class Relay:
         self.trigger.pull()
         return draft.queue_id
 
-    async def listed(self, filters: Filters = EVERYTHING, limit: int | None = None) -> list[MessageView]:
-        return [view async for some in self.operator.rows(filters, limit) for view in some]
+    async def listed(self, filters: Filters = EVERYTHING) -> list[MessageView]:
+        return [view async for some in self.operator.rows(filters) for view in some]
 
     def logged(self) -> str:
         """Flush the log and return it."""

@@ -34,24 +34,21 @@ def _asked(host: Smarthost) -> int:
     return sum(command.startswith("RCPT") for command in host.commands)
 
 
-async def test_refusals_that_the_operator_believes_are_reported_and_the_rest_goes_on(tmp_path: Path) -> None:
+async def test_refusals_that_a_new_rule_of_the_operator_knows_are_reported_at_once(tmp_path: Path) -> None:
     def rcpt(argument: str) -> str:
         return CUT_OFF if argument.startswith("TO:<s") else "250 ok"
 
+    rule = ", verdicts: [{phase: rcpt, text: administrative prohibition, verdict: bounce recipient}]"
     async with Smarthost(Script(rcpt=rcpt)) as host, Relay(policy_of(tmp_path, host.port)) as relay:
         relay.accept(*SUBSCRIBERS)
         await relay.until(lambda: relay.line.sender_pauses.senders() and relay.account.in_flight == 0)
-        assert await relay.operator.resume("isp", believes=True) == OK
+        await relay.sender.apply(policy_of(tmp_path, host.port, rule))
         await relay.until_empty()
         (report,) = host.relayed
         assert report.reverse_path == ""
         assert report.content.count(b"Final-Recipient:") == 30
         assert b"Administrative prohibition" in report.content
-
-        # The same words are believed of other recipients too.
-        relay.accept("sanother@there.example")
-        await relay.until_empty()
-        assert relay.sender.totals.bounced == 31
+        assert relay.sender.totals.bounced == 30
 
 
 async def test_restarts_do_not_end_a_stop_and_bounce_nobody(tmp_path: Path) -> None:
@@ -78,6 +75,29 @@ async def test_restarts_do_not_end_a_stop_and_bounce_nobody(tmp_path: Path) -> N
             assert await relay.operator.resume("isp") == OK
             hurry(300)
             await relay.until_empty()
+        assert len(host.relayed) == len(SUBSCRIBERS)
+
+
+async def test_an_upstream_is_used_again_even_if_a_refused_message_is_in_a_transaction(
+    tmp_path: Path,
+) -> None:
+    says = [CUT_OFF]
+    async with (
+        Smarthost(Script(rcpt=lambda _: says[0])) as host,
+        Relay(policy_of(tmp_path, host.port, rest=PATIENT)) as relay,
+    ):
+        ids = [
+            relay.accept(subscriber, sender=f"u{number % 3}@here.example")
+            for number, subscriber in enumerate(SUBSCRIBERS)
+        ]
+        await _stopped(relay)
+        before = {queue_id: relay.sender.queue.seize(queue_id) for queue_id in ids[:3]}
+        says[0] = "250 ok"
+        assert await relay.operator.resume("isp") == OK
+        for queue_id, states in before.items():
+            relay.sender.queue.put_back(queue_id, states)
+        hurry(300)
+        await relay.until_empty()
         assert len(host.relayed) == len(SUBSCRIBERS)
 
 

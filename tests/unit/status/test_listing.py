@@ -7,7 +7,7 @@ from pathlib import Path
 
 from relay.cli.output import queue_text
 from relay.clock import SECOND_NS
-from relay.control.operations import CORRUPT_ADVICE
+from relay.control.operations import ABSENT
 from relay.control.operator import AT_ONCE
 from relay.mail.envelope import QueueId
 from relay.queue.queued import Queued, origin_of
@@ -94,11 +94,9 @@ async def test_a_listing_is_oldest_first_in_whatever_order_mail_came(tmp_path: P
             relay.sender.queue.remove(name_of(number))
         fill(relay, 0, 10)
         listed = await relay.listed()
-        some = await relay.listed(Filters(senders=("3@x.example",)), 3)
-
-        assert await relay.listed(limit=3) == listed[:3]
+        some = await relay.listed(Filters(senders=("3@x.example",)))
     assert [each.queue_id for each in listed] == [name_of(number) for number in range(MANY)]
-    assert [each.queue_id for each in some] == [name_of(number) for number in (3, 10, 17)]
+    assert [each.queue_id for each in some[:3]] == [name_of(number) for number in (3, 10, 17)]
 
 
 async def test_a_corrupt_message_is_listed_behind_the_queue(tmp_path: Path) -> None:
@@ -119,7 +117,7 @@ async def test_a_corrupt_message_is_listed_behind_the_queue(tmp_path: Path) -> N
             _, line = next(queue_text([[corrupt]], relay.clock.wall_ns())).splitlines()
             assert " corrupt " in line
             (result,) = (await relay.operator.act("delete", [corrupt.queue_id])).values()
-            assert result == f"corrupt: {corrupt.reason}; {CORRUPT_ADVICE}"
+            assert result == ABSENT
             assert relay.status_view.snapshot().counts(QueueState.CORRUPT).messages == 1
     assert [relayed.recipients for relayed in host.relayed] == [["b@there.example"]]
     assert queue_id != corrupt.queue_id

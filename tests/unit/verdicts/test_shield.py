@@ -155,13 +155,3 @@ def test_a_stop_that_another_host_ended_needs_a_whole_row_of_new_refusals() -> N
     assert _tell(shield, "u0D u1D u2S") == "u0D u1D u2S"
     shield.recall("")
     assert _tell(shield, "u3D u4D u5S") == "u3D u4D u5S"
-
-
-def test_only_a_little_of_a_long_refusal_is_kept() -> None:
-    lines = tuple(f"{number} and {UNKNOWN}" for number in range(2000))
-    reply = Reply(550, None, " ".join(lines)[:2000], lines)
-    shield = Shield()
-    _judge(shield, Answer(Verdict.BOUNCE, Phase.RCPT, reply, "550", ruling=JUDGE.ruling(Phase.RCPT, reply)))
-
-    (suspect,) = shield.suspects
-    assert len(repr(suspect)) < 10_000
