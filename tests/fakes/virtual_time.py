@@ -24,6 +24,8 @@ FLOAT_NS = 10
 CALL_S = 0.2
 """The real time that a call in another thread gets before virtual time passes anyway."""
 HUNG_S = 20.0
+MOST_TURNS = 1_000_000
+"""More turns of the loop than this at one instant are endless work."""
 
 
 class _Selector(selectors.DefaultSelector):
@@ -40,17 +42,22 @@ class _Selector(selectors.DefaultSelector):
         self._waited_for = 0
         """The number of calls that did not return within CALL_S."""
         self._has_told = False
+        self._turns = 0
+        """The number of turns at this instant."""
         self._clock = clock
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0) or self._returned(timeout)
         if ready or timeout == 0:
+            self._turns += 1
+            if self._turns > MOST_TURNS:
+                raise RuntimeError("there is always something to do")
             return ready
         if self.waiting and not self._has_told:
             self._has_told = True
             self._tell()
         elif timeout is not None:
-            self._has_told = False
+            self._has_told, self._turns = False, 0
             self._clock.advance(self._until_ns(timeout) - self._clock.boottime_ns())
         elif not (ready := super().select(HUNG_S)):
             raise RuntimeError("nothing will ever happen")

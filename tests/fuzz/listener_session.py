@@ -12,8 +12,9 @@ from relay.policy.model import Listen
 from relay.smtp.commands import MAX_LINE_BYTES
 from tests.fakes.clock import FakeClock
 from tests.fakes.intake import Accepted, MemoryIntake, MemoryObserver
+from tests.fakes.virtual_time import VirtualTimeLoop
 from tests.fuzz.choices import Choices
-from tests.fuzz.wire import TURNS_A_PIECE, MemoryTransport, deliver, until
+from tests.fuzz.wire import connected, exchanged
 
 LONG = b"x" * (MAX_LINE_BYTES + 1)
 TOKENS = [
@@ -59,12 +60,12 @@ def target(raw: bytes) -> None:
     if choices.yes():
         octets = choices.spoiled(b"".join(_said(choices)), TOKENS)
         pieces = choices.pieces(octets)
-        pauses = [choices.number(2) * TURNS_A_PIECE for _ in pieces]
+        pauses = [choices.yes() for _ in pieces]
     else:
         pieces = choices.rest_in_pieces()
-        octets, pauses = b"".join(pieces), [TURNS_A_PIECE] * len(pieces)
-    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-        whole = runner.run(_heard([octets], [0]))
+        octets, pauses = b"".join(pieces), [True] * len(pieces)
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        whole = runner.run(_heard([octets], [False]))
         in_pieces = runner.run(_heard(pieces, pauses))
 
     assert in_pieces == whole
@@ -81,25 +82,22 @@ def _said(choices: Choices) -> list[bytes]:
     return said + [choices.pick(TOKENS) for _ in range(choices.number(8))]
 
 
-async def _heard(pieces: list[bytes], pauses: list[int]) -> Heard:
+async def _heard(pieces: list[bytes], pauses: list[bool]) -> Heard:
     intake, observer = MemoryIntake(), MemoryObserver()
     listener = ListenerState(
         LISTEN, "relay.example", intake, observer, files=ListenerFiles({}, None), clock=FakeClock()
     )
     place = listener.place_for(Client.of_peer("127.0.0.1"))
     assert listener.admission.enter(place) is None
-    session = ClientSession(listener, place)
-    transport = MemoryTransport(session)
-    session.connection_made(transport)
-    await deliver(transport, session, pieces, pauses)
-    commands = sum(piece.count(b"\n") for piece in pieces)
-    await until(lambda: listener.admission.total == 0, TURNS_A_PIECE + 4 * commands)
+    session, client = await connected(ClientSession(listener, place))
+    replies = await exchanged(client, pieces, pauses)
+    await session.task
 
     assert observer.faults == []
-    assert session.task.exception() is None
+    assert listener.admission.total == 0
     assert len(observer.closed) == 1
     assert not intake.open_drafts
-    return Heard(bytes(transport.sent), tuple(intake.accepted), tuple(observer.refusals), observer.closed[0])
+    return Heard(replies, tuple(intake.accepted), tuple(observer.refusals), observer.closed[0])
 
 
 SEEDS = [

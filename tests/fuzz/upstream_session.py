@@ -13,8 +13,9 @@ from relay.upstream.protocol import Broken, StrictProtocol, Timeouts
 from relay.upstream.transaction import Channel, Transaction
 from relay.verdicts.outcome import Outcome
 from relay.verdicts.verdict import Verdict
+from tests.fakes.virtual_time import VirtualTimeLoop
 from tests.fuzz.choices import Choices
-from tests.fuzz.wire import TURNS_A_PIECE, MemoryTransport, deliver, until
+from tests.fuzz.wire import connected, exchanged
 
 TOKENS = [
     b"220 hi\r\n", b"250 ok\r\n", b"250 ok\r\n", b"250 2.1.5 ok\r\n", b"354 go\r\n",
@@ -50,8 +51,8 @@ def target(raw: bytes) -> None:
     else:
         pieces = choices.rest_in_pieces()
         octets = b"".join(pieces)
-    pauses = [TURNS_A_PIECE - choices.number(4) * TURNS_A_PIECE // 3 for _ in pieces]
-    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+    pauses = [choices.number(4) < 3 for _ in pieces]
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         outcome, sent = runner.run(_transacted(pieces, pauses))
     if outcome is None:
         return
@@ -83,15 +84,11 @@ def _said(choices: Choices) -> list[bytes]:
     return said[: choices.number(3 * len(said)) + 1] + [choices.pick(TOKENS)] * choices.number(3)
 
 
-async def _transacted(pieces: list[bytes], pauses: list[int]) -> tuple[Outcome | None, bytes]:
-    protocol = StrictProtocol(asyncio.get_running_loop())
-    transport = MemoryTransport(protocol)
-    protocol.connection_made(transport)
+async def _transacted(pieces: list[bytes], pauses: list[bool]) -> tuple[Outcome | None, bytes]:
+    protocol, upstream = await connected(StrictProtocol(asyncio.get_running_loop()))
     relaying = asyncio.create_task(_relay(protocol))
-    await deliver(transport, protocol, [GREETING, *pieces], [TURNS_A_PIECE, *pauses])
-    transport.close()
-    await until(relaying.done, 10 * TURNS_A_PIECE)
-    return relaying.result(), bytes(transport.sent)
+    sent = await exchanged(upstream, [GREETING, *pieces], [True, *pauses])
+    return await relaying, sent
 
 
 async def _relay(protocol: StrictProtocol) -> Outcome | None:

@@ -9,7 +9,6 @@ from relay.spool.database.connection import Database, once
 from relay.spool.postgresql import IN_A_DATABASE
 from tests.fakes.certificates import make_certificates
 from tests.fakes.postgresql import Server
-from tests.system.demand import demand, missing_program
 from tests.unit.cli.conftest import Run
 from tests.unit.policy.examples import with_upstream
 
@@ -106,7 +105,6 @@ def test_a_commit_is_durable_whatever_the_role_or_the_environment_says(
 def test_tls_is_verified_and_no_password_is_shown(
     server: Server, policy_path: Path, tmp_path: Path, run: Run
 ) -> None:
-    demand(missing_program("openssl"))
     run("database", "init", "--as", server.make_database("secure"))
     certificates = make_certificates(tmp_path)
     server.ask_for_passwords_over_tls(certificates)

@@ -1,10 +1,13 @@
 """`relay sendmail` and `relay drain` by the owner of the spool, while no relay runs."""
 
+import asyncio
+import errno
 import fcntl
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,6 +121,20 @@ def test_sendmail_exits_75_or_78_without_a_usable_spool_or_policy(policy: Path) 
     assert not (policy.parent / "none").exists()
     policy.write_text("spool: [")
     assert call(policy, "c@d.test").returncode == os.EX_CONFIG
+
+
+def test_sendmail_that_lacks_descriptors_exits_75_and_says_so(
+    policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_descriptor(session: Coroutine[Any, Any, None]) -> None:
+        """Fail like asyncio.run if no descriptor is left for its loop."""
+        session.close()
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(asyncio, "run", no_descriptor)
+    done = call(policy, "c@d.test")
+    assert (done.returncode, b"Too many open files" in done.stderr) == (os.EX_TEMPFAIL, True)
+    assert queued(policy) == []
 
 
 def test_bs_speaks_smtp_as_the_listener_does(policy: Path) -> None:

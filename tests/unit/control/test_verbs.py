@@ -2,7 +2,6 @@
 
 import errno
 from pathlib import Path
-from typing import ClassVar
 
 from relay.control.operations import (
     ABSENT,
@@ -19,10 +18,11 @@ from relay.control.operations import (
 )
 from relay.mail.envelope import QueueId
 from relay.queue.queued import State
-from relay.spool.disk.durable import Disk, RealDisk
+from relay.spool.disk.durable import Disk
 from relay.status.filters import Filters
 from relay.status.snapshot import QueueState
 from tests.fakes.smarthost import Script, Smarthost, turns
+from tests.fakes.unsynced import Unsynced
 from tests.unit.sender.in_process_relay import Relay, policy_of
 
 COLUMNS = (State.WAITING, State.DEFERRED, State.HELD, State.REPORTING)
@@ -84,27 +84,20 @@ async def test_a_listing_shows_only_recipients_that_are_left(tmp_path: Path) -> 
             assert found.queue_id == view.queue_id
 
 
-class FailingRename(RealDisk):
-    """A disk on which holding a message raises the error that `fails` has for its id."""
-
-    fails: ClassVar[dict[str, Exception]] = {}
-
-    def rename(self, old: str, new: str) -> None:
-        if (error := self.fails.get(old.rpartition("/")[2])) is not None and "/hold/" in new:
-            raise error
-        super().rename(old, new)
-
-
 async def test_an_error_with_one_message_leaves_the_results_of_the_others(tmp_path: Path) -> None:
-    disk = FailingRename()
-    relay, ids = await a_relay(tmp_path, 4, disk)
-    disk.fails[ids[1]] = OSError(errno.EIO, "Input/output error")
+    fails = dict[str, Exception]()
 
+    def fail(name: str, path: str) -> None:
+        if name == "rename" and "/hold/" in path and (error := fails.get(Path(path).name)) is not None:
+            raise error
+
+    relay, ids = await a_relay(tmp_path, 4, Unsynced(fail))
+    fails[ids[1]] = OSError(errno.EIO, "Input/output error")
     results = await relay.operator.act("hold", ids)
     assert [results[queue_id] == OK for queue_id in ids] == [True, False, True, True]
     assert "Input/output error" in results[ids[1]]
 
-    disk.fails[ids[1]] = ZeroDivisionError("odd")
+    fails[ids[1]] = ZeroDivisionError("odd")
     assert await relay.operator.act("hold", [ids[1]]) == {ids[1]: FAULT}
     assert "fault in control: ZeroDivisionError: odd" in relay.log.getvalue()
     await relay.sender.stop()

@@ -71,7 +71,6 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 async def test_the_snapshot_shows_when_a_certificate_ends_before_and_after_renewal(tmp_path: Path) -> None:
     made = make_certificates(tmp_path)
-    made.key.chmod(0o600)
     listen = Listen.model_validate(
         {"address": "127.0.0.1:2527", "certificate": str(made.cert), "key": str(made.key)}, strict=False
     )
@@ -82,7 +81,6 @@ async def test_the_snapshot_shows_when_a_certificate_ends_before_and_after_renew
         assert relay.status_view.snapshot().certificates == (CertificateStatus("127.0.0.1:2527", first or 0),)
 
         renewed = make_certificates(tmp_path, days=9)
-        renewed.key.chmod(0o600)
         await watch.look(is_asked=True)
         second = read_key_pair(renewed.cert, renewed.key).ends_at_ns
         assert relay.status_view.snapshot().certificates == (

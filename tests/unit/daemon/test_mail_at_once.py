@@ -13,28 +13,11 @@ from relay.daemon.daemon import Daemon
 from relay.daemon.listening import Start
 from relay.policy.source import parse_policy
 from relay.sender.host import Host
-from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Level
 from tests.fakes.smarthost import Smarthost
+from tests.fakes.unsynced import Unsynced
 from tests.system.waiting import free_port
 from tests.unit.sender.in_process_relay import CONTENT, PATIENCE_SECONDS
-
-HELD_FOLDER = "/hold"
-
-
-class SlowDisk(RealDisk):
-    """A disk that lists hold/ only once `gate` is set.  A start reads nothing before that folder."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = threading.Event()
-        self.is_asked = threading.Event()
-
-    def names(self, path: str) -> list[str]:
-        if path.endswith(HELD_FOLDER):
-            self.is_asked.set()
-            assert self.gate.wait(PATIENCE_SECONDS)
-        return super().names(path)
 
 
 def _offer(port: int) -> None:
@@ -43,7 +26,14 @@ def _offer(port: int) -> None:
 
 
 async def test_a_250_comes_before_the_queue_is_read(tmp_path: Path) -> None:
-    disk, port = SlowDisk(), free_port()
+    gate, is_asked, port = threading.Event(), threading.Event(), free_port()
+
+    def withhold(name: str, path: str) -> None:
+        # A start reads nothing before this folder.
+        if name == "names" and path.endswith("/hold"):
+            is_asked.set()
+            assert gate.wait(PATIENCE_SECONDS)
+
     async with Smarthost() as host:
         path = tmp_path / "policy.yaml"
         text = (
@@ -54,15 +44,15 @@ async def test_a_250_comes_before_the_queue_is_read(tmp_path: Path) -> None:
         policy = parse_policy(text.encode(), path)
         start = Start(path, text.encode(), policy, "relay.test", "text", Level.INFO)
         path.write_text(text)
-        relay = Daemon(start, Host(SystemClock(), disk))
+        relay = Daemon(start, Host(SystemClock(), Unsynced(withhold)))
         running = asyncio.create_task(relay.run())
-        assert await asyncio.to_thread(disk.is_asked.wait, PATIENCE_SECONDS)
+        assert await asyncio.to_thread(is_asked.wait, PATIENCE_SECONDS)
 
         await asyncio.to_thread(_offer, port)
 
         assert not ControlClient(start.policy.spool).is_up()
         assert host.transactions == []
-        disk.gate.set()
+        gate.set()
         await host.until(lambda: host.transactions)
         os.kill(os.getpid(), signal.SIGTERM)
         assert await running == os.EX_OK

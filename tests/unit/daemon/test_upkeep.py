@@ -4,7 +4,6 @@ import asyncio
 import os
 import select
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 from relay.clock import SystemClock
@@ -14,47 +13,40 @@ from relay.spool.disk.durable import RealDisk
 from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.maildir.layout import prepare
 from relay.spool.root.trigger import Trigger
+from tests.fakes.unsynced import Unsynced
 from tests.unit.sender.in_process_relay import CONTENT
 
 
-class SlowDisk(RealDisk):
-    """A disk whose first write, or first sync, waits for the test."""
+class Slow:
+    """Makes the first of these calls of a disk wait for the test."""
 
-    def __init__(self, slow: str) -> None:
-        super().__init__()
-        self.slow = slow
+    def __init__(self, call: str) -> None:
+        self.call = call
         self.is_at_it = threading.Event()
         self.may_go_on = threading.Event()
 
-    def _wait(self, what: str) -> None:
-        if what == self.slow:
-            self.slow = ""
+    def before(self, call: str, _path: str) -> None:
+        if call == self.call:
+            self.call = ""
             self.is_at_it.set()
             self.may_go_on.wait()
 
-    def write_all(self, fd: int, content: bytes) -> None:
-        self._wait("write")
-        super().write_all(fd, content)
 
-    def sync_each(self, fds: Sequence[int], *, content_only: bool) -> list[OSError | None]:
-        self._wait("sync")
-        return super().sync_each(fds, content_only=content_only)
-
-
-def intake_on(disk: RealDisk, root: Path) -> tuple[SpoolIntake, int]:
+def intake_on(slow: Slow, root: Path) -> tuple[SpoolIntake, int]:
+    disk = Unsynced(slow.before)
     prepare(str(root), RealDisk())
     trigger = Trigger(str(root), disk)
     return SpoolIntake(MaildirIntake(str(root), disk, SystemClock()), trigger), trigger.listen()
 
 
-async def cancel(call: "asyncio.Task[None]", disk: SlowDisk) -> bool:
+async def cancel(call: "asyncio.Task[None]", slow: Slow) -> bool:
     """Cancel a call while its thread is at the disk; return whether the call waits for the thread."""
-    await asyncio.to_thread(disk.is_at_it.wait)
+    await asyncio.to_thread(slow.is_at_it.wait)
     call.cancel()
     for _ in range(9):
         await asyncio.sleep(0)
     has_waited = not call.done()
-    disk.may_go_on.set()
+    slow.may_go_on.set()
     await asyncio.gather(call, return_exceptions=True)
     assert call.cancelled()
     return has_waited
@@ -66,11 +58,11 @@ def open_files(root: Path) -> list[str]:
 
 
 async def test_a_draft_whose_client_disconnects_leaves_no_file(tmp_path: Path) -> None:
-    disk = SlowDisk("write")
-    intake, _ = intake_on(disk, tmp_path)
+    slow = Slow("write_all")
+    intake, _ = intake_on(slow, tmp_path)
     draft = intake.draft()
     draft.append(CONTENT)
-    assert await cancel(asyncio.create_task(intake.spill(draft)), disk)
+    assert await cancel(asyncio.create_task(intake.spill(draft)), slow)
     await intake.discard(draft)
 
     assert list((tmp_path / "tmp").iterdir()) == []
@@ -79,15 +71,15 @@ async def test_a_draft_whose_client_disconnects_leaves_no_file(tmp_path: Path) -
 
 
 async def test_a_message_whose_client_disconnects_during_the_sync_is_stored(tmp_path: Path) -> None:
-    disk = SlowDisk("sync")
-    intake, woken = intake_on(disk, tmp_path)
+    slow = Slow("sync_each")
+    intake, woken = intake_on(slow, tmp_path)
     draft, other = intake.draft(), intake.draft()
     envelope = Envelope("a@x.example", ("b@x.example",), 0, "unknown[127.0.0.1]", "here", "ESMTP")
     draft.append(CONTENT)
     other.append(CONTENT)
     storing = asyncio.create_task(intake.accept(draft, envelope))
     also = asyncio.create_task(intake.accept(other, envelope))
-    await cancel(storing, disk)
+    await cancel(storing, slow)
     await also
 
     assert {path.name for path in (tmp_path / "new").iterdir()} == {draft.queue_id, other.queue_id}

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from relay.listener.content import ContentDecoder
 from relay.listener.received import received_line
 from relay.listener.session import SPILL_BYTES
 from relay.mail.envelope import QueueId
@@ -76,6 +77,15 @@ def test_no_helo_breaks_the_received_field_or_forges_a_clause(helo: str, address
     assert header.keys() == ["Received", "Subject"]
     date = header["Received"].rpartition(";")[2].strip()
     assert parsedate_to_datetime(date).timestamp() * 1e9 == START_WALL_NS
+
+
+def test_only_the_first_part_of_an_endless_header_is_examined() -> None:
+    for behind in (b"Message-ID: <1@x>\r\n", b"To: \xff\r\n"):
+        decoder = ContentDecoder(1_000_000, 5, normalise=False)
+        for _ in range(20):
+            decoder.feed(b"To: x\r\n" * 1000)
+        decoder.feed(behind + b"\r\n.\r\n")
+        assert (decoder.message_id, decoder.has_ascii_header) == (None, False)
 
 
 async def test_bare_newlines_are_normalised_only_for_the_configured_networks() -> None:

@@ -1,10 +1,10 @@
-"""Reads the subject and the client's queue id from a stored header, with our Received field on top."""
+"""Reads a header: Message-ID, and below our own Received field the subject and the client's queue id."""
 
 import tracemalloc
 
 import pytest
 
-from relay.mail.header import NO_NAMES, Names, names_of
+from relay.mail.header import NO_NAMES, Names, message_id_of, names_of
 
 OURS = b"Received: from here (unknown [192.0.2.1])\r\n\tby relay.test with ESMTP id 2k1w8f76;\r\n\ttoday\r\n"
 POSTFIX = b"Received: by mx.test (Postfix, from userid 1000)\r\n\tid 4ZJ1qk; today\r\n"
@@ -48,6 +48,20 @@ def test_the_clients_queue_id_is_from_the_received_field_below_ours(received: by
 )
 def test_the_subject_is_decoded_and_unfolded(field: bytes, subject: str) -> None:
     assert names_of(OURS + field + b"\r\n\r\nSubject: not this\r\n").subject == subject
+
+
+@pytest.mark.parametrize(
+    ("content", "message_id"),
+    [
+        (b"To: x\r\nmessage-id:\r\n <1@x>\r\n\t(a)\r\nSubject: y\r\n\r\n", "<1@x> (a)"),
+        (b"Message-Id: <\xff@x>\r\nMessage-Id: <2@x>\r\n\r\n", "<\ufffd@x>"),
+        (b"Message-ID: " + b"y" * 2000 + b"\r\n\r\n", "y" * 998),
+        *((content, None) for content in (b"Message-ID:  \r\n\r\n", b"X-Message-ID: <1@x>\r\n\r\n", b"")),
+        (b"To: x\r\n\r\nMessage-ID: <1@x>\r\n", None),
+    ],
+)
+def test_the_message_id_is_the_first_of_the_header_unfolded(content: bytes, message_id: str | None) -> None:
+    assert message_id_of(content) == message_id
 
 
 def test_a_hostile_header_takes_no_time() -> None:

@@ -159,6 +159,13 @@ def test_a_warning_says_until_when_mail_is_retried_and_dates_only_real_attempts(
     assert UNTIL in words(found)
 
 
+def test_each_recipient_stands_below_what_became_of_it() -> None:
+    shown = words(written(failed(), relayed()))
+    expected = ["Refused by the next", "<alice@example.com>", "Passed on to the next", "<carol@example.com>"]
+
+    assert sorted(expected, key=shown.index) == expected
+
+
 def test_non_ascii_addresses_are_encoded_for_programs_and_readable_for_people() -> None:
     found = written(failed("jürgen+x@bücher.example"), about=message("jürgen@bücher.example"))
 

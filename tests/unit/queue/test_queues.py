@@ -452,16 +452,6 @@ def test_a_probe_without_room_goes_back_where_mail_goes(key: tuple[str, str] | N
     assert len(queue.line("a").take(9, 10**12 + PROBE_SOUGHT_NS)) == 1
 
 
-def test_messages_of_a_route_share_their_choice() -> None:
-    queue = Queues()
-    queue.use(("a",), ())
-    queue.move_on(0)
-    for number in (1, 2):
-        queue.add(*message(number, Part()), now_ns=number)
-    one, other = queue
-    assert one.choice is other.choice
-
-
 def test_a_probe_that_waits_for_a_key_gives_way_to_a_message_of_another_sender() -> None:
     queue = failed_over(1, 2)
     prove(queue, 30)

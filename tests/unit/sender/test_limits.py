@@ -29,6 +29,18 @@ async def test_an_edit_lets_waiting_mail_go_at_once_if_the_new_limit_has_room(tm
         assert relay.clock.boottime_ns() - began_ns < MINUTE_NS
 
 
+async def test_a_limit_that_an_edit_adds_counts_what_was_sent_before(tmp_path: Path) -> None:
+    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port)) as relay:
+        for number in range(3):
+            relay.accept(f"r{number}@x.example")
+        await relay.until_empty()
+        await relay.sender.apply(policy_of(tmp_path, host.port, ", limits: [{messages: 5, per: 1h}]"))
+        for number in range(8):
+            relay.accept(f"r{number}@x.example")
+        await relay.until(lambda: "limit 5 messages per 3600s" in _reasons(relay))
+        assert len(host.relayed) == 5
+
+
 LARGE = CONTENT + b"x" * 5000 + b"\r\n"
 LIMIT = ", limits: [{bytes: 4500, per: 1h}]"
 

@@ -2,14 +2,15 @@
 
 import ssl
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from relay.policy.model import Policy
 from relay.verdicts.account import EventKind
+from tests.fakes.certificates import Authority, server_context
 from tests.fakes.smarthost import Smarthost
 from tests.unit.sender.in_process_relay import Relay, policy_of
-from tests.unit.upstream.certificates import Certificates, make_certificates, server_context
 
 
 async def test_a_refused_account_logs_in_with_a_new_password_at_once(tmp_path: Path) -> None:
@@ -29,9 +30,17 @@ async def test_a_refused_account_logs_in_with_a_new_password_at_once(tmp_path: P
     assert "upstream isp resumed" in relay.logged()
 
 
+class Certificates(NamedTuple):
+    ca: Path
+    right: Path
+    wrong_name: Path
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return make_certificates(tmp_path_factory.mktemp("certificates"))
+    authority = Authority(tmp_path_factory.mktemp("certificates"))
+    wrong_name = authority.sign("wrong_name", ["elsewhere.example"])
+    return Certificates(authority.ca, authority.sign(), wrong_name)
 
 
 def wants_certificate(made: Certificates) -> Smarthost:

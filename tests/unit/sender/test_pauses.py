@@ -23,7 +23,6 @@ from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import Verdict
 from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import CLOSE, DEFAULT, GAP, Script, Smarthost, Step, Turn, Until, turns
-from tests.fakes.virtual_time import pass_time
 from tests.unit.sender.in_process_relay import Relay, hurry, policy_of, virtual_clock
 
 HOUR_NS = 3600 * SECOND_NS
@@ -152,28 +151,6 @@ async def test_a_restart_continues_the_pause_and_opens_no_connection(tmp_path: P
             assert len(host.sessions) == 1
             await relay.until_empty()
         assert len(host.relayed) == 1
-
-
-async def test_one_message_goes_at_a_time_while_an_upstream_proves_itself(tmp_path: Path) -> None:
-    def mails() -> int:
-        return sum(command.startswith("MAIL") for command in host.commands)
-
-    release = asyncio.Event()
-    script = Script(mail=turns("421 4.3.2 busy"), eod=turns([Until(release), DEFAULT]))
-    async with (
-        Smarthost(script) as host,
-        Relay(policy_of(tmp_path, host.port, connections=4)) as relay,
-    ):
-        relay.accept()
-        await relay.until(lambda: relay.account.pausing.state.why and relay.account.in_flight == 0)
-        for _ in range(8):
-            relay.accept()
-        await relay.until(lambda: mails() >= 2)
-        await pass_time(60)
-        assert mails() == 2
-        release.set()
-        await relay.until_empty()
-        assert len(host.relayed) == 9
 
 
 async def test_an_edit_ends_a_stop_only_if_it_may_have_removed_the_cause(tmp_path: Path) -> None:

@@ -139,34 +139,27 @@ async def test_failover_ends_with_an_edit_that_gives_the_upstream_another_accoun
     assert (recipients(one), recipients(two)) == (["after@x.example"], ["before@x.example"])
 
 
-class GivesNothing(Unsynced):
-    """A disk that opens no message while `fails` is set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fails, self.asked = False, 0
-
-    def open_read(self, path: str) -> int:
-        if "/cur/" in path and self.fails:
-            self.asked += 1
-            raise OSError(errno.EIO, "Input/output error")
-        return super().open_read(path)
-
-
 async def test_mail_that_an_edit_finds_unreadable_is_read_again_after_a_minute(tmp_path: Path) -> None:
-    disk, ports = GivesNothing(), {"one": 9, "two": 9}
-    async with Relay(routed(tmp_path, ports, TO_TWO), disk) as relay:
+    ports, fails, asked = {"one": 9, "two": 9}, False, 0
+
+    def fail(name: str, path: str) -> None:
+        nonlocal asked
+        if fails and name == "open_read" and "/cur/" in path:
+            asked += 1
+            raise OSError(errno.EIO, "Input/output error")
+
+    async with Relay(routed(tmp_path, ports, TO_TWO), Unsynced(fail)) as relay:
         await relay.operator.pause("two", LASTING)
         queue_id = relay.accept("r@x.example")
         await relay.until(lambda: relay.queued(queue_id))
         relay.sender.spool_thread.forget(queue_id)
-        disk.fails = True
+        fails = True
         await relay.sender.apply(routed(tmp_path, ports, TO_ONE))
-        await relay.until(lambda: disk.asked == 1)
+        await relay.until(lambda: asked == 1)
         failed_at_ns = relay.clock.boottime_ns()
-        await relay.until(lambda: disk.asked == 2)
+        await relay.until(lambda: asked == 2)
         assert relay.clock.boottime_ns() - failed_at_ns >= MINUTE_NS
-        disk.fails = False
+        fails = False
         await relay.until(lambda: [part.upstream for part in relay.sender.queue] == ["one"])
 
 

@@ -93,86 +93,35 @@ async def test_no_final_dot_is_sent_after_a_suspend_past_the_deadline(tmp_path: 
         assert totals == {"accepted": 1, "relayed": 1}
 
 
-class SuspendedAsItGrants(Unsynced):
-    """A disk of a host that is suspended during the next `times` syncs of a history, 2 h each."""
+@pytest.mark.parametrize("call", ["sync_content", "lock"])
+async def test_no_mail_command_is_sent_after_a_suspend_past_the_deadline(tmp_path: Path, call: str) -> None:
+    """The message is read again: another host with the same queue may have taken it over meanwhile."""
+    clock, limit, times = SuspendedClock(), ", limits: [{messages: 100, per: 1h}]", 0
 
-    def __init__(self, clock: SuspendedClock) -> None:
-        super().__init__()
-        self._clock, self.times = clock, 0
+    def suspend(name: str, path: str) -> None:
+        nonlocal times
+        if times and name == call and "/history/" in str(Path(path).resolve()):
+            clock.slept_ns += 7200 * SECOND_NS
+            times -= 1
 
-    def sync_content(self, fd: int) -> None:
-        if self.times and "/history/" in str(Path(f"/proc/self/fd/{fd}").readlink()):
-            self._clock.slept_ns += 7200 * SECOND_NS
-            self.times -= 1
-
-
-async def test_no_mail_command_is_sent_after_a_suspend_past_the_deadline(tmp_path: Path) -> None:
-    clock = SuspendedClock()
-    disk, limit = SuspendedAsItGrants(clock), ", limits: [{messages: 100, per: 1h}]"
+    disk = Unsynced(suspend)
     async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, limit), disk, clock) as relay:
         relay.accept()
         await relay.until_empty()
-        # At the sync that ends the previous slot, and at those that grant the next one.
-        disk.times = 3
+        # At the call that ends the previous slot, and at those that grant the next one.
+        times = 3
         relay.accept()
         await relay.until_empty()
 
-        assert disk.times == 0
+        assert times == 0
         # It does not count as an attempt.
         assert "status=deferred" not in relay.logged()
         assert sum(command.startswith("MAIL") for command in host.commands) == len(host.relayed) == 2
-
-
-class SuspendedAsItLocks(Unsynced):
-    """A disk of a host that is suspended before the next `times` locks of a history, 2 h each."""
-
-    def __init__(self, clock: SuspendedClock) -> None:
-        super().__init__()
-        self._clock, self.times = clock, 0
-
-    def lock(self, path: str, *, wait: bool, is_shared: bool = False) -> int | None:
-        if self.times and "/history/" in path:
-            self._clock.slept_ns += 7200 * SECOND_NS
-            self.times -= 1
-        return super().lock(path, wait=wait, is_shared=is_shared)
-
-
-async def test_a_message_read_before_a_suspend_is_not_sent_but_read_again(tmp_path: Path) -> None:
-    """Another host with the same queue may have taken the message over meanwhile."""
-    clock = SuspendedClock()
-    disk, limit = SuspendedAsItLocks(clock), ", limits: [{messages: 100, per: 1h}]"
-    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, limit), disk, clock) as relay:
-        relay.accept()
-        await relay.until_empty()
-        disk.times = 3
-        relay.accept()
-        await relay.until_empty()
-
-        assert disk.times == 0
-        assert len(host.relayed) == 2
         # The slot of the suspended reservation is wasted.
         assert relay.account.throttle.view.usage()[0].used == 2
 
 
 QUEUED, BATCH = 6, 2
-
-
-class SlowDisk(Unsynced):
-    """A disk that opens no queued file behind the first batch before `let_go` is called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._left = BATCH
-        self._gate = threading.Event()
-
-    def open_update(self, path: str) -> int:
-        if "/cur/" in path:
-            self._left -= 1
-            assert self._left >= 0 or self._gate.wait(PATIENCE_SECONDS)
-        return super().open_update(path)
-
-    def let_go(self) -> None:
-        self._gate.set()
 
 
 async def test_mail_goes_while_the_queue_is_read_and_unread_messages_are_not_called_absent(
@@ -186,8 +135,16 @@ async def test_mail_goes_while_the_queue_is_read_and_unread_messages_are_not_cal
         await before.sender.read()
         await before.sender.stop()
         before.trigger.close()
-        disk = SlowDisk()
-        async with Relay(policy, disk, is_threaded=True) as relay:
+        left, gate = BATCH, threading.Event()
+
+        def hold(name: str, path: str) -> None:
+            """Open no queued file behind the first batch before the gate is open."""
+            nonlocal left
+            if name == "open_update" and "/cur/" in path:
+                left -= 1
+                assert left >= 0 or gate.wait(PATIENCE_SECONDS)
+
+        async with Relay(policy, Unsynced(hold), is_threaded=True) as relay:
             await host.until(lambda: len(host.transactions) == BATCH)
             assert {sent.recipients[0] for sent in host.transactions} == {
                 "r0@there.example",
@@ -199,7 +156,7 @@ async def test_mail_goes_while_the_queue_is_read_and_unread_messages_are_not_cal
             assert await relay.operator.act("delete", ids[-1:]) == {ids[-1]: UNREAD}
             with pytest.raises(NotDone, match=UNREAD):
                 await relay.operator.plan("", tmp_path / "policy.yaml")
-            disk.let_go()
+            gate.set()
             await relay.until_empty()
             assert len(host.transactions) == QUEUED
             assert relay.status_view.snapshot().recovering == 0

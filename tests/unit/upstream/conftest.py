@@ -2,12 +2,11 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import pytest
 import uvloop
 
-from tests.unit.upstream.certificates import Certificates, make_certificates
+from tests.fakes.certificates import Authority
 
 ON_BOTH_LOOPS = {"test_opening", "test_misbehaviour", "test_transaction"}
 
@@ -21,14 +20,6 @@ def pytest_asyncio_loop_factories(
     return loops
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave uvloop to `make test-all`: the two loops seldom differ."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent) and "uvloop" in item.name:
-            item.add_marker(pytest.mark.full)
-
-
 @pytest.fixture(scope="session")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """Return a certificate authority of our own, and the certificates that it signed."""
-    return make_certificates(tmp_path_factory.mktemp("certificates"))
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"), has_identifiers=False)

@@ -18,8 +18,8 @@ from relay.upstream.connection import UpstreamServer, UpstreamUnavailable, open_
 from relay.upstream.protocol import Timeouts
 from relay.upstream.transaction import why_unfit
 from relay.verdicts.verdict import Verdict
+from tests.fakes.certificates import Authority, outdated_context, server_context
 from tests.fakes.smarthost import CLOSE, DEFAULT, RESET, SILENCE, Script, Smarthost, Turn
-from tests.unit.upstream.certificates import Certificates, outdated_context, server_context
 from tests.unit.upstream.sessions import SOON_S, account, connected, transaction
 
 BOTH = pytest.mark.parametrize("tls", [Tls.STARTTLS, Tls.IMPLICIT])
@@ -93,10 +93,10 @@ async def test_close_sends_quit_and_ends_whatever_the_host_replies(turn: Turn) -
 
 
 @pytest.mark.parametrize(("tls", "name"), [(Tls.STARTTLS, "127.0.0.1"), (Tls.IMPLICIT, "localhost")])
-async def test_mail_goes_over_tls_after_a_login(tls: Tls, name: str, certificates: Certificates) -> None:
-    context = server_context(certificates.right)
+async def test_mail_goes_over_tls_after_a_login(tls: Tls, name: str, authority: Authority) -> None:
+    context = server_context(authority.sign())
     async with Smarthost(tls=context, is_implicit=tls is Tls.IMPLICIT, accounts={"u": "p"}) as host:
-        opened = account(host, tls=tls, name=name, ca_file=certificates.ca, user="u", password="p")
+        opened = account(host, tls=tls, name=name, ca_file=authority.ca, user="u", password="p")
         async with connected(opened) as connection:
             big = b"x" * 70 + b"\r\n"
             outcome = await connection.transact(transaction(chunks=[big * 2000] * 3))
@@ -116,33 +116,41 @@ async def test_mail_goes_over_tls_after_a_login(tls: Tls, name: str, certificate
 @pytest.mark.parametrize(
     ("which", "why"),
     [
-        *(("wrong_name", "not valid for"), ("expired", "expired"), ("self_signed", "self-signed")),
+        *(("wrong name", "not valid for"), ("expired", "expired"), ("self-signed", "self-signed")),
         *(("foreign", "certificate"), ("outdated", "")),
     ],
 )
 async def test_an_untrusted_certificate_or_an_old_tls_version_is_refused(
-    tls: Tls, which: str, why: str, certificates: Certificates
+    tls: Tls, which: str, why: str, authority: Authority, tmp_path: Path
 ) -> None:
     """The authority of `foreign` is unknown to the system."""
-    pem = certificates.right if which in {"foreign", "outdated"} else getattr(certificates, which)
+    match which:
+        case "wrong name":
+            pem = authority.sign(hosts=["elsewhere.example"])
+        case "expired":
+            pem = authority.sign(days=-1)
+        case "self-signed":
+            pem = Authority(tmp_path).pem
+        case _:
+            pem = authority.sign()
     context = outdated_context(pem) if which == "outdated" else server_context(pem)
     async with Smarthost(tls=context, is_implicit=tls is Tls.IMPLICIT, accounts={"u": "p"}) as host:
-        ca_file = None if which == "foreign" else certificates.ca
+        ca_file = None if which == "foreign" else authority.ca
         opened = account(host, tls=tls, ca_file=ca_file, user="u", password="p")
 
         assert why in (await refused(host, opened)).replace("self signed", "self-signed")
         assert all(session.tls is None for session in host.sessions) or which != "outdated"
 
 
-async def test_a_replaced_ca_file_is_read_again(certificates: Certificates, tmp_path: Path) -> None:
-    ca_file = tmp_path / "ca.pem"
-    ca_file.write_bytes(certificates.self_signed.read_bytes().partition(b"-----BEGIN PRIVATE")[0])
-    async with Smarthost(tls=server_context(certificates.right)) as host:
+async def test_a_replaced_ca_file_is_read_again(authority: Authority, tmp_path: Path) -> None:
+    ca_file = tmp_path / "trusted.pem"
+    ca_file.write_bytes(Authority(tmp_path).ca.read_bytes())
+    async with Smarthost(tls=server_context(authority.sign())) as host:
         opened = account(host, tls=Tls.STARTTLS, ca_file=ca_file)
         assert "certificate" in await refused(host, opened)
 
         ca_file.unlink()
-        ca_file.write_bytes(certificates.ca.read_bytes())
+        ca_file.write_bytes(authority.ca.read_bytes())
         async with connected(opened) as connection:
             assert connection.is_usable
 
@@ -168,42 +176,42 @@ async def test_a_host_without_starttls_ends_the_opening() -> None:
         (SILENCE, "within"),
     ],
 )
-async def test_a_failed_starttls_ends_the_opening(turn: Turn, why: str, certificates: Certificates) -> None:
-    script, context = Script(starttls=turn), server_context(certificates.right)
+async def test_a_failed_starttls_ends_the_opening(turn: Turn, why: str, authority: Authority) -> None:
+    script, context = Script(starttls=turn), server_context(authority.sign())
     timeouts = Timeouts(tls_s=SOON_S) if turn in (SILENCE, [DEFAULT, SILENCE]) else None
     async with Smarthost(script, tls=context, accounts={"u": "p"}) as host:
-        opened = account(host, tls=Tls.STARTTLS, ca_file=certificates.ca, user="u", password="p")
+        opened = account(host, tls=Tls.STARTTLS, ca_file=authority.ca, user="u", password="p")
         assert why in await refused(host, opened, timeouts)
 
 
 @pytest.mark.parametrize(("turn", "why"), [([DEFAULT, SILENCE], "TLS failed"), (SILENCE, "no answer within")])
 async def test_a_port_of_implicit_tls_without_tls_ends_the_opening(
-    turn: Turn, why: str, certificates: Certificates
+    turn: Turn, why: str, authority: Authority
 ) -> None:
     timeouts = Timeouts(connect_s=SOON_S) if turn is SILENCE else None
     async with Smarthost(Script(connect=turn)) as host:
-        opened = account(host, tls=Tls.IMPLICIT, ca_file=certificates.ca)
+        opened = account(host, tls=Tls.IMPLICIT, ca_file=authority.ca)
         assert why in await refused(host, opened, timeouts)
 
 
 @pytest.mark.parametrize("under_tls", [b"250-STARTTLS\r\n250 AUTH PLAIN\r\n", b"250 AUTH=PLAIN\r\n"])
-async def test_only_extensions_offered_under_tls_count(certificates: Certificates, under_tls: bytes) -> None:
+async def test_only_extensions_offered_under_tls_count(authority: Authority, under_tls: bytes) -> None:
     # A man in the middle adds SMTPUTF8; the host itself does not offer it.
     before = b"250-SMTPUTF8\r\n250-AUTH GSSAPI\r\n250 STARTTLS\r\n"
 
     def offers(_argument: str) -> Turn:
         return b"250-fake.example\r\n" + (before if len(host.commands) == 1 else under_tls)
 
-    tls = server_context(certificates.right)
+    tls = server_context(authority.sign())
     async with Smarthost(Script(ehlo=offers), tls=tls, accounts={"u": "p"}) as host:
-        opened = account(host, tls=Tls.STARTTLS, ca_file=certificates.ca, user="u", password="p")
+        opened = account(host, tls=Tls.STARTTLS, ca_file=authority.ca, user="u", password="p")
         async with connected(opened) as connection:
             assert host.sessions[0].user == "u"
             assert why_unfit(connection.extensions, transaction(smtputf8=True).shape) is not None
 
 
 async def test_a_ca_without_key_identifiers_is_trusted_by_each_python_version(
-    certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     default = ssl.create_default_context
 
@@ -214,24 +222,23 @@ async def test_a_ca_without_key_identifiers_is_trusted_by_each_python_version(
 
     monkeypatch.setattr(ssl, "create_default_context", as_python_3_13)
     ca_file = tmp_path / "ca.pem"  # a new file, because a context is cached by its file
-    ca_file.write_bytes(certificates.ca.read_bytes())
+    ca_file.write_bytes(authority.ca.read_bytes())
     async with (
-        Smarthost(tls=server_context(certificates.right)) as host,
+        Smarthost(tls=server_context(authority.sign())) as host,
         connected(account(host, tls=Tls.STARTTLS, ca_file=ca_file)) as connection,
     ):
         assert connection.is_usable
 
 
-async def test_the_client_certificate_is_shown_and_logs_in_with_external(certificates: Certificates) -> None:
-    certificates.wrong_name.chmod(0o600)
-    pair = read_key_pair(certificates.wrong_name, None)
+async def test_the_client_certificate_is_shown_and_logs_in_with_external(authority: Authority) -> None:
+    pair = read_key_pair(authority.sign("client"), None)
     assert "PRIVATE" not in repr(pair)
-    context = server_context(certificates.right)
+    context = server_context(authority.sign())
     context.verify_mode = ssl.CERT_REQUIRED
-    context.load_verify_locations(certificates.ca)
+    context.load_verify_locations(authority.ca)
     offers = ("PLAIN", "EXTERNAL")
     async with Smarthost(tls=context, accounts={"u": ""}, mechanisms=offers) as host:
-        opened = replace(account(host, tls=Tls.STARTTLS, ca_file=certificates.ca), pair=pair)
+        opened = replace(account(host, tls=Tls.STARTTLS, ca_file=authority.ca), pair=pair)
         async with connected(replace(opened, user="u", password="", mechanism=Mechanism.EXTERNAL)):
             assert host.commands[-1] == "AUTH EXTERNAL dQ=="
         # Without EXTERNAL in the policy there is no login: the certificate alone may identify the relay.

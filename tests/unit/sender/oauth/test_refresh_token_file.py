@@ -1,8 +1,7 @@
-"""After a power cut the file holds the old refresh token or the new one, and nothing else."""
+"""The file of a refresh token.  tests/engines/spool/test_replace_file cuts the power of its replacement."""
 
 import errno
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,23 +19,6 @@ def _disk() -> ModelDisk:
     disk.make_directory("/secrets")
     RefreshTokenFile(PATH, disk).write(OLD)
     return disk
-
-
-@pytest.mark.parametrize(
-    "change",
-    [lambda file: file.rotate(OLD, NEW), lambda file: file.write(NEW)],
-    ids=["rotate", "write"],
-)
-def test_a_power_cut_leaves_the_old_or_the_new_token(change: Callable[[RefreshTokenFile], object]) -> None:
-    disk, found, rng = _disk(), list[str | None](), random.Random(1)
-    disk.after = lambda: found.extend(RefreshTokenFile(PATH, image).read() for image in disk.cuts(rng, 16))
-    change(RefreshTokenFile(PATH, disk))
-    disk.after = None
-
-    assert set(found) == {OLD, NEW}
-    # After the return the new token may be sent, and no power cut brings the old one back.
-    after = [RefreshTokenFile(PATH, image).read() for image in disk.cuts(rng, 64)]
-    assert set(after) == {NEW}
 
 
 @pytest.mark.parametrize("kind", ["sync", "rename", "sync_directory"])
