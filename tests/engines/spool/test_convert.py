@@ -39,6 +39,9 @@ from tests.fakes.disk import Fault, ModelDisk
 
 ROOT = "/var/spool"
 BOTH = pytest.mark.parametrize(("was", "now"), [("maildir", "log"), ("log", "maildir")])
+EACH = pytest.mark.parametrize(
+    "each", [pytest.param(9, marks=pytest.mark.short), pytest.param(1, marks=pytest.mark.full)]
+)
 REPORT = replace(ENVELOPE, reverse_path="", recipients=("list-owner@example.org",), user=None)
 
 
@@ -104,7 +107,7 @@ def converted(disk: ModelDisk, to: str) -> Converted:
 
 
 @BOTH
-@pytest.mark.parametrize("each", [9, pytest.param(1, marks=pytest.mark.full)])
+@EACH
 def test_a_kill_or_cut_at_any_call_of_a_conversion_changes_no_message(was: str, now: str, each: int) -> None:
     base = filled(was)
     before, rng = state_of(base), random.Random(1)
@@ -130,7 +133,7 @@ def test_a_kill_or_cut_at_any_call_of_a_conversion_changes_no_message(was: str, 
 
 
 @BOTH
-@pytest.mark.parametrize("each", [9, pytest.param(1, marks=pytest.mark.full)])
+@EACH
 def test_a_disk_failure_at_any_call_leaves_the_old_or_the_new_spool(was: str, now: str, each: int) -> None:
     base, seen = filled(was), set[object]()
     before = state_of(base)
