@@ -21,13 +21,6 @@ def pytest_asyncio_loop_factories(
     return loops if item.path.stem in ON_ONE_LOOP else loops | {"uvloop": uvloop.new_event_loop}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave uvloop to `make test-all`: the two loops seldom differ."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent) and "uvloop" in item.name:
-            item.add_marker(pytest.mark.full)
-
-
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return make_certificates(tmp_path_factory.mktemp("certificates"))

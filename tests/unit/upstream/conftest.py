@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import pytest
 import uvloop
@@ -19,13 +18,6 @@ def pytest_asyncio_loop_factories(
     if item.path.stem in ON_BOTH_LOOPS:
         loops["uvloop"] = uvloop.new_event_loop
     return loops
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave uvloop to `make test-all`: the two loops seldom differ."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent) and "uvloop" in item.name:
-            item.add_marker(pytest.mark.full)
 
 
 @pytest.fixture(scope="session")
