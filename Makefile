@@ -20,6 +20,8 @@ PIP := "$(PYTHON)" -m pip --python $(RUN) --disable-pip-version-check
 STREAMS ?= 3
 # In the order of their names, by which those that take longest come first.
 FILES_AT_ONCE = -m pytest -q -n $(STREAMS) --dist loadfile --no-loadscope-reorder
+# The files that have a test with this mark.  To collect all the others takes longer than such tests do.
+MARKED = $$(grep -rlF 'mark.$(1)' tests --include='*.py')
 PRACTICE_PASSWORD := var/practice-password
 
 # Where `make install` puts it; DESTDIR goes before each of them, as packagers expect.
@@ -85,10 +87,10 @@ test: $(TEST_READY)
 	$(RUN) $(FILES_AT_ONCE) -m 'not full and not measures and not crash'
 
 # Real peers mostly wait: five files at once.  What measures runs alone, and last.
-test-all: private STREAMS = 5
-test-all: test
-	RELAY_TESTS=full $(RUN) $(FILES_AT_ONCE) -m '(full or hypothesis or draws) and not measures and not crash'
-	$(RUN) -m pytest -q -m 'measures and not crash'
+test-all: STREAMS = 5
+test-all: $(TEST_READY)
+	RELAY_TESTS=full $(RUN) $(FILES_AT_ONCE) -m 'not short and not measures and not crash'
+	$(RUN) -m pytest -q -m 'measures and not crash' $(call MARKED,measures)
 
 check: lint test
 
@@ -120,7 +122,7 @@ corpus: $(READY)
 crash: $(TEST_READY)
 	@echo 'make crash SEED=$(SEED) BUDGET=$(BUDGET)'
 	@RELAY_CRASH_SEED='$(SEED)' RELAY_CRASH_BUDGET='$(BUDGET)' \
-	  $(RUN) $(FILES_AT_ONCE) -m crash --hypothesis-seed='$(SEED)'
+	  $(RUN) $(FILES_AT_ONCE) -m crash --hypothesis-seed='$(SEED)' $(call MARKED,crash)
 
 bench: $(TEST_READY)
 	$(RUN) -m tests.bench $(OPTIONS)

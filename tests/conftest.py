@@ -4,6 +4,7 @@
 changes the result.  `make crash` draws from its seed, which it prints.
 """
 
+import gc
 import os
 import random
 import signal
@@ -55,6 +56,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     too_long = {item for item, mark in marks.items() if mark and mark.kwargs.get("least_s", 0) > BUDGET_S}
     config.hook.pytest_deselected(items=[*too_long])
     items[:] = [item for item in items if item not in too_long]
+
+
+def pytest_collection_finish() -> None:
+    """Take all that was collected out of the garbage collector's sight: it stays, and is much to look at."""
+    gc.freeze()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -11,6 +11,8 @@ from tests.fakes.cut_line import CutLine
 
 ALL = 1_000
 """More statements than any call has."""
+MOMENT_S = 0.005
+"""How long a call may move before the server is asked whether it waits for a lock."""
 Call = Callable[[], object]
 Pair = tuple[Call, Call]
 BLOCKED = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
@@ -21,18 +23,19 @@ class Held:
 
     def __init__(self, line: CutLine) -> None:
         self._changed = threading.Condition()
-        self._let, self.sent = ALL, 0
+        self._let, self.sent, self._is_over = ALL, 0, True
         self._calling = threading.Thread()
         line.before = self._wait
 
-    @property
-    def is_moving(self) -> bool:
-        return self._calling.is_alive() and self.sent <= self._let
-
     def begin(self, call: Call, statements: int) -> None:
-        self._let, self.sent = statements, 0
-        self._calling = threading.Thread(target=call)
+        self._let, self.sent, self._is_over = statements, 0, False
+        self._calling = threading.Thread(target=self._run, args=(call,))
         self._calling.start()
+
+    def has_stopped(self) -> bool:
+        """Return whether the call is held or over; wait for that a moment."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._is_over or self.sent > self._let, MOMENT_S)
 
     def go_on(self) -> None:
         with self._changed:
@@ -42,9 +45,18 @@ class Held:
     def join(self) -> None:
         self._calling.join()
 
+    def _run(self, call: Call) -> None:
+        try:
+            call()
+        finally:
+            with self._changed:
+                self._is_over = True
+                self._changed.notify_all()
+
     def _wait(self) -> None:
         with self._changed:
             self.sent += 1
+            self._changed.notify_all()
             self._changed.wait_for(lambda: self.sent <= self._let)
 
 
@@ -59,7 +71,7 @@ def interleaved(lines: tuple[CutLine, CutLine], url: str, pair: Callable[[], Pai
         watching = closing.enter_context(psycopg.connect(url, autocommit=True))
 
         def moved(held: Held) -> None:
-            while held.is_moving and watching.execute(BLOCKED).fetchone() is None:
+            while not held.has_stopped() and watching.execute(BLOCKED).fetchone() is None:
                 pass
 
         for first in itertools.count():

@@ -186,8 +186,8 @@ def _suffer(
     [
         ("maildir", TIGHT, 120),
         pytest.param("log", NEVER_REACHED, 160, marks=pytest.mark.full),
-        pytest.param("maildir", NEVER_REACHED, 400, marks=pytest.mark.full),
-        pytest.param("log", TIGHT, 240, marks=pytest.mark.full),
+        pytest.param("maildir", NEVER_REACHED, 160, marks=pytest.mark.full),
+        pytest.param("log", TIGHT, 120, marks=pytest.mark.full),
     ],
 )
 def test_kills_lose_nothing_and_repeat_only_what_was_in_flight(
@@ -204,7 +204,7 @@ def test_kills_lose_nothing_and_repeat_only_what_was_in_flight(
 @pytest.mark.full
 @pytest.mark.parametrize("engine", ENGINES)
 def test_kills_of_listener_processes_lose_nothing(tmp_path: Path, engine: str) -> None:
-    _suffer(tmp_path / "relay", 8, engine, times=8, messages=400, limit=LIMITS[2], listeners=1)
+    _suffer(tmp_path / "relay", 8, engine, times=8, messages=200, limit=LIMITS[2], listeners=1)
 
 
 @pytest.mark.crash

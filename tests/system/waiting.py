@@ -63,12 +63,18 @@ def wait_for_change(condition: Callable[[], T | None], folder: Path, *, within_s
 
 
 def wait_until(condition: Callable[[], object], *, within_s: float = HANG_S) -> None:
-    """Return once the condition, asked every 10 ms, is true.  Raises TimeoutError."""
-    deadline = time.monotonic() + within_s
+    """Return once the condition is true.  Raises TimeoutError.
+
+    It is asked every 10 ms; less often if to ask takes long, since that may be the start of a program.
+    """
+    asked_at = time.monotonic()
+    deadline = asked_at + within_s
     while not condition():
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > deadline:
             raise TimeoutError(f"still not so after {within_s:g} s")
-        time.sleep(0.01)
+        time.sleep(min(max(0.01, 3 * (now - asked_at)), 0.3))
+        asked_at = time.monotonic()
 
 
 def wait_for_port(port: int, peer: subprocess.Popen[bytes], *, within_s: float = HANG_S) -> None:

@@ -340,7 +340,7 @@ class AnyQueue(RuleBasedStateMachine):
         assert [self.queue.line(name).next_look_ns() for name in NAMES] == [None] * 3
 
 
-AnyQueue.TestCase.settings = settings(max_examples=2 * settings().max_examples, stateful_step_count=50)
+AnyQueue.TestCase.settings = settings(max_examples=max(50, settings().max_examples), stateful_step_count=50)
 TestAnyQueue = AnyQueue.TestCase
 
 
