@@ -26,7 +26,7 @@ INSTALL = "apt-get install -q -y --no-download --no-install-recommends"
 SURROUNDINGS = {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 
 # In order: mount the overlay and what its root needs, let no package start a service (policy-rc.d), and skip
-# pages, syncs and compiled Python when packages are installed: nobody here reads or keeps them.
+# pages, their index, syncs and compiled Python when packages are installed: nobody here reads or keeps them.
 _SETUP = """
 set -e
 mount -t tmpfs tmpfs "$1"
@@ -43,6 +43,7 @@ chmod 755 usr/sbin/policy-rc.d
 printf 'path-exclude=/usr/share/%s/*\\n' doc man locale >etc/dpkg/dpkg.cfg.d/apart
 printf 'force-unsafe-io\\n' >>etc/dpkg/dpkg.cfg.d/apart
 if [ -e usr/bin/py3compile ]; then ln -sf /bin/true usr/bin/py3compile; fi
+rm -f var/lib/man-db/auto-update
 echo ready
 exec cat
 """

@@ -42,7 +42,7 @@ class Pod:
         sink = {"host": "127.0.0.1", "port": self.upstream_port, "tls": "none"}
         policy = {
             "spool": "/var/lib/relay/spool",
-            "listen": [{"address": f"127.0.0.1:{self.smtp}", "clients": ["127.0.0.0/8"]}],
+            "listen": [{"address": f"127.0.0.1:{self.smtp}", "clients": ["127.0.0.0/8"], "processes": 1}],
             "http": f"127.0.0.1:{self.http}",
             "upstreams": {
                 "isp": sink | {"limits": [{"messages": messages, "per": "1h"}]},
