@@ -8,6 +8,7 @@ import smtplib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -170,8 +171,14 @@ def test_a_message_in_a_transaction_cannot_be_deleted_from_another_host(
         a.write_policy()
         with a:
             send(a, 1)
-            wait_until(lambda: [each["state"] for each in a.queue()] == ["active"])
-            ran = b.command("queue", "delete", a.queue()[0]["queue_id"])
+            found: list[Any] = []
+
+            def is_active() -> bool:
+                found[:] = a.queue()
+                return [each["state"] for each in found] == ["active"]
+
+            wait_until(is_active)
+            ran = b.command("queue", "delete", found[0]["queue_id"])
             assert (ran.returncode, ran.stdout) == (1, "")
             assert "no such message" in ran.stderr
             a.wait_for_log(lambda line: "status=sent" in line)
