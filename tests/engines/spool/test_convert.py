@@ -39,9 +39,6 @@ from tests.fakes.disk import Fault, ModelDisk
 
 ROOT = "/var/spool"
 BOTH = pytest.mark.parametrize(("was", "now"), [("maildir", "log"), ("log", "maildir")])
-EACH = pytest.mark.parametrize(
-    "each", [pytest.param(9, marks=pytest.mark.short), pytest.param(1, marks=pytest.mark.full)]
-)
 REPORT = replace(ENVELOPE, reverse_path="", recipients=("list-owner@example.org",), user=None)
 
 
@@ -107,7 +104,7 @@ def converted(disk: ModelDisk, to: str) -> Converted:
 
 
 @BOTH
-@EACH
+@pytest.mark.parametrize("each", [9, pytest.param(1, marks=pytest.mark.full)])
 def test_a_kill_or_cut_at_any_call_of_a_conversion_changes_no_message(was: str, now: str, each: int) -> None:
     base = filled(was)
     before, rng = state_of(base), random.Random(1)
@@ -133,7 +130,7 @@ def test_a_kill_or_cut_at_any_call_of_a_conversion_changes_no_message(was: str, 
 
 
 @BOTH
-@EACH
+@pytest.mark.parametrize("each", [9, pytest.param(1, marks=pytest.mark.full)])
 def test_a_disk_failure_at_any_call_leaves_the_old_or_the_new_spool(was: str, now: str, each: int) -> None:
     base, seen = filled(was), set[object]()
     before = state_of(base)

@@ -28,10 +28,7 @@ LETTERS = (Letter(({0: RELAYED},), content=LONG, spills=1), Letter(({0: RELAYED}
 
 def few(*names: str, seldom: str, kinds: Sequence[str] = tuple(FAULTS)) -> Sequence[object]:
     """Return parameters: these stories with some kinds of faults; in the full run, one more and all kinds."""
-    some = [
-        pytest.param(name, [kind for kind in kinds if kind in SOME], marks=pytest.mark.short, id=name)
-        for name in names
-    ]
+    some = [pytest.param(name, [kind for kind in kinds if kind in SOME], id=name) for name in names]
     full = [
         pytest.param(name, kinds, marks=pytest.mark.full, id=f"{name}, all kinds")
         for name in (*names, seldom)
