@@ -103,7 +103,7 @@ WORLDS = {
             acts=("pause", "resume"),
             disturbances=(NO_NEWS,),
             clocks=("step of the database",),
-            weights={"crash": 0, "disturb": 8, "clock": 2, "feel": 4, "act": 6},
+            weights={"crash": 0, "disturb": 8, "clock": 2, "feel": 8, "act": 6},
         ),
         World(
             "one queue",
