@@ -341,8 +341,7 @@ class Operator:
         message = await self._load(queued.queue_id)
         match verb:
             case "bounce":
-                refused = dict.fromkeys(message.left, REMOVED)
-                await self._settling.refuse(message, queued, refused, "operator")
+                await self._settling.bounce(message, queued, REMOVED)
             case "delete":
                 await self._settling.delete(message, queued)
 

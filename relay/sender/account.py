@@ -374,10 +374,10 @@ class Account:
         Outcomes are settled however late, or their messages would be sent again.
         """
         self.halt()
-        if self._running is not None:
-            # A pass under way may still begin transactions, or give messages back.
-            await self._running
         await self.transactions.stop(GRACE_SECONDS)
+        if self._running is not None:
+            # A pass under way gives its messages back, once it has the history.
+            await self._running
         await self.pool.close()
         await self.throttle.close()
         await self.pausing.recorded()

@@ -152,23 +152,20 @@ class Settling:
                     self._ended(after)
             return True
 
-    async def refuse(
-        self, message: Message, queued: Queued, refusals: Mapping[int, Answer], reason: str
-    ) -> None:
-        """Bounce some recipients, by an operator's command.
+    async def bounce(self, message: Message, queued: Queued, answer: Answer) -> None:
+        """Bounce all recipients left, by an operator's command.
 
         Raises Full, Unavailable, Absent and Corrupt, as `delete` does: nothing has happened yet.
         """
         at_ns, subject = self._clock.wall_ns(), _subject(message, queued)
-        notes = [Note(i, each.status, reason, each.text, None, at_ns) for i, each in refusals.items()]
-        marks = dict.fromkeys(refusals, Status.BOUNCED)
         async with self._lock(message.queue_id):
             message = self._as_settled(message)
+            marks = dict.fromkeys(message.left, Status.BOUNCED)
+            notes = [Note(i, answer.status, "operator", answer.text, None, at_ns) for i in marks]
             after = message.after(marks, notes)
             await self._end(after, Settlement(message.queue_id, message.envelope, marks, notes))
         delays = Delays(queued_ns=max(0, at_ns - message.envelope.arrival_at_ns))
-        answered = {index: (Fate.BOUNCED, answer) for index, answer in refusals.items()}
-        self._tell(subject, answered, delays, NO_TRANSACTION)
+        self._tell(subject, dict.fromkeys(marks, (Fate.BOUNCED, answer)), delays, NO_TRANSACTION)
 
     async def delete(self, message: Message, queued: Queued) -> None:
         """Delete all recipients left, by an operator's command, without any report."""
@@ -264,11 +261,10 @@ class Settling:
         self._on_report()
 
     async def _end(self, after: Message, what: Settlement) -> None:
-        """Settle an operator's command; end a message with no recipient left and no report owed."""
-        what.ends = not after.left and after.owed_report is None
+        """Settle an operator's command, which leaves no recipient; end the message if no report is owed."""
+        what.ends = after.owed_report is None
         await self._spool_thread.change(what)
         self._metrics.count_fates(_words(what))
-        self._keep(after)
         self._go_on(after)
 
     def _tell_all(self, upstream: str, attempt: Attempt, decision: Decision, subject: Subject) -> None:

@@ -260,3 +260,39 @@ async def test_odd_replies_relay_once_byte_for_byte(tmp_path: Path, script: Scri
     }
     assert (relay.sender.totals["relayed"], relay.sender.totals["bounced"]) == (4, 0)
     assert "paused" not in relay.logged()
+
+
+async def test_no_transaction_goes_on_after_a_stop_though_another_process_held_the_history(
+    tmp_path: Path,
+) -> None:
+    held, asked, free, loop = (
+        asyncio.Event(),
+        threading.Event(),
+        threading.Event(),
+        asyncio.get_running_loop(),
+    )
+    free.set()
+
+    def hold(call: str, path: str) -> None:
+        if call == "lock" and "/history/" in path and not free.is_set():
+            asked.set()
+            assert free.wait(PATIENCE_SECONDS)
+
+    script = Script(mail=lambda sender: [Until(held), "250 ok"] if "slow" in sender else "250 ok")
+    async with Smarthost(script) as host:
+        policy = policy_of(tmp_path, host.port)
+        async with Relay(policy, Unsynced(hold), is_threaded=True) as relay:
+            for _ in range(6):
+                relay.accept()
+            await relay.until_empty()
+            assert relay.account.pool.idle == 2
+            relay.accept(sender="slow@here.example")
+            await relay.until(lambda: "slow" in host.commands[-1])
+            free.clear()
+            relay.accept()
+            await relay.until(asked.is_set)
+            loop.call_later(30, free.set)
+        held.set()
+        await turns_of_the_loop()
+        assert not relay.faults
+        assert len(host.relayed) == 6
