@@ -13,7 +13,7 @@ from relay.status.snapshot import as_json
 
 @dataclass(frozen=True, slots=True)
 class OverLimit:
-    """A limit of the edited policy, for all mail or for a lane, whose occupied slots exceed its N."""
+    """A limit of the edited policy whose slots that count for all mail, or for a lane, exceed its N."""
 
     upstream: str
     limit: str

@@ -141,7 +141,7 @@ class StatusView:
             if new is not None and after_seen is not None and after_seen.limits is not None:
                 limits = after_seen.limits.judged_by(with_ceilings(new, edited.lanes))
                 after_seen = replace(after_seen, limits=limits)
-                over += self._over(name, limits.usage())
+                over += self._over(name, limits.usage(of_all=True))
             is_well = bool(old and new and is_same and is_mended(name, old, new))
             after = self._forecast_of(after_seen, new, is_mended=is_well)
             if (load := self._load(name)).messages:
@@ -157,8 +157,7 @@ class StatusView:
     def _over(self, upstream: str, usages: Iterable[Usage]) -> Iterator[OverLimit]:
         for each in usages:
             label, count = each.limit.label, each.limit.count
-            # The fullest key of a limit for each key keeps only its own mail back.
-            if each.used > count and each.key == each.limit.only:
+            if each.used > count:
                 yield OverLimit(upstream, label, each.used, count, self._wall(each.opens_at_ns))
 
     def forecast(self, name: str) -> AccountForecast:
@@ -174,7 +173,7 @@ class StatusView:
             return AccountForecast(now_ns, rests=why, until_ns=None)
         return AccountForecast(
             now_ns,
-            seen.limits.usage(seen.transaction_ns),
+            seen.limits.usage(seen.transaction_ns, of_all=True),
             connections=upstream.connections,
             transaction_ns=seen.transaction_ns,
             rests="" if is_mended and seen.state.operator is None else rest_words(seen),

@@ -10,10 +10,10 @@ with different policies can share one history: none drops what another needs.
 Memory and the history stay bounded, because old slots are merged (`compacted`).  The newest `exact` slots
 stay as they are, within half of `most_shares`.  The ends of older slots are rounded *up* to a grid, by less
 than 1/parts of their age.  Slots with the same rounded end and the same kinds of shares become one, with a
-sum for each key.  So no weight becomes free too early, and merging twice adds no error.  If the shares of
-merged slots exceed the other half of `most_shares`, the oldest slots lose their shares.  A slot without
-shares counts for every key.  So no key ever counts for less, or for a shorter time, than before.  Windows are
-filled from the slots that are kept, so the same bound holds for them.
+sum for each key.  So no weight becomes free too early, and merging twice adds no error.  If all shares exceed
+`most_shares`, the oldest merged slots lose theirs.  A slot without shares counts for every key.  So no key
+ever counts for less, or for a shorter time, than before.  Windows are filled from the slots that are kept, so
+the same bound holds for them.
 """
 
 from bisect import bisect_right, insort
@@ -39,7 +39,7 @@ class Bounds:
     parts: int = 1024
     """Larger limits waste less than 1/parts of their span."""
     most_shares: int = 400_000
-    """About 80 MB: half for exact slots, half for merged slots."""
+    """About 80 MB: at most half for exact slots, the rest for merged slots."""
     least: int = 12_288
     """New events trigger no compaction up to this number of slots and shares."""
 
@@ -222,7 +222,7 @@ def compacted(ended: Sequence[Slot], now_ns: int, bounds: Bounds = BOUNDS) -> li
             kinds = frozenset([share.for_each for share in slot.shares])
             end_ns = _rounded_up(slot.until_ns, age_ns, bounds.parts)
             together.setdefault((end_ns, kinds), []).append(slot)
-    merged, spare = [], bounds.most_shares // 2
+    merged, spare = [], spare + bounds.most_shares // 2
     for (end_ns, _), slots in sorted(together.items(), key=lambda item: item[0][0], reverse=True):
         slot = _sum(end_ns, slots)
         spare -= len(slot.shares)

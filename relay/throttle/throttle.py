@@ -51,15 +51,17 @@ class View:
         self.ahead_ns = self.least_ahead_ns = 0
         """How far the history's clock was ahead of boottime at the last transaction, at most and at least."""
 
-    def usage(self, transaction_ns: int = 0) -> list[Usage]:
+    def usage(self, transaction_ns: int = 0, *, of_all: bool = False) -> list[Usage]:
         """Return the usage of each limit, in the order of the limits.
 
+        `of_all`: of a limit with keys, return what counts for every key, not the usage of its fullest key.
         The openings are as if each transaction in flight took `transaction_ns`.
         The search for the fullest of very many keys holds no lock, because a decision would wait for it.
         Another key may become fuller meanwhile.
         """
         now_ns = self._look(lambda book: book.now_ns)
-        keys = {state.limit.label: state.fullest_key(now_ns) for state in self.book.limits}
+        states = () if of_all else self.book.limits
+        keys = {state.limit.label: state.fullest_key(now_ns) for state in states}
         usages = self._look(lambda book: book.usage(transaction_ns, keys))
         return [
             replace(

@@ -13,7 +13,7 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.throttle.admission import Request, Reservation
-from relay.throttle.book import KEEP_NS, Book, Bounds, compacted
+from relay.throttle.book import KEEP_NS, Book, Bounds, book_of, compacted
 from relay.throttle.history import Ended, Share, Slot
 from relay.throttle.limit_state import Window
 from tests.engines.history.limits import TRANSACTION_NS, messages, recipients, throttle
@@ -122,6 +122,16 @@ def test_old_keys_beyond_the_bound_close_no_key_of_a_shorter_window() -> None:
     restarted = Book()
     restarted.judge_by(limits)
     restarted.reset(book.events(), book.now_ns)
+    assert decide(restarted, book.now_ns + 1, Request(1, sender="another"))
+
+
+def test_keys_within_the_bound_are_counted_separately_also_in_old_slots() -> None:
+    book = Book(Bounds(exact=10, most_shares=200, least=100))
+    book.judge_by([messages(5, 3600, "sender")])
+    for number in range(180):
+        assert decide(book, number * SECOND_NS, Request(1, sender=f"{number}"))
+
+    restarted = book_of(book.events(), book.now_ns, book.policy_limits)
     assert decide(restarted, book.now_ns + 1, Request(1, sender="another"))
 
 

@@ -131,6 +131,16 @@ def test_plan_without_a_relay_tells_what_a_start_does_and_changes_no_history(edi
     assert "edited:   all have gone in" in out
 
 
+def test_plan_tells_of_a_limit_for_each_key_that_mail_without_keys_exceeds(edited: Path, run: Run) -> None:
+    of_each = LIMITED.replace("per: 1h", "per: 1h, for_each: sender")
+    charged(parse_policy(LIMITED.encode(), edited), [1, 1])
+    charged(parse_policy(of_each.encode(), edited), [1])
+    edited.write_text(of_each.replace("messages: 3", "messages: 1"))
+
+    (over,) = json.loads(run("plan", "--json", str(edited)).out)["over"]
+    assert (over["limit"], over["used"]) == ("1 messages per 3600s for each sender", 2)
+
+
 def test_hash_password_prints_a_line_for_a_users_file(tmp_path: Path) -> None:
     ran = forked("hash-password", "ann@example.net", given="pässwörd\n".encode())
     assert (ran.returncode, ran.stderr) == (0, b"")
