@@ -146,7 +146,9 @@ def _usage(target: Target, snapshot: Snapshot, by: str) -> dict[str, Any]:
                 {"upstream": upstream.name, "limit": limit.label, "by": by, **each._asdict()}
                 for upstream in snapshot.upstreams
                 for limit in upstream.limits
-                for each in usage(past, USAGE_KEYS[by], upstream.name, at_ns - limit.period_ns, at_ns)
+                for lane in [limit.key if limit.for_each == "lane" else None]
+                for since_ns in [at_ns - limit.period_ns]
+                for each in usage(past, USAGE_KEYS[by], upstream.name, since_ns, at_ns, lane=lane)
             ],
         }
 
@@ -232,7 +234,7 @@ def find(target: Target, wanted: str, *, limit: int | None, since: int | None, a
         outcomes = found(past, wanted, 0 if since is None else now_ns - since)
         for count, outcome in enumerate(islice(outcomes, left), 1):
             if count == 1 and not as_json:
-                click.echo(_ENDED.format("ended", "became", "queue id", "message: reply"))
+                click.echo(_ENDED.format("ended", "became", "queue id", "message; reply"))
             click.echo(_json_line(outcome) if as_json else _line(outcome))
     if messages or count:
         return os.EX_OK
@@ -250,6 +252,6 @@ def _json_line(outcome: "PastOutcome") -> str:
 def _line(outcome: "PastOutcome") -> str:
     who = f"{outcome.reverse_path or 'MAILER-DAEMON'} -> {outcome.recipient}"
     via = ", ".join(filter(None, (outcome.upstream, outcome.relay if outcome.upstream else "")))
-    said = ": ".join(filter(None, (via, outcome.reply)))
-    about = " ".join(filter(None, (who, outcome.message_id, outcome.subject, said)))
+    message = " ".join(filter(None, (who, outcome.message_id, outcome.subject)))
+    about = "; ".join(filter(None, (message, ": ".join(filter(None, (via, outcome.reply))))))
     return printable(_ENDED.format(utc(outcome.at_ns), outcome.became, outcome.queue_id, about))

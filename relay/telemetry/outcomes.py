@@ -248,16 +248,28 @@ def found(past: sqlite3.Connection, wanted: str, since_ns: int) -> Iterator[Past
         yield from (PastOutcome._make(row[1:]) for row in rows)
 
 
-def usage(past: sqlite3.Connection, key: Key, upstream: str, since_ns: int, until_ns: int) -> list[RelayedBy]:
-    """Return what an upstream took between two instants, summed by a key, the most messages first."""
+def usage(
+    past: sqlite3.Connection,
+    key: Key,
+    upstream: str,
+    since_ns: int,
+    until_ns: int,
+    *,
+    lane: str | None = None,
+) -> list[RelayedBy]:
+    """Return what an upstream took between two instants, summed by a key, the most messages first.
+
+    With `lane`, only mail of that lane.
+    """
     past.create_function("key_of", 3, key, deterministic=True)
     query = (
         "SELECT key, count(*), sum(recipients), sum(size_bytes) FROM"
         " (SELECT key_of(reverse_path, client, lane) AS key, count(*) AS recipients,"
         " max(size_bytes) AS size_bytes FROM outcome WHERE became = 'relayed' AND upstream = ? AND at_ns > ?"
-        " AND at_ns <= ? GROUP BY key, queue_id) GROUP BY key ORDER BY 2 DESC, 3 DESC, key"
+        " AND at_ns <= ? AND lane = coalesce(?, lane) GROUP BY key, queue_id)"
+        " GROUP BY key ORDER BY 2 DESC, 3 DESC, key"
     )
-    return [RelayedBy._make(row) for row in past.execute(query, (upstream, since_ns, until_ns))]
+    return [RelayedBy._make(row) for row in past.execute(query, (upstream, since_ns, until_ns, lane))]
 
 
 def _storable(value: str | int | None) -> str | int | None:

@@ -51,10 +51,10 @@ def test_a_past_outcome_is_shown_with_its_reply(policy_path: Path, run: Run) -> 
     _, second, first = (" ".join(line.split()) for line in out.splitlines())
     assert code == 0
     assert first.endswith(
-        "relayed 0000000000000001 Ann@here.example -> r1@there.example <1@here.example> "
+        "relayed 0000000000000001 Ann@here.example -> r1@there.example <1@here.example>; "
         "isp, smtp.test[192.0.2.1]:587: 250 2.0.0 Ok: queued"
     )
-    assert second.endswith("r2@there.example isp, smtp.test[192.0.2.1]:587: 550 5.1.1 no\\x1b[2J")
+    assert second.endswith("r2@there.example; isp, smtp.test[192.0.2.1]:587: 550 5.1.1 no\\x1b[2J")
 
 
 def test_queued_messages_come_first(policy_path: Path, run: Run) -> None:

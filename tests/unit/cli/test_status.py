@@ -134,6 +134,19 @@ def test_status_exits_75_for_a_fault_of_the_relay_and_for_a_locked_spool(policy_
     holder.close()
 
 
+def test_only_mail_of_a_lane_used_the_window_of_its_ceiling(policy_path: Path, run: Run) -> None:
+    one = PastOutcome(AT_NS, "1", "list@here.example", "b@x.example", "relayed", "isp")._replace(lane="lists")
+    keep(policy_path, one, one._replace(queue_id="2", reverse_path="bob@here.example", lane="default"))
+    limits = POLICY.replace("limits: []", "limits: [{messages: 8, per: 1m}]")
+    with relay_up(
+        policy_path.parent, f"{limits}lanes: {{lists: {{sender: list@here.example, ceiling: 50}}}}\n"
+    ):
+        told = json.loads(run("status", "--by", "sender", "--json").out)["usage"]
+    of_all, of_lane = "8 messages per 60s", "4 messages per 60s for lane lists"
+    used = [(of_all, "bob@here.example"), (of_all, "list@here.example"), (of_lane, "list@here.example")]
+    assert [(each["limit"], each["key"]) for each in told] == used
+
+
 def test_status_tells_by_sender_client_or_lane_who_used_a_window(policy_path: Path, run: Run) -> None:
     lists = PastOutcome(AT_NS, "1", "List@here.example", "b@x.example", "relayed", "isp")
     lists = lists._replace(client="mx[192.0.2.1]", lane="lists", size_bytes=100)
