@@ -36,8 +36,8 @@ from relay.mail.envelope import QUEUE_ID_PATTERN, Envelope, QueueId
 from relay.mail.text import clean
 from relay.policy.lane import route_number_sorter
 from relay.policy.source import PolicyError, parse_policy, policy_text
-from relay.queue.queued import NO_REASON, Queued, State, WaitReason
-from relay.sender.arrivals import sort
+from relay.queue.queued import NO_REASON, Queued, State
+from relay.sender.arrivals import HELD_REASON, sort
 from relay.sender.sender import Sender
 from relay.smtp.reply import Phase
 from relay.spool.disk.durable import RealDisk
@@ -65,7 +65,6 @@ REMOVED = Answer(
     "removed from the queue by the operator of this relay",
     own_status="5.7.1",
 )
-HELD_REASON = WaitReason("held by the operator")
 
 _TOLD: Mapping[MessageVerb, str] = {"hold": "held", "release": "released", "retry": "retried"}
 """The event of each verb that moves a message; the other verbs end it."""

@@ -32,6 +32,7 @@ CLAIMED_AT_ONCE = 500
 SORTED_AT_ONCE = 100
 """Messages read in one call of the spool when an edit sorts the queue; other calls come between."""
 DEFERRED_BEFORE = WaitReason("deferred before the last start")
+HELD_REASON = WaitReason("held by the operator")
 SORTED_AGAIN_NS = 5 * SECOND_NS
 """The wait before messages that were active are sorted by an edit."""
 
@@ -200,7 +201,7 @@ class Arrivals:
         if not left:
             state, why = State.REPORTING, REASON
         elif message.is_held:
-            state = State.HELD
+            state, why = State.HELD, HELD_REASON
         elif 0 < wait_ns <= self._longest_wait_ns:
             state, why, due_at_ns = State.DEFERRED, DEFERRED_BEFORE, now_ns + wait_ns
         which = which_of(message, left)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 HOUR_NS = 3600 * SECOND_NS
 PUBLISHING_NS = 60 * SECOND_NS
 """A slot whose process died is in use for so long, and leaves the window an hour later."""
-REASON = WaitReason("only its report is left; it waits for reports.per_hour")
+REASON = WaitReason("only its report is left; it goes within reports.per_hour")
 LOOK_NS = 60 * SECOND_NS
 """Between two looks for late mail; a look at 200,000 messages takes 0.2 s, in slices."""
 _LOST = "The reason is no longer known."

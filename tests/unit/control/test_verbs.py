@@ -68,6 +68,18 @@ async def test_a_verb_acts_only_on_a_message_that_is_still_in_its_listed_state(t
     await relay.sender.stop()
 
 
+async def test_a_held_message_is_held_by_the_operator_after_a_restart_too(tmp_path: Path) -> None:
+    before, (queue_id,) = await a_relay(tmp_path, 1)
+    await before.operator.act("hold", [queue_id])
+    listed = await before.listed()
+    await before.sender.stop()
+    after = Relay(before.policy)
+    await after.sender.read()
+    assert listed[0].reason == "held by the operator"
+    assert await after.listed() == listed
+    await after.sender.stop()
+
+
 async def test_a_listing_shows_only_recipients_that_are_left(tmp_path: Path) -> None:
     script = Script(rcpt=turns("250 ok", *["451 4.2.1 later"] * 3))
     async with Smarthost(script) as host:
