@@ -75,6 +75,8 @@ def explain_reply(
 def _reply(text: str) -> Reply:
     """Parse the text as if the reply came off the wire.  Raises UsageError."""
     code = text.strip()[:3]
+    if not code.isdecimal():
+        raise click.UsageError("TEXT does not begin with a reply code, such as 550")
     lines = [line.strip() for line in text.replace("\\n", "\n").splitlines() if line.strip()] or [""]
     plain = [line[4:] if line.startswith((f"{code}-", f"{code} ")) else line for line in lines]
     wire = "".join(f"{code}-{line}\r\n" for line in plain[:-1]) + f"{code} {plain[-1]}\r\n"

@@ -47,7 +47,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 ENDS: Mapping[str, tuple[int, str]] = {
     "relay.policy.source.PolicyError": (os.EX_CONFIG, "{}"),
     "relay.policy.named_file.SecretError": (os.EX_CONFIG, "{}"),
-    "builtins.ModuleNotFoundError": (os.EX_CONFIG, "{}"),
+    "builtins.ModuleNotFoundError": (
+        os.EX_CONFIG,
+        "PostgreSQL needs the package psycopg: install relay-smarthost[postgresql]",
+    ),
     "relay.control.operations.Unreachable": (os.EX_TEMPFAIL, "{}"),
     "relay.spool.interface.SpoolBusy": (os.EX_TEMPFAIL, "the spool is in use, and no relay answers: {}"),
     "relay.spool.interface.SpoolError": (os.EX_TEMPFAIL, "the spool cannot be used now: {}"),

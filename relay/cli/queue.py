@@ -7,6 +7,7 @@ exit code is 75 if a message was busy or its result is not known, else 1 if an i
 import contextlib
 import json
 import os
+import pwd
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -354,4 +355,6 @@ def resume(target: Target, upstream: str) -> int:
 
 def who_asks() -> str:
     """Return who asks: the user behind sudo, if there is one."""
-    return os.environ.get("SUDO_USER") or os.environ.get("USER") or f"user {os.getuid()}"
+    with contextlib.suppress(KeyError):  # a user without a name
+        return os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
+    return f"user {os.getuid()}"

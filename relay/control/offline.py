@@ -66,7 +66,7 @@ class OfflineOperator(Operator):
     def __init__(self, policy: Policy) -> None:
         self._policy, self._clock, self._disk = policy, SystemClock(), RealDisk()
         clock, disk, hostname = self._clock, self._disk, policy.hostname or socket.getfqdn()
-        events = Events(sys.stderr, "text", clock, level=Level.WARNING)
+        events = Events(sys.stderr, "text", clock, hostname=hostname, level=Level.WARNING)
         telemetry = Telemetry(events, Metrics(clock), clock)
         self._outcomes = OutcomeStore(str(policy.spool), policy.recent, disk, telemetry)
         spool = open_spool(

@@ -51,7 +51,7 @@ class Terminal:
         self.process = subprocess.Popen(
             command,
             cwd=PROJECT,
-            env=surroundings | {"TERM": "xterm", "USER": "anna"},
+            env=surroundings | {"TERM": "xterm", "SUDO_USER": "anna"},
             stdin=self._theirs,
             stdout=self._theirs,
             stderr=self._theirs,

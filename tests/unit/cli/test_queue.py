@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import pwd
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -200,6 +201,10 @@ def test_pause_tells_a_relay_how_long_and_by_whom(up: Up, run: Run, monkeypatch:
     assert (upstream.paused_by, upstream.paused_until_ns) == ("anna", None)
     for verb in ("pause", "resume"):
         assert run(verb, "no/../such") == (1, "", "no/../such: there is no such upstream\n")
+    monkeypatch.delenv("SUDO_USER")
+    monkeypatch.setenv("USER", "anybody")
+    run("pause", "isp")
+    assert up.client.snapshot().upstreams[0].paused_by == pwd.getpwuid(os.getuid()).pw_name
     assert run("resume", "isp").out == "isp: resumed; one message goes first\n"
 
 
