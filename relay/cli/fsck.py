@@ -129,8 +129,8 @@ def fsck(target: Target, *, as_json: bool) -> int:
         click.echo(json.dumps({**summary, "busy": printable(busy) or None}))
     else:
         found = f"{len(findings)} findings, {damages} of them damage" if findings else "clean"
-        read = f"not read: {busy}; stop the relay and run this again" if busy else f"{messages} messages"
-        say(f"{policy.spool}: {read}, {found}")
+        unread = f"not read: {busy}; stop the relay and run this again. The histories:"
+        say(f"{policy.spool}: {unread if busy else f'{messages} messages,'} {found}")
     if damages:
         return os.EX_DATAERR
     return os.EX_TEMPFAIL if busy else REPAIRED_BY_RELAY if findings else os.EX_OK

@@ -71,7 +71,7 @@ TABLE: Mapping[Verb, VerbRow] = {
     "release": VerbRow(
         "released",
         {State.WAITING: UNCHANGED, State.DEFERRED: UNCHANGED, State.REPORTING: ONLY_REPORT_LEFT},
-        "Let held messages go on.",
+        "Let held messages go now; limits still hold.",
         "was not held; nothing changed",
     ),
     "retry": VerbRow(
