@@ -50,6 +50,7 @@ class SmallDisk:
         return os.statvfs(self.path).f_favail
 
     def fill_to(self, free_bytes: int) -> None:
+        """Leave `free_bytes`, or at most 4096 more.  A relay may free what it no longer needs right afterwards."""
         with self._ballast.open("ab") as ballast:
             for _ in range(8):
                 too_much = self.free_bytes - free_bytes
@@ -60,6 +61,7 @@ class SmallDisk:
                     _allocate(ballast.fileno(), held, too_much)
                 else:
                     return
+        assert too_much <= 4096
 
     def fill_inodes_to(self, free_inodes: int) -> None:
         self._fillers.mkdir(exist_ok=True)
