@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 from relay.clock import SECOND_NS
 
@@ -22,7 +23,13 @@ def instant(at_ns: int) -> datetime:
 
 def rfc3339(at_ns: int) -> str:
     """Return an instant (wall clock) in UTC to the millisecond, e.g. `2026-01-02T03:04:05.678Z`."""
-    return instant(at_ns).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    seconds, rest_ns = divmod(min(max(at_ns, 0), LAST_SECOND * SECOND_NS), SECOND_NS)
+    return f"{_to_the_second(seconds)}.{rest_ns // 1_000_000:03}Z"
+
+
+@lru_cache(maxsize=4)  # the log has many lines of one second
+def _to_the_second(seconds: int) -> str:
+    return instant(seconds * SECOND_NS).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def rfc3339_or_none(at_ns: int | None) -> str | None:

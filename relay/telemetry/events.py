@@ -15,6 +15,7 @@ import os
 import socket
 import traceback as tracebacks
 from collections.abc import Callable, Iterable, Mapping
+from string import Formatter
 from typing import Any, Literal, NamedTuple, TextIO
 
 from relay.clock import SECOND_NS, Clock
@@ -48,6 +49,8 @@ class Kind(NamedTuple):
     is null, 0, false or empty.  `{_name}` is a piece that only the text has."""
     only_json: str
     """The fields that only JSON has."""
+    pieces: list[tuple[str, str | None, str]]
+    """The template as text, the field behind it, and the text around that field."""
 
 
 _ERROR, _WARNING, _NOTICE, _INFO, _DEBUG = Level.ERROR, Level.WARNING, Level.NOTICE, Level.INFO, Level.DEBUG
@@ -148,7 +151,10 @@ _ROWS: tuple[tuple[str, Level, str, str], ...] = (
     ("fault", _ERROR, "fault in {where}: {error}{client: (client %)}; {traceback}", ""),
 )  # fmt: skip
 
-KINDS = {row[0]: Kind(*row) for row in _ROWS}
+KINDS = {
+    row[0]: Kind(*row, [(text, name, around or "") for text, name, around, _ in Formatter().parse(row[2])])
+    for row in _ROWS
+}
 
 SHORTAGE_AGAIN_NS = 60 * SECOND_NS
 LONGEST_LINE = 8000
@@ -306,30 +312,23 @@ class Events:
             return priority + line.replace("\x7f", "\\u007f")
         beginning = priority or now + self._begins
         shown_level = f"{level}: " if kind.level <= Level.WARNING else ""
-        text = kind.template.format_map({name: _Shown(value) for name, value in fields.items()})
+        shown = [text + (_shown(fields[name], around) if name else "") for text, name, around in kind.pieces]
         # No template has foreign text.  The fields have, so the whole line is cleaned.
-        return f"{beginning}{shown_level}{_one_line(text)} event={kind.name}"
+        return f"{beginning}{shown_level}{_one_line(''.join(shown))} event={kind.name}"
 
 
-class _Shown:
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def __format__(self, around: str) -> str:
-        value = self._value
-        if around and not value:
-            return ""
-        if value is None:
-            text = "-"  # only an instant or an option can be null
-        elif isinstance(value, float):
-            text = f"{value:.3f}"
-        elif isinstance(value, list):
-            text = ", ".join(map(str, value))
-        elif isinstance(value, Mapping):
-            text = " ".join(f"{name}={count}" for name, count in value.items())
-        else:
-            text = str(value)
-        return around.replace("%", text) if around else text
+def _shown(value: Value, around: str) -> str:
+    if around:
+        return around.replace("%", _shown(value, "")) if value else ""
+    if isinstance(value, str | int):
+        return str(value)
+    if value is None:
+        return "-"  # only an instant or an option can be null
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return " ".join(f"{name}={count}" for name, count in value.items())
 
 
 def _one_line(text: str) -> str:

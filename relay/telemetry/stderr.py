@@ -16,10 +16,14 @@ import os
 import select
 import sys
 import threading
+import time
 from collections import deque
 
 MOST_HELD_BYTES = 1024 * 1024
 """Some 5,000 lines.  A reader that is slow for seconds loses none; a stuck reader costs no more memory."""
+GATHERS_SECONDS = 0.01
+"""How long the thread collects lines before it writes them.  Whenever it runs, the other threads wait for the
+interpreter: a turn for each line cost a tenth of a message's CPU time."""
 LAST_WORDS_SECONDS = 1.0
 """How long the end of the program waits for the reader."""
 
@@ -43,9 +47,11 @@ class LogStream(io.TextIOBase):
             if self._held_bytes + len(content) > self._most_held_bytes:
                 self.lines_lost += text.count("\n")
             elif content:
+                is_idle = not self._held_bytes
                 self._held_bytes += len(content)
                 self._waiting.append(content)
-                self._changed.notify_all()
+                if is_idle:
+                    self._changed.notify_all()
         return len(text)
 
     def drain(self, within_seconds: float = LAST_WORDS_SECONDS) -> bool:
@@ -64,17 +70,24 @@ class LogStream(io.TextIOBase):
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting)
-                content = self._waiting.popleft()
-                # Join waiting texts in one write, up to the size that a pipe keeps whole.
-                while self._waiting and len(content) + len(self._waiting[0]) <= select.PIPE_BUF:
-                    content += self._waiting.popleft()
-            left = memoryview(content)
-            with contextlib.suppress(OSError):
-                while left:
-                    left = left[os.write(self._fd, left) :]
-            with self._changed:
-                self.lines_lost += bytes(left).count(b"\n")
-                self._held_bytes -= len(content)
+            time.sleep(GATHERS_SECONDS)
+            while self._waiting:
+                self._write_next()
+
+    def _write_next(self) -> None:
+        with self._changed:
+            content = self._waiting.popleft()
+            # Join waiting texts in one write, up to the size that a pipe keeps whole.
+            while self._waiting and len(content) + len(self._waiting[0]) <= select.PIPE_BUF:
+                content += self._waiting.popleft()
+        left = memoryview(content)
+        with contextlib.suppress(OSError):
+            while left:
+                left = left[os.write(self._fd, left) :]
+        with self._changed:
+            self.lines_lost += bytes(left).count(b"\n")
+            self._held_bytes -= len(content)
+            if not self._held_bytes:
                 self._changed.notify_all()
 
 
