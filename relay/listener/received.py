@@ -8,6 +8,7 @@ Does not: name the authenticated user, since every recipient gets the line.
 import re
 from datetime import UTC, datetime
 from email.utils import format_datetime
+from functools import lru_cache
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
@@ -24,8 +25,13 @@ def received_line(
     return (
         f"Received: from {as_name(helo)} (unknown [{literal}])\r\n"
         f"\tby {as_name(hostname)} with {protocol} id {queue_id};\r\n"
-        f"\t{format_datetime(datetime.fromtimestamp(wall_ns // SECOND_NS, UTC))}\r\n"
+        f"\t{_date(wall_ns // SECOND_NS)}\r\n"
     ).encode("ascii")
+
+
+@lru_cache(maxsize=4)  # many messages come in one second
+def _date(wall_seconds: int) -> str:
+    return format_datetime(datetime.fromtimestamp(wall_seconds, UTC))
 
 
 def as_name(text: str) -> str:

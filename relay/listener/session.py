@@ -65,6 +65,7 @@ class ClientSession(ClientConnection):
     def _leave(self, _ended: object) -> None:
         listener = self._listener
         self.transport.abort()
+        self.cancel_timer()
         listener.sessions.discard(self)
         listener.admission.leave(self.place)
         listener.observer.connection_closed(listener.name, self._label, self.reason)

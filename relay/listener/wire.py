@@ -49,6 +49,7 @@ class ClientConnection(asyncio.Protocol):
         self._replies: list[str] = []
         self._sent_at = 0.0
         self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's transports do not inherit from it
@@ -184,12 +185,21 @@ class ClientConnection(asyncio.Protocol):
         if self.loop.time() >= deadline:
             # Checked here too: octets that trickle in may each time wake the session before the timer.
             raise SessionEnd("timeout", replies.IDLE_TOO_LONG)
+        # Most deadlines are later than the one before.  A timer that fires early wakes the session, and the
+        # next wait sets it anew: that costs less than a timer for each wait.
+        if self._timer is None or self._timer.when() > deadline:
+            self.cancel_timer()
+            self._timer = self.loop.call_at(deadline, self._expire)
         self._waiter = self.loop.create_future()
-        timer = self.loop.call_at(deadline, self._wake)
-        try:
-            await self._waiter
-        finally:
-            timer.cancel()
+        await self._waiter
+
+    def cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _expire(self) -> None:
+        self._timer = None
+        self._wake()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

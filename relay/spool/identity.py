@@ -19,6 +19,8 @@ _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _EPOCH_US = 1_704_067_200_000_000  # 2024-01-01T00:00:00Z; ten characters last until 2059
 _TIME_CHARACTERS = 10
 _RANDOM_CHARACTERS = 6
+_DRAWN_BYTES = 256
+"""Random bytes asked from the kernel at once, for 64 ids."""
 _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
 
 REPORT_SUFFIX = "r"
@@ -32,12 +34,15 @@ class Identities:
         self._clock = clock
         self._random_bytes = random_bytes
         self._last_us = 0
+        self._drawn = b""
 
     def next_id(self) -> QueueId:
         """Return an id that no process has returned before."""
         self._last_us = max(self._last_us + 1, self._clock.wall_ns() // 1000 - _EPOCH_US)
         number = self._last_us & ((1 << 5 * _TIME_CHARACTERS) - 1)
-        chance = int.from_bytes(self._random_bytes(4), "big") & ((1 << 5 * _RANDOM_CHARACTERS) - 1)
+        drawn = self._drawn or self._random_bytes(_DRAWN_BYTES)
+        self._drawn = drawn[4:]
+        chance = int.from_bytes(drawn[:4], "big") & ((1 << 5 * _RANDOM_CHARACTERS) - 1)
         both = number << 5 * _RANDOM_CHARACTERS | chance
         return QueueId("".join([_PAIRS[both >> shift & 1023] for shift in range(70, -1, -10)]))
 
