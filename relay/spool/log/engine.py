@@ -71,6 +71,8 @@ class LogSpool(BaseSpool):
         self._read_bytes = 0
         """Bytes of listeners' streams since the last checkpoint."""
         self._found: _Log | None = None
+        self._kept: tuple[str, int] | None = None
+        """Path and descriptor of the segment that was read last: most messages are read in their order."""
 
     def claim(self, most: int) -> list[Message]:
         with kernel_errors("claim"):
@@ -117,6 +119,7 @@ class LogSpool(BaseSpool):
             return self._remove_orphans(found)
 
     def close(self) -> None:
+        self._close_segment()
         if self._found is not None:
             # Without a checkpoint the next start reads more.
             with contextlib.suppress(OSError):
@@ -198,14 +201,24 @@ class LogSpool(BaseSpool):
         if place.is_long:
             path = self._layout.content(queue_id)
         try:
-            fd = self._disk.open_read(path)
+            if not place.is_long:
+                yield Stretch(self._segment(path), place.length - head_bytes, place.offset + head_bytes)
+                return
+            with opened(self._disk, self._disk.open_read(path)) as fd:
+                yield Stretch(fd, self._disk.size(fd))
         except FileNotFoundError:
             raise Corrupt("its file is missing") from None
-        with opened(self._disk, fd):
-            if place.is_long:
-                yield Stretch(fd, self._disk.size(fd))
-            else:
-                yield Stretch(fd, place.length - head_bytes, place.offset + head_bytes)
+
+    def _segment(self, path: str) -> int:
+        if self._kept is None or self._kept[0] != path:
+            self._close_segment()
+            self._kept = path, self._disk.open_read(path)
+        return self._kept[1]
+
+    def _close_segment(self) -> None:
+        if self._kept is not None:
+            self._disk.close(self._kept[1])
+            self._kept = None
 
     def _known(self, message: Message, at: Stretch) -> Message:  # noqa: ARG002 - the maildir needs `at`
         queued = self._log().queued
@@ -304,6 +317,7 @@ class LogSpool(BaseSpool):
         self._read_bytes = log.journal.written_bytes = 0
         checkpoint.write(self._disk, self._layout, content)
         self._least_bytes = max(self._checkpoint_bytes, 4 * len(content))
+        self._close_segment()
         # Crash here, or below: the next start finds some dead segments, all below their streams' positions.
         for segment in dead:
             with contextlib.suppress(FileNotFoundError):
