@@ -95,6 +95,7 @@ class SpoolIntake:
         self._commits.close()
         self._spills.shutdown()
         self._intake.close()
+        self._trigger.close()
 
     def _commit(self, drafts: Sequence[tuple[Draft, Envelope]]) -> Sequence[Full | Unavailable | None]:
         results = self._intake.accept(drafts)

@@ -8,9 +8,7 @@ import contextlib
 import os
 from typing import Protocol
 
-from relay.spool.disk.durable import Disk, opened
-
-_FLAGS = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+from relay.spool.disk.durable import Disk
 
 
 class TriggerPort(Protocol):
@@ -29,32 +27,27 @@ class TriggerPort(Protocol):
 class Trigger:
     def __init__(self, root: str, disk: Disk) -> None:
         self._path = f"{root}/trigger"
-        self._disk = disk
         disk.make_fifo(self._path)
-        self._read_fd: int | None = None
+        self._fd: int | None = None
 
     def pull(self) -> None:
-        # ENXIO: no sender listens; it looks for new mail when it starts.
         # EAGAIN: the pipe is full of earlier pulls, and one is enough.
-        with (
-            contextlib.suppress(OSError),
-            opened(self._disk, os.open(self._path, os.O_WRONLY | _FLAGS)) as fd,
-        ):
-            os.write(fd, b"!")
+        with contextlib.suppress(OSError):
+            os.write(self.listen(), b"!")
 
     def listen(self) -> int:
-        if self._read_fd is None:
-            # O_RDWR (Linux, fifo(7)): never at end of file, however many writers come and go.
-            self._read_fd = os.open(self._path, os.O_RDWR | _FLAGS)
-        return self._read_fd
+        if self._fd is None:
+            # O_RDWR (Linux, fifo(7)): never at end of file, and open even if nobody listens.
+            self._fd = os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        return self._fd
 
     def clear(self) -> None:
-        if self._read_fd is not None:
+        if self._fd is not None:
             with contextlib.suppress(BlockingIOError):
-                while len(os.read(self._read_fd, 65536)) == 65536:
+                while len(os.read(self._fd, 65536)) == 65536:
                     pass
 
     def close(self) -> None:
-        if self._read_fd is not None:
-            os.close(self._read_fd)
-            self._read_fd = None
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
