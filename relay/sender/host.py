@@ -14,7 +14,8 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from queue import SimpleQueue
+from typing import Any, Generic, Protocol, TypeVar
 
 from relay.clock import SECOND_NS, Clock
 from relay.spool.disk.durable import Disk
@@ -73,14 +74,42 @@ def started(count: int, name: str) -> ThreadPoolExecutor:
 
 
 class CallThread:
+    """A `Worker`.  An executor of one thread needs twice the CPU time for a call."""
+
     def __init__(self, name: str) -> None:
-        self._thread = started(1, name)
+        self._calls: SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
 
     def call(self, function: Callable[[], Result]) -> "asyncio.Future[Result]":
-        return asyncio.get_running_loop().run_in_executor(self._thread, function)
+        if self._is_closed:
+            raise RuntimeError("the thread is closed")
+        done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._calls.put((done, function))
+        return done
 
     def close(self) -> None:
-        self._thread.shutdown()
+        self._is_closed = True
+        self._calls.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            done, function = call
+            if done.cancelled():
+                continue
+            try:
+                end, result = done.set_result, function()
+            except BaseException as error:  # noqa: BLE001 - the caller gets it
+                end, result = done.set_exception, error
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+                done.get_loop().call_soon_threadsafe(_end, done, end, result)
+
+
+def _end(done: "asyncio.Future[Any]", end: Callable[[Any], None], result: Any) -> None:
+    if not done.done():
+        end(result)
 
 
 class Batch(Generic[Value, Result]):

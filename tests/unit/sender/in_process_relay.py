@@ -20,7 +20,7 @@ from relay.policy.source import parse_policy
 from relay.queue.queued import Queued
 from relay.queue.upstream_queue import UpstreamQueue
 from relay.sender.account import Account
-from relay.sender.host import THREADS, Host, Workers
+from relay.sender.host import CallThread, Host, Result, Threads, Worker, Workers
 from relay.sender.reports import LateMail
 from relay.sender.sender import Sender
 from relay.spool.disk.durable import Disk
@@ -79,11 +79,24 @@ def _clock_of_the_loop() -> Clock:
     return SystemClock()
 
 
+class _AwaitedThread(CallThread):
+    def call(self, function: Callable[[], Result]) -> "asyncio.Future[Result]":
+        done = super().call(function)
+        if isinstance(loop := asyncio.get_running_loop(), VirtualTimeLoop):
+            loop.wait_for(done)
+        return done
+
+
+class _AwaitedThreads(Threads):
+    def one(self, name: str) -> Worker:
+        return _AwaitedThread(name)
+
+
 def _workers(*, is_threaded: bool) -> Workers:
     with contextlib.suppress(RuntimeError):
-        if isinstance(asyncio.get_running_loop(), VirtualTimeLoop):
-            return THREADS if is_threaded else WorkersInTurn()
-    return THREADS
+        if isinstance(asyncio.get_running_loop(), VirtualTimeLoop) and not is_threaded:
+            return WorkersInTurn()
+    return _AwaitedThreads()
 
 
 async def look_again() -> None:
