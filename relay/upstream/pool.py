@@ -10,7 +10,7 @@ Assumes: one event loop.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 from relay.clock import SECOND_NS, Clock
@@ -70,7 +70,7 @@ class Pool:
 
         The caller gives each back by `release` or `discard`.
         """
-        has_failed = self._drop_unfit()
+        has_failed = self._drop_unfit(list(self._places))
         taken = [each for each, place in reversed(self._places.items()) if not place.is_busy][:most]
         for connection in taken:
             self._places[connection] = self._places[connection]._replace(is_busy=True)
@@ -144,7 +144,7 @@ class Pool:
 
     def _keep(self, connection: Connection, opener: Open, since_ns: int) -> None:
         self._places[connection] = _Opened(opener, since_ns)
-        self._drop_unfit()
+        self._drop_unfit([connection])
         if self._timer is None:
             self._look()
 
@@ -179,13 +179,14 @@ class Pool:
             and len(self._places) + len(self._opening) <= caps.connections
         )
 
-    def _drop_unfit(self) -> bool:
-        """Close idle connections that may not stay, and those above the cap; they count until closed.
+    def _drop_unfit(self, connections: Sequence[Connection]) -> bool:
+        """Close those of `connections` that are idle and may not stay; they count until closed.
 
         Return whether one of them ended before its first use, which counts as a failed opening.
         """
         has_failed = False
-        for connection, place in list(self._places.items()):
+        for connection in connections:
+            place = self._places[connection]
             if not place.is_busy and not self._may_stay(connection, place):
                 del self._places[connection]
                 self._start(connection.close(), self._closing)
@@ -196,7 +197,7 @@ class Pool:
 
     def _look(self) -> None:
         """Close idle connections that may not stay: now, and when the first reaches `idle_ns`."""
-        self._drop_unfit()
+        self._drop_unfit(list(self._places))
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -111,6 +111,9 @@ class StrictProtocol(SMTPProtocol):
         self.fault: Broken | None = None
         """What ended the connection."""
         self._waiter: asyncio.Future[bool] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._until = 0.0
+        """The loop's time at which the present wait ends; the timer may be earlier."""
         self._writer: asyncio.WriteTransport  # once it is connected
 
     @property
@@ -252,6 +255,8 @@ class StrictProtocol(SMTPProtocol):
         self._lose(f"the connection was lost: {reason}" if reason else "the connection was closed")
         super().connection_lost(exc)
         self._wake()
+        if self._timer is not None:
+            self._timer.cancel()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -325,21 +330,32 @@ class StrictProtocol(SMTPProtocol):
 
     async def _wait(self, until: float) -> bool:
         """Return True when something happens, False at the loop's time `until`."""
+        self._until = until
+        # Most waits end later than the one before: one timer for all of them costs less than one for each.
+        if self._timer is None or self._timer.when() > until:
+            self._set_timer()
         self._waiter = self._loop.create_future()
-        timer = self._loop.call_at(until, self._ring, self._waiter)
-        try:
-            return await self._waiter
-        finally:
-            timer.cancel()
+        return await self._waiter
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(self._until, self._ring)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(True)
 
-    def _ring(self, waiter: "asyncio.Future[bool]") -> None:
+    def _ring(self) -> None:
+        self._timer = None
+        if self._waiter is None or self._waiter.done():
+            return
+        if self._loop.time() < self._until:
+            self._set_timer()
+            return
         # After SIGSTOP and SIGCONT the timer may be due while the reply is in the socket.  asyncio and uvloop
         # run due timers before they read sockets.  Deferred twice, this call runs after such a read.
-        self._loop.call_soon(self._loop.call_soon, _say_late, waiter)
+        self._loop.call_soon(self._loop.call_soon, _say_late, self._waiter)
 
 
 def _say_late(waiter: "asyncio.Future[bool]") -> None:
