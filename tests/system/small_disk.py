@@ -50,8 +50,9 @@ class SmallDisk:
         return os.statvfs(self.path).f_favail
 
     def fill_to(self, free_bytes: int) -> None:
-        """Leave `free_bytes`, or at most 4096 more.  A relay may free what it no longer needs right afterwards."""
+        """Leave `free_bytes`, or at most 4096 more; a relay may free what it no longer needs afterwards."""
         with self._ballast.open("ab") as ballast:
+            too_much = 0
             for _ in range(8):
                 too_much = self.free_bytes - free_bytes
                 held = os.fstat(ballast.fileno()).st_size
