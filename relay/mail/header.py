@@ -104,6 +104,8 @@ def names_of(content: bytes) -> Names:
 
 def decoded(value: str) -> str:
     """Return a field's value with encoded words decoded (RFC 2047), or unchanged if one cannot be."""
+    if "=?" not in value:
+        return value
     # No encoded word ends behind the last `?=`: Python would search there from each beginning.
     words, end, rest = value.rpartition("?=")
     text = ""
