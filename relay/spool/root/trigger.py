@@ -1,7 +1,7 @@
 """How a listener wakes the sender: it writes one byte into a FIFO in the spool.
 
-Guarantees nothing, on purpose: a pull is lost if no sender listens or the pipe is full.  The sender looks for
-new mail every few seconds anyway, so a lost pull costs seconds, never a message (qmail's lock/trigger).
+Guarantees nothing, on purpose: a pull may be lost.  The sender looks for new mail every few seconds anyway,
+so a lost pull costs seconds, never a message (qmail's lock/trigger).
 """
 
 import contextlib
