@@ -16,7 +16,6 @@ import os
 import select
 import sys
 import threading
-import time
 from collections import deque
 
 MOST_HELD_BYTES = 1024 * 1024
@@ -70,7 +69,7 @@ class LogStream(io.TextIOBase):
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting)
-            time.sleep(GATHERS_SECONDS)
+                self._changed.wait(GATHERS_SECONDS)
             while self._waiting:
                 self._write_next()
 
