@@ -61,6 +61,11 @@ def _secrets(server: TokenServer, folder: Path) -> Iterator[str]:
         yield from (text for key, text in granted.fields.items() if key in {"access_token", "refresh_token"})
 
 
+async def _disconnected(relay: Relay) -> None:
+    """Wait until no connection is left that could take mail without another login."""
+    await relay.until(lambda: not relay.account.pool.open)
+
+
 async def test_connections_share_a_token_and_replace_it_once_if_it_is_refused_early(
     server: TokenServer, tmp_path: Path
 ) -> None:
@@ -73,6 +78,7 @@ async def test_connections_share_a_token_and_replace_it_once_if_it_is_refused_ea
         # The rotated refresh token is on disk; the old one is no longer valid.
         assert (tmp_path / "refresh").read_text().strip() == server.granted[-1].fields["refresh_token"]
 
+        await _disconnected(relay)
         server.revoke_access()
         relay.accept()
         await relay.until_empty()
@@ -92,6 +98,7 @@ async def test_a_refused_token_that_is_granted_again_is_not_tried(
     async with relaying(server, tmp_path, is_token) as relay:
         relay.accept()
         await relay.until_empty()
+        await _disconnected(relay)
         server.revoke_access()
         again = {"access_token": logins[0], "token_type": "Bearer", "expires_in": 3600}
         server.failures.append((200, json.dumps(again).encode(), {}))
@@ -162,6 +169,7 @@ async def test_an_unwritable_refresh_token_blocks_new_requests(server: TokenServ
         relay.accept()
         await relay.until_empty()
         assert "no access token is requested until its new refresh token is saved" in relay.logged()
+        await _disconnected(relay)
         server.revoke_access()
         relay.accept()
         await relay.until(lambda: relay.account.pausing.state.health is Health.PAUSED)
