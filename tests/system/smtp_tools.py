@@ -101,14 +101,8 @@ def smtp_source(
     Raises AssertionError if one did not: smtp-source gives up at the first wrong reply.
     """
     command = [str(find("smtp-source")), "-s", str(sessions), "-m", str(messages), "-l", str(size_bytes)]
-    command += [
-        "-f",
-        "mjd@front.test",
-        "-t",
-        "r@list.test",
-        *(["-d"] if keep_connection else []),
-        f"127.0.0.1:{port}",
-    ]
+    command += ["-f", "mjd@front.test", "-t", "r@list.test"] + ["-d"] * keep_connection
+    command += [f"127.0.0.1:{port}"]
     ran = subprocess.run(command, capture_output=True, timeout=600, check=False)
     assert ran.returncode == 0, f"{command} exited {ran.returncode}: {ran.stderr.decode(errors='replace')}"
 
