@@ -14,14 +14,23 @@ from pathlib import Path
 import pytest
 
 from relay.mail.envelope import QueueId
+from relay.spool.disk.durable import RealDisk
 from relay.spool.identity import report_id
-from relay.spool.interface import Full, Message, Report, Settlement, SpoolError, Status, Unavailable
-from relay.spool.log.engine import LogSpool
-from relay.spool.log.intake import LogIntake
+from relay.spool.interface import (
+    Full,
+    Intake,
+    Message,
+    Report,
+    Settlement,
+    Spool,
+    SpoolError,
+    Status,
+    Unavailable,
+)
 from relay.spool.log.record import sealed
 from tests.engines.spool.conformance import EVERY, REPORT, Conformance, FailingConformance
-from tests.engines.spool.engine import BOUNCED, ENVELOPE, RELAYED, accept, claimed, note, read, settle
-from tests.engines.spool.log_engine import LogEngine, log_on_the_kernel, log_on_the_model
+from tests.engines.spool.engine import BOUNCED, ENVELOPE, RELAYED, OnDisk, accept, claimed, note, read, settle
+from tests.engines.spool.log_engine import LOG, LogOnModel
 from tests.fakes.disk import READS, Fault, ModelDisk
 
 ROOT = "/var/spool"
@@ -34,52 +43,42 @@ NEW: State = ((Status.TODO,) * 3, False)
 
 class TestLogOnTheModel(FailingConformance):
     @pytest.fixture
-    def engine(self) -> LogEngine:
-        return log_on_the_model()
+    def engine(self) -> OnDisk:
+        return OnDisk(LOG, ModelDisk())
 
 
 @pytest.mark.full
 class TestLogOnTheKernel(Conformance):
     @pytest.fixture
-    def engine(self, tmp_path: Path) -> LogEngine:
-        return log_on_the_kernel(tmp_path)
+    def engine(self, tmp_path: Path) -> OnDisk:
+        return OnDisk(LogOnModel(str(tmp_path / "spool")), RealDisk())
 
 
 class Life:
     """A listener and an owner on one disk, and the states that the messages must have."""
 
     def __init__(self, disk: ModelDisk, segment_bytes: int = 4000, checkpoint_bytes: int = 8000) -> None:
-        self.engine = LogEngine(ROOT, disk, segment_bytes=segment_bytes)
+        self.kind = LogOnModel(ROOT, (segment_bytes, checkpoint_bytes))
+        self.engine = OnDisk(self.kind, disk)
         self.disk = disk
         self.told: Told = []
-        self.checkpoint_bytes = checkpoint_bytes
         self.queue: dict[QueueId, State] = {}
         """The durable states."""
         self.asked: dict[QueueId, tuple[State | None, ...]] = {}
         """States that may be durable too: asked for but not answered. None means that the message ended."""
 
-    def open(self) -> LogSpool:
-        return LogSpool(
-            ROOT,
-            self.disk,
-            self.engine.clock,
-            lambda name, why: self.told.append((name, why)),
-            segment_bytes=self.engine.segment_bytes,
-            checkpoint_bytes=self.checkpoint_bytes,
-        )
+    def open(self) -> Spool:
+        return self.kind.spool(self.disk, self.engine.clock, lambda *told: self.told.append(told))
+
+    def listener(self, view: ModelDisk, seed: int = 3) -> Intake:
+        return self.kind.listener(view, self.engine.clock, random.Random(seed).randbytes)
 
     def play(self, rounds: int, seed: int = 1) -> None:
         """Accept and settle. About one message in five stays: half done and held."""
         rng = random.Random(seed)
         spool = self.open()
         claimed(spool)
-        intake = LogIntake(
-            ROOT,
-            self.disk.another(),
-            self.engine.clock,
-            rng.randbytes,
-            segment_bytes=self.engine.segment_bytes,
-        )
+        intake = self.kind.listener(self.disk.another(), self.engine.clock, rng.randbytes)
         for _ in range(rounds):
             drafts = [intake.draft() for _ in range(4)]
             for draft in drafts:
@@ -100,7 +99,7 @@ class Life:
         spool.close()
 
     def settle(
-        self, spool: LogSpool, messages: Sequence[Message], marks: dict[int, Status], *, ends: bool
+        self, spool: Spool, messages: Sequence[Message], marks: dict[int, Status], *, ends: bool
     ) -> None:
         after: dict[QueueId, State] = {m.queue_id: (m.after(marks).statuses, not ends) for m in messages}
         for queue_id, state in after.items():
@@ -118,7 +117,7 @@ class Life:
             del self.queue[queue_id]
 
     def check(self, image: ModelDisk, *, told: int = 0) -> None:
-        life = Life(image, self.engine.segment_bytes, self.checkpoint_bytes)
+        life = Life(image, self.kind.segment_bytes, self.kind.checkpoint_bytes)
         for _ in range(2):
             spool = life.open()
             found = {message.queue_id: message for message in claimed(spool)}
@@ -268,7 +267,7 @@ def test_damage_of_a_listeners_last_message_is_not_taken_for_a_torn_write(*, die
     life = Life(ModelDisk())
     view = life.disk.another()
     life.open().close()
-    intake = LogIntake(ROOT, view, life.engine.clock, random.Random(1).randbytes)
+    intake = life.listener(view)
     first, last = (accept(intake, content=CONTENT) for _ in range(2))
     if dies:
         view.die()
@@ -298,7 +297,7 @@ def test_an_end_does_not_count_if_its_report_is_damaged() -> None:
     assert len(again.told) == 1
 
 
-def begun(life: Life, count: int) -> tuple[LogSpool, list[Message]]:
+def begun(life: Life, count: int) -> tuple[Spool, list[Message]]:
     intake, spool = life.engine.intake(), life.open()
     for _ in range(count):
         accept(intake, content=CONTENT)
@@ -409,13 +408,13 @@ def test_at_any_instant_an_owner_claims_exactly_the_accepted_messages(
         spool.claim(1)
         view, calls = life.disk.another(), itertools.count(1)
         chance = random.Random(3).randbytes
-        intake = LogIntake(ROOT, view, life.engine.clock, chance, segment_bytes=segment_bytes)
+        intake = LogOnModel(ROOT, (segment_bytes, 1)).listener(view, life.engine.clock, chance)
         accepted: list[QueueId] = []
         found: list[QueueId] = []
 
         def look(
             _step: str,
-            spool: LogSpool = spool,
+            spool: Spool = spool,
             nth: int = nth,
             calls: Iterator[int] = calls,
             lists: tuple[list[QueueId], list[QueueId]] = (found, accepted),
@@ -472,7 +471,7 @@ def test_a_hold_survives_on_mail_whose_listener_was_killed_in_accept() -> None:
 
         view.before = kill
         with contextlib.suppress(Killed):
-            accept(LogIntake(ROOT, view, life.engine.clock, random.Random(3).randbytes), content=CONTENT)
+            accept(life.listener(view), content=CONTENT)
             break
         view.die()
         page = spool.claim(9)
@@ -493,7 +492,7 @@ def test_a_listener_that_begins_a_stream_is_not_taken_for_dead(
     spool, view = life.open(), life.disk.another()
     if not starts:
         assert claimed(spool) == []
-    intake = LogIntake(ROOT, view, life.engine.clock, random.Random(3).randbytes)
+    intake = life.listener(view)
     lock = view.lock_open
 
     def look_and_lock(fd: int) -> bool:
