@@ -130,10 +130,6 @@ def test_a_database_that_lost_commits_stops_the_sending_until_an_operator_acts(
     mark.unlink()
     with relay:
         relay.wait_until_empty()
-    server.execute("DELETE FROM relay.history", "DELETE FROM relay.account", database="mail")
-    with relay:
-        send(relay, 3)
-        relay.wait_for_log(lambda line: "another history under this account's name" in line)
     assert upstream.ledger.relayed == 2
 
 
