@@ -17,6 +17,7 @@ from dataclasses import replace
 import pytest
 
 from relay.mail.envelope import QueueId
+from tests.engines.spool.conftest import ENGINES, SHORT_LOG
 from tests.engines.spool.cuts import Judge, cuts, killed, prefixes
 from tests.engines.spool.engine import BOUNCED, RELAYED, OnModel, accept, claimed
 from tests.engines.spool.maildir_engine import MAILDIR
@@ -45,6 +46,7 @@ SOME = ("held and released together", "warned, then bounced", "bounced, the firs
 EACH = [*SOME, *(pytest.param(name, marks=pytest.mark.full) for name in STORIES if name not in SOME)]
 
 
+@pytest.mark.parametrize("engine", [*ENGINES, pytest.param(SHORT_LOG, id="log of short segments")])
 @pytest.mark.parametrize("name", EACH)
 def test_a_story_survives_any_two_crashes(name: str, engine: OnModel) -> None:
     judge = Judge(engine)
