@@ -1,11 +1,11 @@
-"""`make bench`: runs what is asked for and prints tables, then one JSON object."""
+"""`make bench`: runs what is asked for and prints tables."""
 
 import argparse
 import itertools
-import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -14,8 +14,8 @@ from rich.table import Table
 from relay.policy.model import SpoolEngine
 from relay.spool.engines import ENGINES
 from tests.bench import cleaning, cost, decisions, disk, hosts, restart
-from tests.bench.contenders import Contender, floor_contender, postfix_contender, relay_contender
-from tests.bench.measure import Load, Round, aged, as_json, run_round, summarise
+from tests.bench.contenders import postfix_contender, relay_contender
+from tests.bench.measure import Load, Round, aged, run_round, summarise
 from tests.system import postfix, smtp_tools
 
 Rows = list[dict[str, Any]]
@@ -28,17 +28,13 @@ def main() -> int:
     if reason is not None:
         sys.stderr.write(f"make bench: no ext4 of its own: {reason}; storing where temporary files go\n")
     is_here = _STORING.isdisjoint(modes) or options.here or reason is not None
-    result: dict[str, Any] = {}
     with nullcontext() if is_here else disk.stored_on_ext4():
         for mode in modes:
             title, measure = _MODES[mode]
             if mode in _SMTP and (missing := smtp_tools.why_missing()):
                 sys.stderr.write(f"make bench: {missing}\n")
                 return 75
-            rows = measure(options, result)
-            result.setdefault(mode, rows)
-            _print_table(title, rows)
-    sys.stdout.write(json.dumps(result) + "\n")
+            _print_table(title, measure(options))
     return 0
 
 
@@ -71,55 +67,36 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _mail(options: argparse.Namespace, result: dict[str, Any]) -> Rows:
-    result["appends_per_second"] = round(disk.appends_per_second())
-    sys.stdout.write(
-        f"the disk alone: {result['appends_per_second']:,} appends of 4 KiB a second, 20 in one fdatasync\n"
-    )
-    loads = [Load(options.messages, options.sessions, options.size, keep) for keep in (False, True)]
-    with _contenders(options, [*_contenders_of(options), floor_contender()]) as contenders:
-        rounds = _run(contenders, loads, options.rounds)
-    result["mail"] = as_json(rounds)
-    return summarise(rounds)
+def _mail(options: argparse.Namespace) -> Rows:
+    return summarise(_run(options, [_load(options, keep_connection=keep) for keep in (False, True)]))
 
 
-def _age(options: argparse.Namespace, result: dict[str, Any]) -> Rows:
-    load = Load(options.messages, options.sessions, options.size, keep_connection=True)
-    with _contenders(options, _contenders_of(options)) as contenders:
-        rounds = _run(contenders, [load], options.rounds)
-    result["age"] = as_json(rounds)
-    return aged(rounds)
+def _age(options: argparse.Namespace) -> Rows:
+    return aged(_run(options, [_load(options)]))
 
 
-def _contenders_of(options: argparse.Namespace) -> list[Any]:
-    beside = [] if postfix.why_missing() else [postfix_contender()]
+def _load(options: argparse.Namespace, *, keep_connection: bool = True) -> Load:
+    return Load(options.messages, options.sessions, options.size, keep_connection)
+
+
+def _run(options: argparse.Namespace, loads: Sequence[Load]) -> list[Round]:
+    wanted = [] if postfix.why_missing() else [postfix_contender()]
     many = itertools.product(options.engines, options.processes)
-    return beside + [relay_contender(processes, engine) for engine, processes in many]
-
-
-@contextmanager
-def _contenders(options: argparse.Namespace, wanted: Sequence[Any]) -> Iterator[list[Contender]]:
-    warm_up = Load(min(200, options.messages), options.sessions, options.size, keep_connection=True)
+    wanted += [relay_contender(processes, engine) for engine, processes in many]
+    warm_up = replace(_load(options), messages=min(200, options.messages))
+    rounds: list[Round] = []
     with ExitStack() as running:
         contenders = [running.enter_context(each) for each in wanted]
         for contender in contenders:
             run_round(contender, warm_up)
-        yield contenders
-
-
-def _run(contenders: Sequence[Contender], loads: Sequence[Load], count: int) -> list[Round]:
-    rounds: list[Round] = []
-    for load in loads:
-        for _ in range(count):
-            for contender in contenders:
-                rounds.append(run_round(contender, load))
-                sys.stderr.write(f"{rounds[-1]}\n")
+        for load, _, contender in itertools.product(loads, range(options.rounds), contenders):
+            rounds.append(run_round(contender, load))
+            sys.stderr.write(f"{rounds[-1]}\n")
     return rounds
 
 
-def _cost(options: argparse.Namespace, _result: object) -> Rows:
-    load = Load(options.messages, options.sessions, options.size, keep_connection=True)
-    return cost.rows(load, options.rounds, max(options.processes), options.engines)
+def _cost(options: argparse.Namespace) -> Rows:
+    return cost.rows(_load(options), options.rounds, max(options.processes), options.engines)
 
 
 def _print_table(title: str, rows: Rows) -> None:
@@ -131,18 +108,15 @@ def _print_table(title: str, rows: Rows) -> None:
     Console().print(table)
 
 
-_MODES: dict[str, tuple[str, Callable[[argparse.Namespace, dict[str, Any]], Rows]]] = {
-    "decisions": (
-        "decisions per second, median",
-        lambda asked, _: decisions.rows(asked.rounds),
-    ),
+_MODES: dict[str, tuple[str, Callable[[argparse.Namespace], Rows]]] = {
+    "decisions": ("decisions per second, median", lambda asked: decisions.rows(asked.rounds)),
     "mail": ("messages per second, median; ratio to the first", _mail),
-    "hosts": ("decisions of hosts on one PostgreSQL", lambda asked, _: hosts.rows(asked.rounds)),
+    "hosts": ("decisions of hosts on one PostgreSQL", lambda asked: hosts.rows(asked.rounds)),
     "age": ("messages per second through one spool: the first round, the last, and their ratio", _age),
-    "restart": ("a start with a long queue", lambda asked, _: restart.rows(asked.messages, asked.engines)),
+    "restart": ("a start with a long queue", lambda asked: restart.rows(asked.messages, asked.engines)),
     "cleaning": (
         "settling 20 at once while a tenth is held for ever",
-        lambda asked, _: cleaning.rows(asked.messages, asked.size, asked.engines),
+        lambda asked: cleaning.rows(asked.messages, asked.size, asked.engines),
     ),
     "cost": ("processor time a message, medians", _cost),
 }

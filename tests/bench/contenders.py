@@ -48,13 +48,6 @@ def postfix_contender() -> Iterator[Contender]:
 
 
 @contextmanager
-def floor_contender() -> Iterator[Contender]:
-    """Let smtp-source send to smtp-sink itself: the cost of SMTP on this machine without a queue."""
-    with smtp_sink() as sink:
-        yield Contender("none: smtp-source to smtp-sink", sink.port, sink)
-
-
-@contextmanager
 def relay_contender(processes: int, engine: str) -> Iterator[Contender]:
     with ExitStack() as running:
         sink, folder = running.enter_context(smtp_sink()), running.enter_context(temporary_folder())

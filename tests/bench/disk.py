@@ -6,9 +6,7 @@ the last minute (`recently_deleted` in the kernel's fs/ext4/ialloc.c): there eac
 contender pays for those before it.
 """
 
-import os
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -17,9 +15,6 @@ from pathlib import Path
 from tests.engines.lab import kernel
 from tests.engines.lab.filesystems import FILE_SYSTEMS
 
-_APPENDED_BYTES = 4096
-_AT_ONCE = 20
-_FOR_S = 2.0
 SIZE_BYTES = 4 << 30
 """The size of its image, a sparse file: it takes only the space that is written."""
 
@@ -53,15 +48,3 @@ def stored_on_ext4() -> Iterator[None]:
                 yield
             finally:
                 tempfile.tempdir = before
-
-
-def appends_per_second() -> float:
-    """Return how many times 4 KiB are appended to a file here in a second, 20 behind each fdatasync(2)."""
-    octets = b"x" * _APPENDED_BYTES * _AT_ONCE
-    with tempfile.TemporaryFile(buffering=0) as file:
-        times, began_s = 0, time.monotonic()
-        while time.monotonic() < began_s + _FOR_S:
-            file.write(octets)
-            os.fdatasync(file.fileno())
-            times += 1
-        return times * _AT_ONCE / (time.monotonic() - began_s)

@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from tests.bench.contenders import Contender
@@ -106,10 +106,6 @@ def aged(rounds: Sequence[Round]) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def as_json(rounds: Sequence[Round]) -> list[dict[str, Any]]:
-    return [asdict(each) for each in rounds]
 
 
 def _medians(rounds: Sequence[Round]) -> tuple[float, float]:

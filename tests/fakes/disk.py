@@ -100,14 +100,11 @@ class ModelDisk:
     def heal(self) -> None:
         self.fault = None
 
-    def plant(self, path: str, content: bytes | None = None, *, kind: str = "file") -> None:
-        """Put a file or folder in place durably."""
+    def plant(self, path: str, content: bytes) -> None:
+        """Put a file in place durably."""
         folder, name = self._place(path)
-        if kind == "folder":
-            inode = self.platter.add_folder()
-        else:
-            inode = self.platter.number()
-            self.platter.contents[inode] = self.platter.durable_contents[inode] = content or b""
+        inode = self.platter.number()
+        self.platter.contents[inode] = self.platter.durable_contents[inode] = content
         self.platter.change_names((folder, name, inode))
         self.platter.sync_names(folder)
 

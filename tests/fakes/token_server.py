@@ -1,7 +1,7 @@
 """A token server on loopback: authlib's, on Flask, with failures that a test asks for.
 
     with TokenServer(life_seconds=5) as server:
-        server.refresh_token(scope="smtp")      # a person gave consent earlier
+        server.refresh_token()                  # a person gave consent earlier
         server.failures.append((503, b"", {}))  # replaces the answer to the next request
 
 It knows the grants refresh_token, client_credentials, JWT bearer and device_code. Each refresh rotates the
@@ -180,10 +180,10 @@ class TokenServer:
         self._thread.join()
         self._server.server_close()
 
-    def refresh_token(self, *, scope: str = "smtp") -> str:
+    def refresh_token(self) -> str:
         """Return a refresh token that an earlier consent gave."""
         text = f"consent-{len(self.granted)}-0123456789"
-        self.granted.append(_Token({"refresh_token": text, "scope": scope}, USER, 0.0))
+        self.granted.append(_Token({"refresh_token": text, "scope": "smtp"}, USER, 0.0))
         return text
 
     def is_good(self, token: Any) -> bool:

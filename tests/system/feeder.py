@@ -10,6 +10,7 @@ from typing import Self
 
 from tests.system.waiting import HANG_S
 
+CLIENTS = 4
 PACE_S = 0.05
 """How long a client waits before it connects again, after it was turned away."""
 SENDER = "mjd@front.test"
@@ -86,7 +87,6 @@ class Feeder:
         self,
         port: int,
         *,
-        clients: int = 4,
         ahead: int = 100,
         first: int = 0,
         letter: Callable[[int], Letter] = letter,
@@ -102,7 +102,7 @@ class Feeder:
         self._allowed = ahead
         self._more = threading.Condition()
         self._is_stopping = False
-        self._threads = [threading.Thread(target=self._feed, name=f"client {n}") for n in range(clients)]
+        self._threads = [threading.Thread(target=self._feed, name=f"client {n}") for n in range(CLIENTS)]
 
     def allow(self, more: int) -> None:
         with self._more:

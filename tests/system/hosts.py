@@ -30,8 +30,8 @@ def send(relay: WarmRelay, number: int = 0) -> None:
     relay.send(f"r{number}.0@list.test", content=f"Subject: {number}\r\n\r\nhello\r\n")
 
 
-def make_tables(relay: WarmRelay) -> None:
-    ran = relay.command("database", "init")
+def make_tables(relay: WarmRelay, *options: str) -> None:
+    ran = relay.command("database", "init", *options)
     assert ran.returncode == 0, ran.stderr
 
 

@@ -22,13 +22,11 @@ _OWN_ID = re.compile(rb"\bid ([0-9A-Za-z]+)")
 
 
 class Ledger:
-    def __init__(self, limit: Mapping[str, Any], senders: str = "reject_sender_login_mismatch") -> None:
-        """`senders` is the restriction that Postfix applies to a sender before it asks here."""
+    def __init__(self, limit: Mapping[str, Any]) -> None:
         self.witness = Witness(limit)
         self.logins: set[tuple[str, str]] = set()
         """The mechanism and the user name of each login."""
         self.tried: list[tuple[str, int]] = []
-        self._senders = senders
         self._began: dict[str, tuple[int, list[str]]] = {}
         """When the first RCPT of a transaction came, and its recipients, by Postfix's id of it."""
         self._lock = threading.Lock()
@@ -40,7 +38,7 @@ class Ledger:
     def settings(self) -> dict[str, str]:
         ask = f"check_policy_service inet:127.0.0.1:{self._server.server_address[1]}"
         return {
-            "smtpd_sender_restrictions": f"{self._senders}, {ask}",
+            "smtpd_sender_restrictions": f"reject_sender_login_mismatch, {ask}",
             "smtpd_end_of_data_restrictions": ask,
         }
 

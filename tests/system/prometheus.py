@@ -89,7 +89,7 @@ def prometheus(target_port: int, *rules: Path) -> Iterator[Prometheus]:
                 server.terminate()
 
 
-def promtool(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """Run promtool, e.g. `promtool("check", "metrics", stdin=exposition)`."""
+def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run promtool, e.g. `promtool("test", "rules", path)`."""
     command = [str(find("promtool")), *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=HANG_S, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)

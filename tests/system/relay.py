@@ -140,15 +140,13 @@ class RelayProcess:
     def log(self) -> list[str]:
         return self._log_path.read_text(errors="replace").splitlines()
 
-    def wait_for_log(self, condition: Callable[[str], object], *, within_s: float = HANG_S) -> str:
+    def wait_for_log(self, condition: Callable[[str], object]) -> str:
         """Return the first line that meets the condition, now or later.  Raises TimeoutError."""
         try:
-            return wait_for_change(
-                lambda: next(filter(condition, self.log()), None), self._log_path.parent, within_s=within_s
-            )
+            return wait_for_change(lambda: next(filter(condition, self.log()), None), self._log_path.parent)
         except TimeoutError:
             log = "\n".join(self.log())
-            raise TimeoutError(f"no such line within {within_s:g} s, after:\n{log}") from None
+            raise TimeoutError(f"no such line within {HANG_S:g} s, after:\n{log}") from None
 
     def wait_until_empty(self, *, within_s: float = HANG_S) -> None:
         """Return once the relay has no message, accepted or queued.  Raises TimeoutError."""

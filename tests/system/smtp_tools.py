@@ -95,17 +95,15 @@ def smtp_source(
     sessions: int = 1,
     size_bytes: int = 4096,
     keep_connection: bool = False,
-    sender: str = "mjd@front.test",
-    recipient: str = "r@list.test",
-    within_s: float = 600,
 ) -> None:
     """Hand over so many messages; on return each got its 250.
 
     Raises AssertionError if one did not: smtp-source gives up at the first wrong reply.
     """
     command = [str(find("smtp-source")), "-s", str(sessions), "-m", str(messages), "-l", str(size_bytes)]
-    command += ["-f", sender, "-t", recipient, *(["-d"] if keep_connection else []), f"127.0.0.1:{port}"]
-    ran = subprocess.run(command, capture_output=True, timeout=within_s, check=False)
+    command += ["-f", "mjd@front.test", "-t", "r@list.test"] + ["-d"] * keep_connection
+    command += [f"127.0.0.1:{port}"]
+    ran = subprocess.run(command, capture_output=True, timeout=600, check=False)
     assert ran.returncode == 0, f"{command} exited {ran.returncode}: {ran.stderr.decode(errors='replace')}"
 
 

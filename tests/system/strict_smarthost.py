@@ -16,7 +16,7 @@ import re
 import ssl
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
@@ -36,12 +36,8 @@ OTHERS = {"NOOP": "250 2.0.0 Ok", "QUIT": "221 2.0.0 Bye"}
 BAD_ORDER, WRONG = "503 5.5.1 Bad sequence of commands", "535 5.7.8 Wrong"
 _PATH = r'<(?P<path>(?:"(?:[^"\\]|\\.)*"|[^<>"\s])*)>(?P<parameters>(?: \S+)*)'
 _MAIL, _RCPT = re.compile("FROM:" + _PATH, re.IGNORECASE), re.compile("TO:" + _PATH, re.IGNORECASE)
-_PARAMETERS = {
-    f"SIZE {LARGEST}": re.compile("SIZE=[0-9]{1,20}"),
-    "8BITMIME": re.compile("BODY=(7BIT|8BITMIME)"),
-    "SMTPUTF8": re.compile("SMTPUTF8"),
-}
-"""The parameters of MAIL that may be given, by the extension that must be offered."""
+_PARAMETER = re.compile("SIZE=[0-9]{1,20}|BODY=(7BIT|8BITMIME)|SMTPUTF8")
+"""A parameter of MAIL of an offered extension."""
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 
@@ -160,7 +156,7 @@ class _Session(asyncio.Protocol):
             return "501 5.5.4 Who are you?"
         self._abandon()
         self._is_greeted = True
-        lines = ("strict.invalid", *((*self._host.offers, "AUTH PLAIN LOGIN") if verb == "EHLO" else ()))
+        lines = ("strict.invalid", *((*OFFERS, "AUTH PLAIN LOGIN") if verb == "EHLO" else ()))
         return "\r\n".join([*(f"250-{line}" for line in lines[:-1]), f"250 {lines[-1]}"])
 
     async def _authenticate(self, mechanism: str, initial: str = "", *more: str) -> str:
@@ -188,8 +184,7 @@ class _Session(asyncio.Protocol):
         if (found := _MAIL.fullmatch(argument)) is None:
             return "501 5.5.4 Syntax: MAIL FROM:<address>"
         parameters = set(found["parameters"].upper().split())
-        offered = [its for offer, its in _PARAMETERS.items() if offer in self._host.offers]
-        if not all(any(its.fullmatch(each) for its in offered) for each in parameters):
+        if not all(_PARAMETER.fullmatch(each) for each in parameters):
             return "555 5.5.4 A parameter is not recognized"
         if any(int(each[5:]) > LARGEST for each in parameters if each.startswith("SIZE=")):
             return "552 5.3.4 The message exceeds the size limit"
@@ -244,8 +239,6 @@ class StrictSmarthost:
         *,
         seed: int,
         latest_reply_s: float = 0,
-        cut_off_s: float = 1,
-        offers: Sequence[str] = OFFERS,
         address: str = "127.0.0.1",
         context: ssl.SSLContext | None = None,
     ) -> None:
@@ -261,10 +254,8 @@ class StrictSmarthost:
         # A fixed port, because the upstream comes back to it after a crash.
         self.port = free_port()
         self.address, self._context = address, context
-        self.ledger = Witness(limit, cut_off_ns=int(cut_off_s * SECOND_NS))
+        self.ledger = Witness(limit, cut_off_ns=SECOND_NS)
         """Its counts and its record."""
-        self.offers = offers
-        """The extensions that it offers at EHLO; tests may change them."""
         self.unanswered = 0
         """How many transactions came to their final dot and wait for its reply."""
         self.refusals = dict(REFUSALS)

@@ -25,14 +25,14 @@ class Operated:
         self.relay = relay
         self.host = host
 
-    def hand_over(self, *recipients: str, message_id: str = "<one@Front.test>") -> str:
+    def hand_over(self, *recipients: str) -> str:
         """Hand over one message; return its queue id."""
         with smtplib.SMTP("127.0.0.1", self.relay.port, timeout=60) as session:
             session.ehlo()
             session.mail(SENDER)
             for recipient in recipients:
                 session.rcpt(recipient)
-            names = f"Message-ID: {message_id}\r\nSubject: =?utf-8?q?Z=C3=BCrich?= weekly\r\n"
+            names = "Message-ID: <one@Front.test>\r\nSubject: =?utf-8?q?Z=C3=BCrich?= weekly\r\n"
             _, reply = session.data(f"{names}\r\nhello\r\n".encode())
         return reply.decode().split()[-1]
 

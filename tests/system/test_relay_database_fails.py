@@ -14,7 +14,7 @@ from tests.fakes.postgresql import USER, Server
 from tests.system import small_disk
 from tests.system.demand import demand
 from tests.system.feeder import Feeder
-from tests.system.hosts import FAILURES, OF_B, host, make_tables, of_one_queue, send, through
+from tests.system.hosts import OF_B, host, make_tables, of_one_queue, send, through
 from tests.system.kills import Kills, judge
 from tests.system.small_disk import MEGABYTE, tmpfs
 from tests.system.strict_smarthost import StrictSmarthost
@@ -211,33 +211,3 @@ def test_setting_the_clock_of_the_server_frees_no_slot_and_loses_no_mail(
     finally:
         server.execute("DROP SCHEMA fake CASCADE", "ALTER DATABASE mail RESET ALL", database="mail")
     assert upstream.ledger.relayed == 2
-
-
-@pytest.mark.parametrize("failure", ["with no connection left", "read-only"])
-def test_mail_that_could_not_be_read_goes_within_30_s_after_the_queue_is_back(
-    tmp_path: Path, server: Server, url: str, upstream: StrictSmarthost, failure: str
-) -> None:
-    fail, mend, words = FAILURES[failure]
-    server.execute("DROP ROLE IF EXISTS relay", "CREATE ROLE relay LOGIN")
-    a = of_one_queue(
-        tmp_path, "a", upstream.upstream() | {"port": free_port()}, url.replace("postgres@", "relay@")
-    )
-    assert a.command("database", "init", "--as", url).returncode == 0
-    with a:
-        send(a, 1)
-        wait_until(lambda: len(a.queue()) == 1)
-        fail(server)
-        try:
-            a.policy["upstreams"]["isp"]["port"] = upstream.port
-            a.write_policy()
-            a.reload()
-            a.wait_for_log(lambda line: "event=spool_failed" in line and words in line)
-            with pytest.raises(smtplib.SMTPDataError) as refused:
-                send(a, 2)
-            assert refused.value.smtp_code == 451
-            assert upstream.ledger.relayed == 0
-        finally:
-            mend(server)
-        upstream.wait_until(lambda ledger: ledger.relayed == 1, within_s=30)
-        a.wait_until_empty()
-    server.execute("DROP OWNED BY relay", "DROP ROLE relay", database="mail")

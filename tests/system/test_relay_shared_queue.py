@@ -16,7 +16,7 @@ from tests.fakes.cut_line import CutLine
 from tests.fakes.postgresql import Server
 from tests.system.demand import demand, missing_program
 from tests.system.feeder import Feeder, partly_refused
-from tests.system.hosts import OF_B, make_tables, of_one_queue, send, through
+from tests.system.hosts import FAILURES, OF_B, make_tables, of_one_queue, send, through
 from tests.system.kills import Kills, judge, told_relayed_twice
 from tests.system.smtp_tools import smtp_sink
 from tests.system.strict_smarthost import StrictSmarthost
@@ -83,14 +83,23 @@ def test_a_halted_host_that_wakes_up_sends_no_message_that_another_took_over(
     assert sorted(each.recipients for each in upstream.seen()) == [(f"r{n}.0@list.test",) for n in range(4)]
 
 
+@pytest.mark.parametrize(
+    "failure",
+    [
+        "stopped at once",
+        *(pytest.param(each, marks=pytest.mark.full) for each in ("read-only", "with no connection left")),
+    ],
+)
 def test_a_relay_without_its_queue_refuses_mail_with_451_and_sends_within_30_s_after(
-    server: Server, hosts: tuple[WarmRelay, WarmRelay], upstream: StrictSmarthost
+    tmp_path: Path, server: Server, upstream: StrictSmarthost, *, url: str, relays_url: str, failure: str
 ) -> None:
-    a, _ = hosts
+    fail, mend, words = FAILURES[failure]
+    a = of_one_queue(tmp_path, "a", upstream.upstream() | {"port": free_port()}, relays_url)
+    make_tables(a, "--as", url)
     with a:
         send(a, 1)
         wait_until(lambda: len(a.queue()) == 1)
-        server.stop("immediate")
+        fail(server)
         try:
             a.policy["upstreams"]["isp"]["port"] = upstream.port
             a.write_policy()
@@ -98,20 +107,26 @@ def test_a_relay_without_its_queue_refuses_mail_with_451_and_sends_within_30_s_a
             with pytest.raises(smtplib.SMTPDataError) as refused:
                 send(a, 2)
             a.wait_for_log(lambda line: "event=spool_failed" in line and "the database: " in line)
+            a.wait_for_log(lambda line: words in line)
+            assert upstream.ledger.relayed == 0
         finally:
-            server.start()
+            mend(server)
         assert refused.value.smtp_code == 451
         upstream.wait_until(lambda ledger: ledger.relayed == 1, within_s=30)
         send(a, 3)
         a.wait_until_empty()
-        assert a.stop() == 0
-        server.stop()
-        try:
-            with pytest.raises(ChildProcessError, match="exited 75"):
-                a.start()
-        finally:
-            server.start()
     assert upstream.ledger.relayed == 2
+
+
+def test_a_relay_whose_queue_is_down_at_its_start_exits_with_75(
+    server: Server, hosts: tuple[WarmRelay, WarmRelay]
+) -> None:
+    server.stop()
+    try:
+        with pytest.raises(ChildProcessError, match="exited 75"):
+            hosts[0].start()
+    finally:
+        server.start()
 
 
 @pytest.mark.full

@@ -77,21 +77,17 @@ def wait_until(condition: Callable[[], object], *, within_s: float = HANG_S) -> 
         asked_at = time.monotonic()
 
 
-def wait_for_port(port: int, peer: subprocess.Popen[bytes], *, within_s: float = HANG_S) -> None:
+def wait_for_port(port: int, peer: subprocess.Popen[bytes]) -> None:
     """Return once the peer accepts a connection.  Raises as `wait_for_answer` does."""
-    wait_for_answer(
-        lambda: socket.create_connection(("127.0.0.1", port), timeout=1).close(), peer, within_s=within_s
-    )
+    wait_for_answer(lambda: socket.create_connection(("127.0.0.1", port), timeout=1).close(), peer)
 
 
-def wait_for_answer(
-    ask: Callable[[], object], peer: subprocess.Popen[bytes], *, within_s: float = HANG_S
-) -> None:
+def wait_for_answer(ask: Callable[[], object], peer: subprocess.Popen[bytes]) -> None:
     """Return once `ask` no longer raises OSError.
 
     Raises TimeoutError, and ChildProcessError if the peer ended instead.
     """
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + HANG_S
     peer_ended = os.pidfd_open(peer.pid)
     try:
         while time.monotonic() < deadline:
@@ -104,4 +100,4 @@ def wait_for_answer(
                 return
     finally:
         os.close(peer_ended)
-    raise TimeoutError(f"{peer.args!r} did not answer within {within_s:g} s")
+    raise TimeoutError(f"{peer.args!r} did not answer within {HANG_S:g} s")

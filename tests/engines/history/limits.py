@@ -55,8 +55,8 @@ def granted(throttle: Throttle, *wanted: int) -> list[Reservation]:
     return [answer for answer in ask(throttle, *wanted) if isinstance(answer, Reservation)]
 
 
-def waiting(throttle: Throttle, recipients: int = 1) -> Wait:
-    (answer,) = ask(throttle, recipients)
+def waiting(throttle: Throttle) -> Wait:
+    (answer,) = ask(throttle, 1)
     assert isinstance(answer, Wait)
     return answer
 

@@ -113,22 +113,11 @@ def test_expired_keys_are_forgotten_and_a_large_limit_keeps_few_instants() -> No
     assert 800 <= book.limits[1].used(None, book.now_ns) <= 900
 
 
-def test_old_keys_beyond_the_bound_close_no_key_of_a_shorter_window() -> None:
-    book, limits = Book(Bounds(exact=10, most_shares=200, least=100)), [messages(5, 60, "sender")]
-    book.judge_by(limits)
-    for number in range(1000):
-        assert decide(book, number * SECOND_NS, Request(1, sender=f"{number}"))
-
-    restarted = Book()
-    restarted.judge_by(limits)
-    restarted.reset(book.events(), book.now_ns)
-    assert decide(restarted, book.now_ns + 1, Request(1, sender="another"))
-
-
-def test_keys_within_the_bound_are_counted_separately_also_in_old_slots() -> None:
+@pytest.mark.parametrize(("keys", "seconds"), [(1000, 60), (180, 3600)])
+def test_old_slots_close_no_key_if_the_window_has_fewer_keys_than_the_bound(keys: int, seconds: int) -> None:
     book = Book(Bounds(exact=10, most_shares=200, least=100))
-    book.judge_by([messages(5, 3600, "sender")])
-    for number in range(180):
+    book.judge_by([messages(5, seconds, "sender")])
+    for number in range(keys):
         assert decide(book, number * SECOND_NS, Request(1, sender=f"{number}"))
 
     restarted = book_of(book.events(), book.now_ns, book.policy_limits)

@@ -23,11 +23,11 @@ def _sizes(number: int) -> Sizes:
     return Sizes(bounds, replaces_often=bool(number % 2))
 
 
-def _live(kind: type[World], seed: str, number: int, events: int = EVENTS_A_WORLD) -> int:
+def _live(kind: type[World], seed: str, number: int) -> int:
     """Run one world and return the number of its grants."""
     world = kind(Random(f"{seed} {number}"), _sizes(number))
     try:
-        world.live(events)
+        world.live(EVENTS_A_WORLD)
         assert world.all_is_free_at_last(), "stuck, or wasteful"
     except AssertionError as error:
         raise AssertionError(f"{kind.__name__} {number} of seed {seed}: {error}") from error

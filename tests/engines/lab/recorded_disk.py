@@ -1,4 +1,4 @@
-"""A loop device over the recorder. The recorder logs every write, and can slow down each flush."""
+"""A loop device over the recorder, which logs every write and every flush."""
 
 import contextlib
 import subprocess
@@ -13,14 +13,11 @@ from tests.system.waiting import HANG_S
 
 
 @contextmanager
-def recorded_disk(base: Path, fuse: Path, log: Path, *, flush_s: float = 0.0) -> Iterator[kernel.Loop]:
-    """Yield a disk with the content of `base`; the recorder is mounted on `fuse` meanwhile.
-
-    Each flush takes `flush_s` longer. No other read or write is served during a flush.
-    """
+def recorded_disk(base: Path, fuse: Path, log: Path) -> Iterator[kernel.Loop]:
+    """Yield a disk with the content of `base`; the recorder is mounted on `fuse` meanwhile."""
     fuse.mkdir(exist_ok=True)
     program = [sys.executable, "-m", "tests.engines.lab.recorder"]
-    command = kernel.ending_with_us(*program, str(fuse), str(base), str(log), str(flush_s))
+    command = kernel.ending_with_us(*program, str(fuse), str(base), str(log))
     with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE) as recorder:
         assert recorder.stdout is not None
         try:

@@ -1,8 +1,8 @@
 """A FUSE file system with one file. It logs each write and each flush of that file.
 
-`python -m tests.engines.lab.recorder FOLDER IMAGE LOG FLUSH_SECONDS` mounts it on FOLDER, with IMAGE's
-content in FOLDER/disk, prints `ready` and serves until it is unmounted. Each flush takes FLUSH_SECONDS
-longer, as on a slow disk. IMAGE is not written. The protocol is linux/fuse.h, 7.31; no library is used.
+`python -m tests.engines.lab.recorder FOLDER IMAGE LOG` mounts it on FOLDER, with IMAGE's content in
+FOLDER/disk, prints `ready` and serves until it is unmounted. IMAGE is not written. The protocol is
+linux/fuse.h, 7.31; no library is used.
 
 In LOG, the writes that a flush covers stand before the flush, and a record is in LOG before the kernel gets
 its answer. So the length of LOG is a clock that tells what was durable when. Requests are served in order.
@@ -15,7 +15,6 @@ import mmap
 import os
 import struct
 import sys
-import time
 from pathlib import Path
 
 from tests.engines.lab import kernel
@@ -59,10 +58,9 @@ _KEEP_CACHE = 1 << 1
 
 
 class Recorder:
-    def __init__(self, fd: int, image: Path, log_fd: int, flush_s: float) -> None:
+    def __init__(self, fd: int, image: Path, log_fd: int) -> None:
         self._fd = fd
         self._log_fd = log_fd
-        self._flush_s = flush_s
         with image.open("rb") as file:
             self._disk = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
         self._buffer = bytearray(_MOST_BYTES + 4096)
@@ -95,8 +93,6 @@ class Recorder:
                 return self._write(asked)
             case _Op.FSYNC:
                 os.write(self._log_fd, RECORD.pack(FLUSH_OFFSET, 0))
-                if self._flush_s:
-                    time.sleep(self._flush_s)
                 return b""
             case _Op.LOOKUP:
                 return self._look_up(bytes(asked).rstrip(b"\0"))
@@ -148,7 +144,7 @@ def main() -> None:
     kernel.unmount(folder, detach=True)
     sys.stdout.write("ready\n")
     sys.stdout.flush()
-    Recorder(fd, image, log_fd, float(sys.argv[4])).serve()
+    Recorder(fd, image, log_fd).serve()
 
 
 if __name__ == "__main__":

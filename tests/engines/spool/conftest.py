@@ -4,11 +4,15 @@ import pytest
 
 from relay.spool.maildir import layout
 from tests.engines.spool.engine import OnModel
-from tests.engines.spool.log_engine import LOG
+from tests.engines.spool.log_engine import LOG, LogOnModel
 from tests.engines.spool.maildir_engine import MAILDIR
 
+ENGINES = [pytest.param(MAILDIR, id="maildir"), pytest.param(LOG, id="log")]
+SHORT_LOG = LogOnModel(LOG.root, (600, 1))
+"""It begins a segment for each settlement, and cleans and removes some in each run."""
 
-@pytest.fixture(params=[pytest.param(MAILDIR, id="maildir"), pytest.param(LOG, id="log")])
+
+@pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> OnModel:
     made: OnModel = request.param
     return made

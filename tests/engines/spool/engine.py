@@ -43,41 +43,8 @@ class Engine(Protocol):
     def damage(self, queue_id: QueueId) -> None: ...
 
 
-class OneSpool:
-    """The common part of the engines: one spool; each process gets its own view of the disk."""
-
-    def __init__(self, root: str, disk: Disk) -> None:
-        self.root = root
-        self.disk = disk
-        self.clock = FakeClock()
-        self.told: list[tuple[str, str]] = []
-        self._intakes = 0
-
-    def view(self) -> Disk:
-        return self.disk.another() if isinstance(self.disk, ModelDisk) else self.disk
-
-    def tell(self, name: str, why: str) -> None:
-        self.told.append((name, why))
-
-    def chance(self) -> Callable[[int], bytes]:
-        self._intakes += 1
-        return random.Random(self._intakes).randbytes
-
-    def names(self, folder: str) -> list[str]:
-        return sorted(self.disk.names(f"{self.root}/{folder}"))
-
-    def content_of(self, path: str) -> bytes:
-        with opened(self.disk, self.disk.open_read(path)) as fd:
-            return self.disk.pread(fd, self.disk.size(fd), 0)
-
-    def flip(self, path: str, at: int) -> None:
-        with opened(self.disk, self.disk.open_update(path)) as fd:
-            (octet,) = self.disk.pread(fd, 1, at)
-            self.disk.write_at(fd, bytes([octet ^ 1]), at)
-
-
 class OnModel(Protocol):
-    """An engine on the model disk, as the crash suite knows it."""
+    """An engine with its root on any disk, as the crash suite knows it."""
 
     root: str
 
@@ -98,6 +65,58 @@ class OnModel(Protocol):
         ...
 
     def remains(self, disk: Disk) -> list[str]: ...
+
+    def octet_of(self, disk: Disk, queue_id: QueueId) -> tuple[str, int]:
+        """Return the file that has the content of a message, and the offset of an octet of it."""
+        ...
+
+
+class OneSpool:
+    """The common part of the engines: one spool; each process gets its own view of the disk."""
+
+    def __init__(self, root: str, disk: Disk) -> None:
+        self.root = root
+        self.disk = disk
+        self.clock = FakeClock()
+        self.told: list[tuple[str, str]] = []
+        self._intakes = 0
+
+    def view(self) -> Disk:
+        return self.disk.another() if isinstance(self.disk, ModelDisk) else self.disk
+
+    def tell(self, name: str, why: str) -> None:
+        self.told.append((name, why))
+
+    def chance(self) -> Callable[[int], bytes]:
+        self._intakes += 1
+        return random.Random(self._intakes).randbytes
+
+
+class OnDisk(OneSpool):
+    """An engine that stores messages on the disk: on the model disk, or in a real folder."""
+
+    def __init__(self, kind: OnModel, disk: Disk) -> None:
+        super().__init__(kind.root, disk)
+        self.kind = kind
+
+    def start(self) -> Spool:
+        return self.kind.spool(self.view(), self.clock, self.tell)
+
+    def intake(self) -> Intake:
+        view = self.view()
+        self.kind.prepare(view)
+        return self.kind.listener(view, self.clock, self.chance())
+
+    def damage(self, queue_id: QueueId) -> None:
+        path, at = self.kind.octet_of(self.disk, queue_id)
+        with opened(self.disk, self.disk.open_update(path)) as fd:
+            (octet,) = self.disk.pread(fd, 1, at)
+            self.disk.write_at(fd, bytes([octet ^ 1]), at)
+
+
+def content_of(disk: Disk, path: str) -> bytes:
+    with opened(disk, disk.open_read(path)) as fd:
+        return disk.pread(fd, disk.size(fd), 0)
 
 
 def note(index: int, text: str | None = "550 5.1.1 no such user", reason: str = "bounced") -> Note:

@@ -11,27 +11,9 @@ from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.maildir.layout import MaildirLayout, prepare
 from relay.spool.message.message_file import HEADER_BYTES
-from tests.engines.spool.engine import OneSpool
+from tests.engines.spool.engine import OnDisk, content_of
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
-
-
-class MaildirEngine(OneSpool):
-    def __init__(self, root: str, disk: Disk) -> None:
-        super().__init__(root, disk)
-        self.layout = MaildirLayout(root)
-
-    def start(self) -> MaildirSpool:
-        return MaildirSpool(self.root, self.view(), self.clock, self.tell)
-
-    def intake(self) -> Intake:
-        view = self.view()
-        prepare(self.root, view)
-        return MaildirIntake(self.root, view, self.clock, self.chance())
-
-    def damage(self, queue_id: QueueId) -> None:
-        path = self.layout.queued(queue_id)
-        self.flip(path, HEADER_BYTES + (len(self.content_of(path)) - HEADER_BYTES) // 2)
 
 
 class MaildirOnModel:
@@ -60,13 +42,17 @@ class MaildirOnModel:
         folders += [f"{self.root}/cur/{name}" for name in disk.names(f"{self.root}/cur")]
         return [f"{folder}/{name}" for folder in folders for name in disk.names(folder)]
 
+    def octet_of(self, disk: Disk, queue_id: QueueId) -> tuple[str, int]:
+        path = MaildirLayout(self.root).queued(queue_id)
+        return path, (HEADER_BYTES + len(content_of(disk, path))) // 2
+
 
 MAILDIR = MaildirOnModel("/var/spool")
 
 
-def on_the_model() -> MaildirEngine:
-    return MaildirEngine("/var/spool", ModelDisk())
+def on_the_model() -> OnDisk:
+    return OnDisk(MAILDIR, ModelDisk())
 
 
-def on_the_kernel(folder: Path) -> MaildirEngine:
-    return MaildirEngine(str(folder / "spool"), RealDisk())
+def on_the_kernel(folder: Path) -> OnDisk:
+    return OnDisk(MaildirOnModel(str(folder / "spool")), RealDisk())

@@ -119,7 +119,7 @@ def check_present(trace: Trace, message: Message) -> None:
     noted = {note.index for note in message.notes}
     owed = message.owed_report
     for index, status in enumerate(message.statuses):
-        fates = trace.fates.get((queue_id, index), [])
+        fates = trace.fates.get((queue_id, index), ())
         marked = trace.marked.get((queue_id, index))
         if marked is not None and status is not marked:
             raise Violation(f"{queue_id}/{index} is {status} though marked {marked} durably")

@@ -17,11 +17,12 @@ from dataclasses import replace
 import pytest
 
 from relay.mail.envelope import QueueId
-from tests.engines.spool.cuts import Judge, cuts, killed, prefixes
+from tests.engines.spool.conftest import ENGINES, SHORT_LOG
+from tests.engines.spool.cuts import Judge, cuts, killed
 from tests.engines.spool.engine import BOUNCED, RELAYED, OnModel, accept, claimed
 from tests.engines.spool.maildir_engine import MAILDIR
 from tests.engines.spool.scenarios import STORIES, Scenario, drawn, of_one_recipient
-from tests.engines.spool.world import Letter, Listener, Snapshot, Violation, World, no_corruption, prepared
+from tests.engines.spool.world import Letter, Listener, Violation, World, no_corruption, prepared
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
 
@@ -45,6 +46,7 @@ SOME = ("held and released together", "warned, then bounced", "bounced, the firs
 EACH = [*SOME, *(pytest.param(name, marks=pytest.mark.full) for name in STORIES if name not in SOME)]
 
 
+@pytest.mark.parametrize("engine", [*ENGINES, pytest.param(SHORT_LOG, id="log of short segments")])
 @pytest.mark.parametrize("name", EACH)
 def test_a_story_survives_any_two_crashes(name: str, engine: OnModel) -> None:
     judge = Judge(engine)
@@ -109,21 +111,6 @@ def test_up_to_three_messages_survive_any_two_crashes(
         if time.monotonic() > until_s:
             break
     tell(f"spool: {judge.tally}, seed {crash_seed}: nothing lost")
-
-
-@pytest.mark.parametrize("name", ["a batch of two", "held and released"])
-def test_messages_that_a_start_returned_survive_the_next_power_cut(name: str, engine: OnModel) -> None:
-    """A killed sender may leave changes in the page cache that every process sees but the disk lacks."""
-    for snapshot in STORIES[name].run(engine):
-        ((_, image),) = killed(snapshot)
-        before, after = World(image, engine=engine).sender(), None
-        before.claim()
-        _, cut = next(prefixes(Snapshot(image.platter, snapshot.trace, snapshot.step)))
-        after = World(cut, engine=engine).sender()
-        after.claim()
-        assert [message._replace(next_attempt_at_ns=None) for message in before.queue.values()] == [
-            message._replace(next_attempt_at_ns=None) for message in after.queue.values()
-        ]
 
 
 def _offer_with(world: World, listener: Listener, nth: int) -> set[QueueId]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 import pytest
 
 from relay.spool.interface import SpoolError
+from tests.engines.spool.conftest import ENGINES, SHORT_LOG
 from tests.engines.spool.cuts import cuts, killed, prefixes
 from tests.engines.spool.engine import RELAYED, OnModel
 from tests.engines.spool.faulting import FAULTS, FULL, SOME, Judging
@@ -73,6 +74,9 @@ def test_a_listener_whose_disk_fails_keeps_accepted_mail_and_no_refused_mail(eng
     assert judging.faults > 150
 
 
+@pytest.mark.parametrize(
+    "engine", [*ENGINES, pytest.param(SHORT_LOG, marks=pytest.mark.full, id="log of short segments")]
+)
 @pytest.mark.parametrize(
     ("name", "kinds"), few("held and released", "warned, then bounced", seldom="a batch of two")
 )

@@ -12,21 +12,21 @@ from relay.spool.identity import report_id
 from relay.spool.interface import Report, Settlement, SpoolBusy
 from relay.spool.maildir.layout import FORMAT, prepare
 from tests.engines.spool.conformance import EVERY, REPORT, Conformance, FailingConformance, begun, watched
-from tests.engines.spool.engine import BOUNCED, CONTENT, ENVELOPE, accept, claimed, note, read, settle
-from tests.engines.spool.maildir_engine import MaildirEngine, on_the_kernel, on_the_model
+from tests.engines.spool.engine import BOUNCED, CONTENT, ENVELOPE, OnDisk, accept, claimed, note, read, settle
+from tests.engines.spool.maildir_engine import on_the_kernel, on_the_model
 from tests.fakes.disk import Fault, ModelDisk
 
 
 class TestOnTheModel(FailingConformance):
     @pytest.fixture
-    def engine(self) -> MaildirEngine:
+    def engine(self) -> OnDisk:
         return on_the_model()
 
 
 @pytest.mark.full
 class TestOnTheKernel(Conformance):
     @pytest.fixture
-    def engine(self, tmp_path: Path) -> MaildirEngine:
+    def engine(self, tmp_path: Path) -> OnDisk:
         return on_the_kernel(tmp_path)
 
 
@@ -39,7 +39,7 @@ def test_a_spool_of_another_format_is_left_alone(found: bytes) -> None:
     watched(engine).poke(f"{engine.root}/format", found)
     with pytest.raises(ValueError, match="this engine needs"):
         engine.start()
-    assert engine.content_of(f"{engine.root}/format") == found
+    assert watched(engine).peek(f"{engine.root}/format") == found
 
 
 def test_several_first_starts_at_once_end_in_one_format(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,11 @@ For messages with an even number of recipients it does all in one settlement. Be
 (tests.engines.spool.oracle) knows only the trace.
 """
 
+import copy
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from relay.clock import SECOND_NS
 from relay.mail.draft import Draft
@@ -38,7 +39,7 @@ class Trace:
     accepted: set[QueueId] = field(default_factory=set)
     """Messages that got 250, and reports whose settlement succeeded."""
     refused: set[QueueId] = field(default_factory=set)
-    fates: dict[tuple[QueueId, int], list[Status]] = field(default_factory=dict)
+    fates: dict[tuple[QueueId, int], tuple[Status, ...]] = field(default_factory=dict)
     """The outcomes of each recipient at the upstream or by decision, one for each attempt that ended it."""
     noted: dict[tuple[QueueId, int], str] = field(default_factory=dict)
     """Durable reasons."""
@@ -82,22 +83,7 @@ class Trace:
         return hash(tuple(map(frozenset, (*sets, *rest))))
 
     def copy(self) -> "Trace":
-        return Trace(
-            dict(self.offered),
-            set(self.accepted),
-            set(self.refused),
-            {key: list(fates) for key, fates in self.fates.items()},
-            dict(self.noted),
-            dict(self.marked),
-            dict(self.called),
-            set(self.finishing),
-            set(self.warned),
-            dict(self.held),
-            dict(self.told_of),
-            self.reports_wait,
-            self.waits_after_a_crash,
-            dict(self.excused),
-        )
+        return Trace(**{each.name: copy.copy(getattr(self, each.name)) for each in fields(self)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,12 +309,12 @@ class Sender:
     def _upstream_says(self, queue_id: QueueId, index: int, status: Status) -> None:
         if (queue_id, index) in self.trace.marked:
             raise Violation(f"{queue_id}/{index} is tried again though it was marked durably")
-        fates = self.trace.fates.setdefault((queue_id, index), [])
+        fates = self.trace.fates.get((queue_id, index), ())
         if len(fates) > self.trace.excused.get((queue_id, index), 0):
             raise Violation(
                 f"{queue_id}/{index} is tried again though no crash came before its mark: {fates}"
             )
-        fates.append(status)
+        self.trace.fates[queue_id, index] = (*fates, status)
 
     def _note(self, index: int, status: Status) -> Note:
         text = f"550 5.1.1 no {index}" if status.is_failure else f"250 2.0.0 yes {index}"

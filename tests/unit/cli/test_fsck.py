@@ -9,15 +9,15 @@ import pytest
 
 from relay.policy.source import parse_policy
 from relay.spool.disk.durable import RealDisk
-from tests.engines.spool.engine import CONTENT, accept, claimed
-from tests.engines.spool.log_engine import log_on_the_kernel
-from tests.engines.spool.maildir_engine import MaildirEngine, on_the_kernel
+from tests.engines.spool.engine import CONTENT, OnDisk, accept, claimed
+from tests.engines.spool.log_engine import LogOnModel
+from tests.engines.spool.maildir_engine import on_the_kernel
 from tests.unit.cli.conftest import Ran, Run
 from tests.unit.cli.control import POLICY, charged, write_policy
 
 
 @pytest.fixture
-def engine(policy_path: Path) -> MaildirEngine:
+def engine(policy_path: Path) -> OnDisk:
     made = on_the_kernel(policy_path.parent)
     made.start().close()
     return made
@@ -27,7 +27,7 @@ def told(ran: Ran) -> list[dict[str, object]]:
     return [json.loads(line) for line in ran.out.splitlines()]
 
 
-def test_fsck_exits_0_for_a_clean_spool_and_75_for_a_locked_one(engine: MaildirEngine, run: Run) -> None:
+def test_fsck_exits_0_for_a_clean_spool_and_75_for_a_locked_one(engine: OnDisk, run: Run) -> None:
     accept(engine.intake())
     assert run("fsck") == (os.EX_OK, f"{engine.root}: 1 messages, clean\n", "")
     spool = engine.start()
@@ -45,7 +45,9 @@ def test_fsck_exits_0_for_a_clean_spool_and_75_for_a_locked_one(engine: MaildirE
 @pytest.mark.parametrize("name", ["maildir", "log"])
 def test_fsck_exits_65_for_a_damaged_message_of_any_length(name: str, policy_path: Path, run: Run) -> None:
     folder = write_policy(policy_path.parent, engine=name).parent
-    made = on_the_kernel(folder) if name == "maildir" else log_on_the_kernel(folder)
+    made = on_the_kernel(folder)
+    if name == "log":
+        made = OnDisk(LogOnModel(made.root), RealDisk())
     spool, intake = made.start(), made.intake()
     damaged = [accept(intake, content=content) for content in (CONTENT, bytes(600_000))]
     accept(intake)
@@ -63,7 +65,7 @@ def test_fsck_exits_65_for_a_damaged_message_of_any_length(name: str, policy_pat
         assert (summary["messages"], summary["findings"], summary["damages"]) == (1, 2, 2)
 
 
-def test_fsck_exits_1_for_a_torn_history_and_65_for_a_damaged_one(engine: MaildirEngine, run: Run) -> None:
+def test_fsck_exits_1_for_a_torn_history_and_65_for_a_damaged_one(engine: OnDisk, run: Run) -> None:
     root = Path(engine.root)
     history = charged(parse_policy(POLICY.encode(), root.parent / "policy.yaml"), [1])
     history.write_bytes(history.read_bytes().rstrip(b"\0") + b"00000000 [[1")
@@ -88,7 +90,7 @@ def test_fsck_exits_1_for_a_torn_history_and_65_for_a_damaged_one(engine: Maildi
 
 @pytest.mark.parametrize("verb", ["fsck", "status"])
 def test_a_user_who_does_not_own_the_spool_is_refused(
-    engine: MaildirEngine, run: Run, monkeypatch: pytest.MonkeyPatch, verb: str
+    engine: OnDisk, run: Run, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
     code, _, err = run(verb)

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Settlement
-from tests.engines.spool.engine import ENVELOPE, accept, claimed, settle
-from tests.engines.spool.log_engine import log_on_the_kernel
-from tests.engines.spool.maildir_engine import MaildirEngine, on_the_kernel
+from tests.engines.spool.engine import ENVELOPE, OnDisk, accept, claimed, settle
+from tests.engines.spool.log_engine import LogOnModel
+from tests.engines.spool.maildir_engine import on_the_kernel
 from tests.unit.cli.conftest import Run
 from tests.unit.cli.control import answering, write_policy
 
@@ -17,7 +18,7 @@ CONVERT = ("spool", "convert", "--to", "log")
 
 
 @pytest.fixture
-def engine(policy_path: Path) -> MaildirEngine:
+def engine(policy_path: Path) -> OnDisk:
     """Return a maildir spool with one held message to three recipients; the policy asks for a maildir."""
     made = on_the_kernel(policy_path.parent)
     spool, intake = made.start(), made.intake()
@@ -29,12 +30,12 @@ def engine(policy_path: Path) -> MaildirEngine:
     return made
 
 
-def format_of(engine: MaildirEngine) -> str:
+def format_of(engine: OnDisk) -> str:
     return (Path(engine.root) / "format").read_text()
 
 
 def test_convert_reports_what_it_did_and_what_to_write_into_the_policy(
-    engine: MaildirEngine, tmp_path: Path, run: Run
+    engine: OnDisk, tmp_path: Path, run: Run
 ) -> None:
     assert run(*CONVERT).out.splitlines() == [
         f"{engine.root}: maildir to log: 1 messages, 1 of them held, 3 recipients to do",
@@ -43,7 +44,7 @@ def test_convert_reports_what_it_did_and_what_to_write_into_the_policy(
     assert format_of(engine) == FORMATS["log"]
     write_policy(tmp_path, engine="log")
     assert run("spool", "convert") == (os.EX_OK, f"{engine.root}: already uses the engine log\n", "")
-    spool = log_on_the_kernel(tmp_path).start()
+    spool = OnDisk(LogOnModel(f"{tmp_path}/spool"), RealDisk()).start()
     assert [message.is_held for message in claimed(spool)] == [True]
     spool.close()
     write_policy(tmp_path, engine="maildir")
@@ -51,7 +52,7 @@ def test_convert_reports_what_it_did_and_what_to_write_into_the_policy(
     assert format_of(engine) == FORMATS["maildir"]
 
 
-def test_convert_refuses_a_spool_that_is_in_use(engine: MaildirEngine, run: Run) -> None:
+def test_convert_refuses_a_spool_that_is_in_use(engine: OnDisk, run: Run) -> None:
     said = []
     with answering(Path(engine.root)):
         said.append(run(*CONVERT))
@@ -74,7 +75,7 @@ def test_convert_and_fsck_exit_66_without_a_spool(run: Run) -> None:
 
 @pytest.mark.parametrize("arguments", [["queue"], ["fsck"], ["queue", "hold", "0000000000000001"]])
 def test_a_spool_of_another_engine_is_refused_and_the_converting_command_named(
-    engine: MaildirEngine, tmp_path: Path, arguments: list[str], run: Run
+    engine: OnDisk, tmp_path: Path, arguments: list[str], run: Run
 ) -> None:
     write_policy(tmp_path, engine="log")
     before = sorted(Path(engine.root).iterdir())
