@@ -225,12 +225,7 @@ async def test_a_refusal_of_the_account_is_no_full_session(tmp_path: Path, refus
 async def test_no_transaction_goes_on_after_a_stop_though_another_process_held_the_history(
     tmp_path: Path,
 ) -> None:
-    held, asked, free, loop = (
-        asyncio.Event(),
-        threading.Event(),
-        threading.Event(),
-        asyncio.get_running_loop(),
-    )
+    held, asked, free = asyncio.Event(), threading.Event(), threading.Event()
     free.set()
 
     def hold(call: str, path: str) -> None:
@@ -251,7 +246,7 @@ async def test_no_transaction_goes_on_after_a_stop_though_another_process_held_t
             free.clear()
             relay.accept()
             await relay.until(asked.is_set)
-            loop.call_later(30, free.set)
+            asyncio.get_running_loop().call_later(30, free.set)
         held.set()
         await turns_of_the_loop()
         assert not relay.faults
