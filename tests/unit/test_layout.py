@@ -35,8 +35,6 @@ NEVER_SEES = {
 """Rooms below them that they must not import: disk and network meet only in `sender` and above."""
 OF_THE_DISK = ("relay.spool.disk.", "relay.spool.database.")
 """The only parts of `spool` that `throttle` may import."""
-MOST_PARAMETERS = 8
-"""The most parameters of a function, without `self` and `cls`."""
 
 
 def _words(text: str) -> set[str]:
@@ -80,7 +78,6 @@ class Module:
         parts = path.relative_to(PACKAGE).parts
         self.room = parts[0] if len(parts) > 1 else ""
         self.imports: list[tuple[int, str]] = []
-        self.functions: list[ast.FunctionDef | ast.AsyncFunctionDef] = []
         self.calls: list[tuple[ast.Call, str]] = []
         origin: dict[str, str] = {}
         for node in ast.walk(ast.parse(path.read_text())):
@@ -93,8 +90,6 @@ class Module:
                     }
                     self.imports += [(node.lineno, name) for name in named.values()]
                     origin |= named
-                case ast.FunctionDef() | ast.AsyncFunctionDef():
-                    self.functions.append(node)
                 case ast.Call():
                     self.calls.append((node, _dotted(node.func)))
         for at, (call, name) in enumerate(self.calls):
@@ -230,22 +225,6 @@ def test_no_call_is_made_that_has_a_safer_equivalent() -> None:
         return name in BETTER or (bool(is_clock) and module.name != "relay/clock.py")
 
     _none(_called(has_better))
-
-
-def test_a_function_has_at_most_8_parameters() -> None:
-    def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
-        arguments = function.args
-        every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
-        return {each.arg for each in every} - {"self", "cls"}
-
-    _none(
-        [
-            f"{module.name}:{function.lineno} {function.name}"
-            for module in _relay()
-            for function in module.functions
-            if len(parameters(function)) > MOST_PARAMETERS
-        ]
-    )
 
 
 @functools.cache

@@ -15,6 +15,7 @@ HELLO, MAIL = b"EHLO x\r\n", b"MAIL FROM:<a@b>\r\n"
 PLAIN, LOGIN = b"AUTH PLAIN", b"AUTH LOGIN"
 NAME, PASSWORD = b64encode(b"mjd"), b64encode(b"open sesame")
 TAKEN = "250 250 354 250"
+SMALL: dict[str, object] = {"max_errors": 3, "max_size": 1500, "max_hops": 2, "max_recipients": 9}
 
 LONG, BAD_END = "500/5.5.2/The/command/line/is/too/long", "500/5.5.2/A/command/must/end/in/CRLF"
 
@@ -67,6 +68,11 @@ ORDER: list[tuple[bytes, str]] = [
         HELLO + (b"NOOP\r\n" * 95 + b"bogus\r\n" * 2 + TRANSACTION + b"one\r\n.\r\n") * 2,
         "250" + f"{' 250' * 95} 500 500 {TAKEN}" * 2,
     ),
+    # Recipients above the limit are no errors, however many come at once (RFC 5321, 4.5.3.1.10).
+    (
+        HELLO + MAIL + b"".join(b"RCPT TO:<%d@b>\r\n" % n for n in range(2000)) + b"DATA\r\n.\r\nQUIT\r\n",
+        "250 250" + " 250" * 9 + " 452/4.5.3" * 1991 + " 354 250 221",
+    ),
     (b"NOOP " + b"x" * 2043 + b"\r\n", "250"),
     (b"NOOP " + b"x" * 2044 + b"\r\nNOOP\r\n", LONG),
     (b"NOOP " + b"x" * 100_000, LONG),
@@ -108,7 +114,7 @@ LOGINS: list[tuple[bytes, str]] = [
 
 async def _are_told(policy: dict[str, object], sent: bytes, told: str) -> None:
     wanted = [each.replace("/", " ") for each in ("220", *told.split())]
-    async with listening({"max_errors": 3, "max_size": 1500, "max_hops": 2} | policy) as room:
+    async with listening({**SMALL, **policy}) as room:
         replies = await room.say(sent)
         found = [line.decode() for line in replies.split(b"\r\n") if line[3:4] == b" "]
         assert room.observer.faults == []

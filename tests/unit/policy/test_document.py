@@ -59,23 +59,15 @@ def test_marks_count_lines_and_columns_as_an_editor_does() -> None:
 @pytest.mark.parametrize(
     ("content", "word"),
     [
-        *(
-            ("a: *x", "undefined alias"),
-            ("a: &x [*x]", "nested deeper"),
-            ("a: &x 1\nb: &x 2", "duplicate anchor"),
-        ),
+        *(("a: *x", "undefined alias"), ("a: &x [*x]", "nested deeper")),
+        ("a: &x 1\nb: &x 2", "duplicate anchor"),
         *(("a: !!str 8", "tags"), ("a: !secret hunter2", "tags"), ("!!python/object:os.system [x]", "tags")),
         *(("[a]: 1", "a key must be plain text"), ("a: 1\n--- \nb: 2", "a single document"), (b"", "empty")),
         *(("a: |\n  two\n  lines\n", "control character"), ('a: "\\e[31m"', "control character")),
         *(('a: "\\u202e"', "control character"), ("a: \x07", "U+0007"), (b"a: \x00", "U+0000")),
         *(("a: \x85", "U+0085"), ("a: \u2028", "U+2028")),
         *((b"a: \xff", "not UTF-8"), ("a: b".encode("utf-16"), "not UTF-8")),
-        *(
-            ("a: [1", "not YAML"),
-            ("a: 'x", "not YAML"),
-            ("a: b: c", "not YAML"),
-            ("%YAML 9.9\n---\na", "not YAML"),
-        ),
+        *((text, "not YAML") for text in ("a: [1", "a: 'x", "a: b: c", "%YAML 9.9\n---\na")),
         *(("a: [x, ::1]", "an IPv6 address needs quotes"), ("[" * 50_000, "nested deeper")),
         *(("a:\n\tb: 1", "a tab"), ("a:\n  b: 1\n  \tc: 1", "a tab")),
     ],

@@ -38,6 +38,7 @@ RELAYED, DEFER, LATER, BOUNCE, PAUSE = (
 BY_LETTER = {"R": RELAYED, "D": DEFER, "U": DEFER, "L": LATER, "B": BOUNCE, "P": PAUSE, "S": Verdict.STOP}
 IN_TRANSACTION = ["mail", "rcpt", "data", "eod"]
 NOBODY, BUSY, OK, TOO_BIG = "550 5.1.1 who?", "450 4.2.1 busy", "250 2.1.5 ok", "552 5.3.4 too big"
+GBK = "用户不存在".encode("gbk")
 ENDS: dict[str, Turn] = {"close": CLOSE, "reset": RESET, "421": "421 4.3.2 closing"}
 REFUSALS: dict[str, tuple[str, Turn]] = {
     "4yz": ("DDD", "451 4.3.0 later"),
@@ -95,6 +96,23 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "MAIL, then 421": ("PPP", {"mail": [DEFAULT, b"421 4.3.2 going down\r\n"]}),
     "RCPT, then 421": ("PPP", {"rcpt": [DEFAULT, b"421 4.3.2 going down\r\n"]}),
     "DATA, then 421": ("PPP", {"data": [DEFAULT, b"421 4.3.2 going down\r\n"]}),
+    # Odd replies that relay.
+    "greeting of many lines": ("RRR", {"connect": b"220-fake.example\r\n220-no spam\r\n220 ready\r\n"}),
+    "greeting without a text": ("RRR", {"connect": b"220\r\n"}),
+    "greeting in GBK": ("RRR", {"connect": b"220 " + GBK + b"\r\n"}),
+    "EHLO of the name alone": ("RRR", {"ehlo": b"250 fake.example\r\n"}),
+    "EHLO without a text": ("RRR", {"ehlo": b"250\r\n"}),
+    "EHLO of 200 words": ("RRR", {
+        "ehlo": b"".join(b"250-X%d a=b =\r\n" % n for n in range(200)) + b"250 8BITMIME\r\n"}),
+    "EHLO with words that are none": ("RRR", {
+        "ehlo": b"250-fake.example\r\n250-\r\n250-AUTH\r\n250-AUTH=\r\n250-SIZE\r\n250-SIZE=1\r\n"
+        b"250-SIZE 0\r\n250-LIMITS\r\n250-250 DSN\r\n250-" + GBK + b"\r\n250 8bitmime\r\n"}),
+    "codes alone": ("RRR", {"mail": b"250\r\n", "rcpt": b"250\r\n", "data": b"354\r\n", "eod": b"250\r\n"}),
+    "codes and a blank": ("RRR", {
+        "mail": b"250 \r\n", "rcpt": b"250 \r\n", "data": b"354 \r\n", "eod": b"250 \r\n"}),
+    "354 of many lines": ("RRR", {"data": b"354-2.0.0 go\r\n354-on\r\n354 .\r\n"}),
+    "250 of many lines": ("RRR", {"eod": b"250-2.0.0 ok\r\n250-id=1\r\n250 " + GBK + b"\r\n"}),
+    "250 that speaks of a refusal": ("RRR", {"eod": "250 5.7.1 rejected: 550 quota exceeded"}),
     # No later reply proves that the last refusal answered its own command: U (unproven).
     "MAIL refused, then close": ("UUU", {"mail": ["554 5.6.0 no", CLOSE]}),
     "RCPT refused, then close": ("UDD", {"rcpt": ["554 5.6.0 no", CLOSE]}),

@@ -61,6 +61,7 @@ async def test_mail_has_the_parameters_that_are_offered_and_needed(
 ) -> None:
     async with Smarthost(extensions=extensions) as host, connected(account(host)) as connection:
         sent = transaction(eight_bit=eight_bit, smtputf8=smtputf8, size_bytes=31)
+        assert why_unfit(connection.extensions, sent.shape) is None
         assert verdicts(await connection.transact(sent)) == [RELAYED] * 3
 
         assert host.commands[1] == f"MAIL FROM:<{SENDER}>{expected}"

@@ -14,16 +14,11 @@ PATH = Path("/secrets/m365")
 OLD, NEW, OTHERS = "old-refresh-token", "a-new-and-longer-refresh-token", "by-hand"
 
 
-def _disk() -> ModelDisk:
+@pytest.mark.parametrize("kind", ["sync", "rename", "sync_directory"])
+def test_a_failed_write_leaves_a_whole_token_and_can_be_repeated(kind: str) -> None:
     disk = ModelDisk()
     disk.make_directory("/secrets")
     RefreshTokenFile(PATH, disk).write(OLD)
-    return disk
-
-
-@pytest.mark.parametrize("kind", ["sync", "rename", "sync_directory"])
-def test_a_failed_write_leaves_a_whole_token_and_can_be_repeated(kind: str) -> None:
-    disk = _disk()
     disk.fail(Fault(1, errno.ENOSPC, kinds=frozenset({kind})))
     file = RefreshTokenFile(PATH, disk)
     try:
@@ -37,15 +32,7 @@ def test_a_failed_write_leaves_a_whole_token_and_can_be_repeated(kind: str) -> N
     assert set(images) == {NEW}
 
 
-def test_a_token_that_another_process_wrote_meanwhile_stays() -> None:
-    disk = _disk()
-    RefreshTokenFile(PATH, disk.another()).write(OTHERS)
-
-    assert not RefreshTokenFile(PATH, disk).rotate(OLD, NEW)
-    assert RefreshTokenFile(PATH, disk).read() == OTHERS
-
-
-def test_only_the_owner_can_read_the_file(tmp_path: Path) -> None:
+def test_only_the_owner_reads_the_file_and_no_other_writers_token_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "m365"
     file = RefreshTokenFile(path, RealDisk())
     file.write(OLD)
@@ -54,3 +41,6 @@ def test_only_the_owner_can_read_the_file(tmp_path: Path) -> None:
     assert path.read_text() == f"{NEW}\n"
     assert path.stat().st_mode & 0o777 == 0o600
     assert sorted(each.name for each in tmp_path.iterdir()) == ["m365", "m365.lock"]
+    RefreshTokenFile(path, RealDisk()).write(OTHERS)
+    assert not file.rotate(OLD, NEW)
+    assert file.read() == OTHERS
