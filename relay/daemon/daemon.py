@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from relay import __version__
@@ -89,8 +88,7 @@ class Daemon:
         listening = Listening(start, intake, events, self._metrics, clock=self._clock, limit=raise_limit())
         await listening.bind()
         start_threads()
-        path = str(start.path.absolute())
-        status = PolicyStatus(digest(start.text), self._clock.wall_ns(), path=path)
+        status = PolicyStatus(digest(start.text), self._clock.wall_ns(), path=str(start.path.absolute()))
         relay = Assembly(spool, host, policy, start.hostname, self._telemetry, status, self._fail)
         collector = SnapshotCollector(self._metrics, relay.status_view.snapshot, events)
         self._metrics.registry.register(collector)
@@ -155,7 +153,7 @@ class Daemon:
 
         control = ControlServer(start.policy.spool, relay.operator, self._events)
         await control.start()
-        ours = guard(lambda: self._keep_looking(watches)), guard(lambda: listening.tell_owners(owners))
+        ours = guard(lambda: self._keep_looking(*watches)), guard(lambda: listening.tell_owners(owners))
         chores = [asyncio.create_task(each) for each in (keep_watchdog(), *ours, *relay.chores())]
         status_view.condition, status_view.started_ns = Condition.RUNNING, self._clock.boottime_ns()
         notify("READY=1", "STATUS=relaying")
@@ -203,7 +201,7 @@ class Daemon:
         self._metrics.count("relay_spool_corrupt_total")
         self._events.tell("corrupt", queue_id=name, reason=why)
 
-    async def _keep_looking(self, watches: Sequence[FileWatch]) -> None:
+    async def _keep_looking(self, *watches: FileWatch) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):

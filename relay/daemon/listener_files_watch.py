@@ -33,19 +33,12 @@ class _Watched:
     seen: ListenerFiles | str
     """The files at the last look."""
 
-    @property
-    def error(self) -> str:
-        """Why the files are unusable; empty if they are good."""
-        return self.decided if isinstance(self.decided, str) else ""
-
 
 class ListenerFilesWatch:
     def __init__(self, use: Use, status_view: StatusView, events: Events, metrics: Metrics) -> None:
         """`use` gets the index of a listener in the policy, and the files that it uses from now on."""
-        self._use = use
-        self._status_view = status_view
-        self._events = events
-        self._metrics = metrics
+        self._use, self._status_view = use, status_view
+        self._events, self._metrics = events, metrics
         self._watched: list[_Watched] = []
 
     async def begin(self, listens: Sequence[Listen]) -> None:
@@ -86,7 +79,7 @@ class ListenerFilesWatch:
             for each in self._watched
             if (pair := each.in_force.pair) is not None and (ends_at_ns := pair.ends_at_ns) is not None
         )
-        refused_file = next((each.error for each in self._watched if each.error), "")
+        refused_file = next((each.decided for each in self._watched if isinstance(each.decided, str)), "")
         status = self._status_view.policy_status
         if refused_file != status.refused_file:
             self._status_view.policy_status = replace(status, refused_file=refused_file)

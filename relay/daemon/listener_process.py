@@ -57,8 +57,7 @@ async def take_mail(bound: socket.socket) -> None:
     obeying = asyncio.create_task(_obey(stdin, name, listener, events))
     loop.add_signal_handler(signal.SIGTERM, obeying.cancel)
     await listener.start(bound)
-    chores = [asyncio.create_task(_report(tally))]
-    chores.append(asyncio.create_task(intake.keep_looking_for_room()))
+    chores = [asyncio.create_task(each) for each in (_report(tally), intake.keep_looking_for_room())]
     await asyncio.wait([obeying])
     await listener.close(CLOSE_SECONDS)
     for chore in chores:
@@ -71,7 +70,7 @@ async def _obey(stdin: asyncio.StreamReader, name: str, listener: Listener, even
     async for line in stdin:
         order = json.loads(line)
         if "full" in order:
-            listener.quotas.set_full_owners({Owner(*each) for each in order["full"]})
+            listener.quotas.full = {Owner(*each) for each in order["full"]}
         else:
             files = ListenerFiles.from_order(order)
             listener.use(files)

@@ -85,12 +85,9 @@ class Listening:
         limit: int,
     ) -> None:
         """`limit` is RLIMIT_NOFILE of each process; a policy that allows more clients is logged."""
-        self._start = start
-        self._intake = intake
-        self._events = events
-        self._metrics = metrics
-        self._clock = clock
-        self._limit = limit
+        self._start, self._intake = start, intake
+        self._events, self._metrics = events, metrics
+        self._clock, self._limit = clock, limit
         self._all = [_Listening(index, listen) for index, listen in enumerate(start.policy.listen)]
         self._here = [each for each in self._all if listener_processes(each.listen) == 0]
         self._keepers: list[asyncio.Task[None]] = []
@@ -99,12 +96,9 @@ class Listening:
         for where, together in [("relay", self._here), *alone]:
             needed = EACH_CLIENT * sum(each.listen.max_connections for each in together)
             if needed > limit:
+                fit = limit // EACH_CLIENT
                 events.tell(
-                    "descriptors_short",
-                    where=where,
-                    descriptors=limit,
-                    needed=needed,
-                    connections=limit // EACH_CLIENT,
+                    "descriptors_short", where=where, descriptors=limit, needed=needed, connections=fit
                 )
 
     async def bind(self) -> None:
@@ -124,8 +118,7 @@ class Listening:
                     await asyncio.sleep(BIND_AGAIN_SECONDS)
 
     async def start(self) -> None:
-        names = [str(listen.address) for listen in self._start.policy.listen]
-        self._metrics.know_listeners(names)
+        self._metrics.know_listeners([each.name for each in self._all])
         observer = ListenerObserver(self._events, self._metrics, self._clock)
         listens = fitted([each.listen for each in self._here], self._limit)
         for each, listen in zip(self._here, listens, strict=True):
@@ -156,7 +149,7 @@ class Listening:
             for each, quotas in asked:
                 full = quotas.owners_at_limit(owners())
                 if each.listener is not None:
-                    each.listener.quotas.set_full_owners(full)
+                    each.listener.quotas.full = full
                 for orders in each.orders:
                     # A suspended process reads no orders: more of them would fill our memory.
                     if not orders.transport.get_write_buffer_size():

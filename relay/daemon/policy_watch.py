@@ -26,9 +26,7 @@ class Edits(Protocol):
 class PolicyWatch:
     def __init__(self, path: Path, text: bytes, edits: Edits, clock: Clock) -> None:
         """`text` is that of the policy in force."""
-        self._path = path
-        self._edits = edits
-        self._clock = clock
+        self._path, self._edits, self._clock = path, edits, clock
         self._decided = self._seen = digest(text)
         """Digests of the text that was judged last, and of the last look; or the error of reading it."""
         self._since_ns = 0

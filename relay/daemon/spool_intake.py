@@ -38,10 +38,8 @@ class SpoolIntake:
 
         `look_seconds` is how old the free space may be that a declared size is compared with.
         """
-        self._look_seconds = look_seconds
-        self._intake = intake
-        self._trigger = trigger
-        self._on_error = on_error
+        self._intake, self._trigger = intake, trigger
+        self._on_error, self._look_seconds = on_error, look_seconds
         self._commits = workers.one("commit")
         self._spills = workers.several(_SPILLS_AT_ONCE, "spill")
         self._batch: Batch[tuple[Draft, Envelope], None] = Batch(self._commit, self._commits)

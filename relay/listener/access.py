@@ -65,8 +65,7 @@ class Admission:
     """
 
     def __init__(self, max_connections: int, max_per_client: int, *, can_log_in: bool) -> None:
-        self._max_connections = max_connections
-        self._max_per_client = max_per_client
+        self._max_connections, self._max_per_client = max_connections, max_per_client
         # Without a login a stranger can only be refused, so a tenth is enough.
         self._share = max(1, max_connections // (2 if can_log_in else 10))
         self._most_of_origin = min(max_per_client, max(self._share // 4, min(self._share, 10)))

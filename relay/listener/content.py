@@ -24,9 +24,7 @@ class ContentDecoder:
     """Feed it the octets behind 354; store what `feed` returns."""
 
     def __init__(self, max_size_bytes: int, max_hops: int, *, normalise: bool) -> None:
-        self._max_size_bytes = max_size_bytes
-        self._max_hops = max_hops
-        self._normalise = normalise
+        self._max_size_bytes, self._max_hops, self._normalise = max_size_bytes, max_hops, normalise
         self._unstuffing = DotUnstuffing()
         self._has_bare_newline = False
         self._held = b""

@@ -26,20 +26,13 @@ class Quotas:
         self._listen = listen
         mosts = [rule.max_queued for rule in listen.users.values()] + [listen.max_queued_per_client]
         self.has_limits = any(most is not None for most in mosts)
-        self._full: set[Owner] = set()
+        self.full: set[Owner] = set()
+        """The owners at their limit, as the sender's process told last."""
 
     def owners_at_limit(self, held: Iterable[tuple[tuple[str, str], int]]) -> set[Owner]:
         """Return the owners that are at their limit.  `held` counts messages by user and client."""
-        full: set[Owner] = set()
-        for (user, client), count in held:
-            most = self._listen.most_queued(user or None)
-            if most is not None and count >= most:
-                full.add(Owner(user, client))
-        return full
-
-    def set_full_owners(self, full: set[Owner]) -> None:
-        """Replace the owners at their limit, by the result of `owners_at_limit`."""
-        self._full = full
-
-    def is_full(self, owner: Owner) -> bool:
-        return owner in self._full
+        return {
+            Owner(user, client)
+            for (user, client), count in held
+            if (most := self._listen.most_queued(user or None)) is not None and count >= most
+        }

@@ -78,7 +78,7 @@ class ClientSession(ClientConnection):
                 raise SessionEnd("refused", replies.LOGIN_CHANGED)
             if not listener.listen.may_send(user, reverse_path):
                 return replies.NOT_YOUR_SENDER
-        if listener.quotas.is_full(Owner.of(user, self._label)):
+        if Owner.of(user, self._label) in listener.quotas.full:
             return replies.TOO_MUCH_QUEUED
         return listener.intake.refusal(size_bytes)
 

@@ -185,8 +185,7 @@ class ClientConnection(asyncio.Protocol):
         if self.loop.time() >= deadline:
             # Checked here too: octets that trickle in may each time wake the session before the timer.
             raise SessionEnd("timeout", replies.IDLE_TOO_LONG)
-        # Most deadlines are later than the one before.  A timer that fires early wakes the session, and the
-        # next wait sets it anew: that costs less than a timer for each wait.
+        # Deadlines mostly grow: one timer, set anew once it fired early, costs less than one for each wait.
         if self._timer is None or self._timer.when() > deadline:
             self.cancel_timer()
             self._timer = self.loop.call_at(deadline, self._expire)

@@ -152,7 +152,7 @@ async def test_a_client_at_its_quota_gets_452_at_mail_until_less_is_queued() -> 
     async with listening({"max_queued_per_client": 2}) as room:
         client, quotas = await room.greeted(), room.listener.quotas
         for count, code in ((2, 452), (1, 250)):
-            quotas.set_full_owners(quotas.owners_at_limit([(Owner.of(None, "unknown[127.0.0.1]"), count)]))
+            quotas.full = quotas.owners_at_limit([(Owner.of(None, "unknown[127.0.0.1]"), count)])
             assert codes(await client.ask(b"MAIL FROM:<>") + await client.ask(b"RSET")) == [code, 250]
 
 
