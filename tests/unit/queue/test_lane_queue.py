@@ -121,23 +121,6 @@ def test_a_lane_pays_only_for_the_recipients_that_are_granted() -> None:
     assert went.count("a") == 5
 
 
-def test_a_closed_lane_delays_no_other() -> None:
-    queue = a_queue(10, 90)
-    fill(queue, DEFAULT_LANE, 30)
-    fill(queue, "a", 30)
-
-    assert lanes_of(take(queue, 20, closed="a")) == [DEFAULT_LANE] * 20
-    assert lanes_of(take(queue, 20)).count("a") >= 17
-
-
-def test_mail_goes_in_the_order_of_arrival_without_lanes_whoever_sends_it() -> None:
-    queue = LaneQueue()
-    for number, sender in enumerate("aaab"):
-        queue.add(a_message(str(number), sender=f"{sender}@x.example"))
-
-    assert [each.queue_id for each in take(queue, 5)] == ["0", "1", "2", "3"]
-
-
 def test_overdue_mail_gets_half_of_what_goes_oldest_first() -> None:
     lanes = [Lane("a", 99), Lane("b", 1, patience_ns=10), Lane(DEFAULT_LANE, 1)]
     queue = LaneQueue(Arrangement(lanes, BY_RECIPIENTS, 100))
