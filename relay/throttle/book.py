@@ -67,13 +67,6 @@ class Book:
         self.policy_limits = tuple(limits)
         self.limits = self._filled()
 
-    def judged_by(self, limits: Sequence[Limit]) -> "Book":
-        """Return a copy of the book that other limits judge."""
-        book = Book(self._bounds)
-        book.now_ns, book.in_flight, book.ended = self.now_ns, {**self.in_flight}, [*self.ended]
-        book.judge_by(limits)
-        return book
-
     def advance(self, now_ns: int) -> None:
         """Set the time, unless it is later already.  A slot past its deadline ends at its deadline."""
         self.now_ns = max(self.now_ns, now_ns)
