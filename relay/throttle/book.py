@@ -122,9 +122,10 @@ class Book:
 
     def forget(self) -> None:
         """Drop the slots that are only decided."""
+        for slot in self.granted:
+            for state in self.limits:
+                state.count_open(slot, by=-1)
         self.granted = []
-        for state in self.limits:
-            state.granted.clear()
 
     def events(self) -> list[Event]:
         """Compact the past, and return it as the events of a new history."""
@@ -162,13 +163,13 @@ class Book:
         slot = Slot(slot_id, self.now_ns, self.now_ns + span_ns, *weights, shares)
         self.granted.append(slot)
         for state in self.limits:
-            state.grant(slot)
+            state.count_open(slot)
         return slot
 
     def _filled(self) -> list[LimitState]:
         states = [LimitState(limit) for limit in self.policy_limits]
         for state in states:
-            for slot in self.slots():
+            for slot in [*self.slots(), *self.granted]:
                 state.charge(slot, self.now_ns)
         return states
 
