@@ -96,8 +96,6 @@ class Past(NamedTuple):
     """Recipients that were deferred in this round and wait until the others were tried."""
     refusals: int = 0
     """In how many of its transactions the upstream refused us, or its sender."""
-    unknown_until_ns: int = 0
-    """Until then the upstream may still relay its last transaction, although no reply came; 0: it cannot."""
     paused_ns: int = 0
     """How long it stood in other lines while their upstreams were paused."""
     either_paused_ns: int = 0

@@ -6,8 +6,7 @@ A part stands in one line at a time, as `relay.queue.routes.choose` says, and mo
 moves one.  Lines are independent: what delays the mail of one upstream delays no other mail.
 
 Guarantees:
-- an active part moves only once it is no longer active.  A part whose last transaction may still relay it
-  stays with that upstream until the deadline;
+- an active part moves only once it is no longer active;
 - a part that can never go through an upstream (`exclude_upstream`) does not return there before an edit;
 - a part that has waited in a line for its route's `spill_after` goes to the next usable upstream;
 - no call looks at more than `SLICE` messages, except a copy of the list of all, and `counts`.
@@ -126,8 +125,6 @@ class Queues:
             # A new message stands there since its arrival.
             is_new = part.choice is NOWHERE
             self._enter(part, self._choose(part, now_ns), part.arrived_at_ns if is_new else now_ns)
-            if part.past.unknown_until_ns:
-                self.stay_unknown(part, part.past.unknown_until_ns)
 
     def remove(self, queue_id: QueueId) -> None:
         """Forget all parts of a message; absent ids are ignored."""
@@ -171,22 +168,14 @@ class Queues:
             if part in states:
                 self.line_of(part).put_back(part, states[part], **changes)
 
-    def stay_unknown(self, part: Queued, until_ns: int) -> None:
-        """Keep a part with its upstream, which may still relay it until that instant."""
-        part.past = part.past.but(unknown_until_ns=max(part.past.unknown_until_ns, until_ns))
-        self._looks.add(until_ns, part)
-        self._walk.append(part)
-        self.on_change()
-
     def exclude_upstream(self, part: Queued, why: WaitReason, now_ns: int) -> bool:
         """Send an active part through another upstream of its route, as it can never go through this one.
 
-        Returns False, and changes nothing, if no other upstream may take it or this one may have taken it.
+        Returns False, and changes nothing, if no other upstream may take it.
         """
         if not part.upstream:
             return True  # it ended
-        others = self._availabilities.keys() & set(self._route(part).upstreams) - {part.upstream}
-        if not others or part.past.unknown_until_ns > now_ns:
+        if not self._availabilities.keys() & set(self._route(part).upstreams) - {part.upstream}:
             return False
         self._unfit[part] = self._unfit.get(part, frozenset()) | {part.upstream}
         self.line_of(part).give_back(part, why)
@@ -242,7 +231,7 @@ class Queues:
             self._look_at(part, now_ns)
 
     def choice_of(self, route: Route, now_ns: int) -> Choice:
-        """Return where mail of a route goes now, apart from spilled, probing and unknown parts.
+        """Return where mail of a route goes now, apart from spilled and probing parts.
 
         Returns the same object until it changes, because many parts share it.
         """
@@ -328,8 +317,6 @@ class Queues:
             del self.owners[owner]
 
     def _choose(self, part: Queued, now_ns: int) -> Choice:
-        if now_ns < part.past.unknown_until_ns:
-            return Choice(part.upstream, Because.UNKNOWN, part.choice.instead_of, part.past.unknown_until_ns)
         route = self._route(part)
         choice = self.choice_of(route, now_ns)
         stays = self._stays(part, route, choice, now_ns)
@@ -383,7 +370,7 @@ def _spills_ns(part: Queued, route: Route) -> int | None:
 def _carry_over(part: Queued, before: Sequence[Queued]) -> None:
     """Give a new part, loaded as at a start, what only memory knows of the parts before it."""
     was = [each for each in before if _overlap(each.part, part.part)] or before
-    last = max(was, key=lambda each: (each.past.unknown_until_ns, each.due_at_ns))
+    last = max(was, key=lambda each: each.due_at_ns)
     pasts = [each.past for each in was]
     part.past = last.past.but(
         paused_ns=max(each.paused_ns for each in pasts),

@@ -65,7 +65,6 @@ class Because(enum.StrEnum):
     SPILL = "spill"
     UNFIT = "unfit"
     PROBE = "probe"
-    UNKNOWN = "unknown"
 
 
 class Availability(NamedTuple):
@@ -129,7 +128,6 @@ _WORDS = {
     Because.SPILL: "spill: it waited too long for {instead_of}",
     Because.UNFIT: "unfit: {instead_of} cannot relay this message",
     Because.PROBE: "probe: it tests whether {upstream} is well again",
-    Because.UNKNOWN: "unknown: {upstream} may have relayed it",
     Because.ALL_DOWN: "all upstreams of its route are down",
 }
 

@@ -48,8 +48,6 @@ class Attempt:
     """None if the upstream is not asked."""
     deadline_ns: int = 0
     """When the transaction must have ended (boottime)."""
-    is_content_out: bool = False
-    """The final dot may have gone out."""
     ended_ns: int = 0
     """Boottime; 0 while the transaction runs."""
     conn_use: int = 1

@@ -175,8 +175,6 @@ class Transactions:
             # message.  The connection has ended, and the upstream may have the content.
             is_over = False
             self._line.give_back(attempt.queued, WaitReason("its transaction was cut off"))
-            if attempt.is_content_out:
-                self._queue.stay_unknown(attempt.queued, reservation.deadline_ns)
             raise
         except (Corrupt, Absent, Unavailable) as error:
             # The connection has ended here too.
@@ -250,7 +248,6 @@ class Transactions:
                     yield chunk[skip_bytes:] if skip_bytes else chunk
                     skip_bytes = max(0, skip_bytes - len(chunk))
         self._check_in_time(attempt)
-        attempt.is_content_out = True
 
     def _check_in_time(self, attempt: Attempt) -> None:
         """Raise Overslept if the slot or the message may be given to another by now.
@@ -273,9 +270,6 @@ class Transactions:
                 self._metrics.count(
                     "relay_route_diverted_messages_total", self._upstream, choice.instead_of, choice.because
                 )
-            if outcome.is_ambiguous:
-                # If this upstream has the message, another one would relay it twice.
-                self._queue.stay_unknown(attempt.queued, attempt.reservation.deadline_ns)
         if outcome.is_dsn_refused:
             self.offered_extensions.is_dsn_refused = True
         self._pausing.observe(decision.outcome, began_ns)

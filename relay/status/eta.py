@@ -33,7 +33,7 @@ CONNECTIONS = "connections"
 NEXT = ""
 """The message goes now."""
 MOST_BEGINS = 2000
-NOT_IN_POLICY = "stop: its upstream was removed from the policy; its last transaction may still relay it"
+NOT_IN_POLICY = "stop: its upstream was removed from the policy"
 HOLD, REPORTS, BACK_OFF, RESTS = "hold", "reports.per_hour", "back-off", "sender pause"
 _NOT_IN_LINE = {State.HELD: HOLD, State.REPORTING: REPORTS}
 _FURTHEST_FIRST = [QueueState(state) for state in ("active", "waiting", "deferred", "held", "reporting")]

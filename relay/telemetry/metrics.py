@@ -149,7 +149,7 @@ _ROWS: tuple[tuple[str, str | tuple[float, ...], str, str], ...] = (
     ("relay_route_diverted", "snapshot", "upstream instead_of because",
      "1 while mail of some route goes through `upstream` instead of `instead_of`."),
     ("relay_route_diverted_messages_total", "counter",
-     "upstream instead_of because=failover|spill|unfit|unknown",
+     "upstream instead_of because=failover|spill|unfit",
      "Transactions that relayed mail through `upstream`, although its route prefers `instead_of`."),
     ("relay_routes_down", "snapshot", "",
      "Routes of which every upstream has been down for `failover_after`."),

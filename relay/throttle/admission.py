@@ -9,7 +9,6 @@ the upstream tells apart may share a window here, which wastes room and never ex
 """
 
 import functools
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,8 +19,6 @@ from relay.mail.envelope import Envelope
 from relay.throttle.history import Share, Slot, key_of
 from relay.throttle.limit import ForEach, Limit
 from relay.throttle.limit_state import LimitState
-
-_CLIENT_ADDRESS = re.compile(r"\[([^\[\]]*)\]\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +60,7 @@ class Request:
 @functools.lru_cache(maxsize=4096)
 def keys_of(reverse_path: str, client: str, user: str) -> tuple[str, str, str, str]:
     """Return the keys of the sender, the sender's domain, the client and the user."""
-    found = _CLIENT_ADDRESS.search(client)
-    address = key_of((found[1] if found else client).lower())
+    address = key_of(client.rpartition("[")[2].removesuffix("]").lower())
     return key_of(comparable(reverse_path)), _domain(reverse_path), address, key_of(user)
 
 

@@ -67,13 +67,6 @@ class Book:
         self.policy_limits = tuple(limits)
         self.limits = self._filled()
 
-    def judged_by(self, limits: Sequence[Limit]) -> "Book":
-        """Return a copy of the book that other limits judge."""
-        book = Book(self._bounds)
-        book.now_ns, book.in_flight, book.ended = self.now_ns, {**self.in_flight}, [*self.ended]
-        book.judge_by(limits)
-        return book
-
     def advance(self, now_ns: int) -> None:
         """Set the time, unless it is later already.  A slot past its deadline ends at its deadline."""
         self.now_ns = max(self.now_ns, now_ns)
@@ -129,9 +122,10 @@ class Book:
 
     def forget(self) -> None:
         """Drop the slots that are only decided."""
+        for slot in self.granted:
+            for state in self.limits:
+                state.count_open(slot, by=-1)
         self.granted = []
-        for state in self.limits:
-            state.granted.clear()
 
     def events(self) -> list[Event]:
         """Compact the past, and return it as the events of a new history."""
@@ -169,13 +163,13 @@ class Book:
         slot = Slot(slot_id, self.now_ns, self.now_ns + span_ns, *weights, shares)
         self.granted.append(slot)
         for state in self.limits:
-            state.grant(slot)
+            state.count_open(slot)
         return slot
 
     def _filled(self) -> list[LimitState]:
         states = [LimitState(limit) for limit in self.policy_limits]
         for state in states:
-            for slot in self.slots():
+            for slot in [*self.slots(), *self.granted]:
                 state.charge(slot, self.now_ns)
         return states
 

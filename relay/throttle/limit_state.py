@@ -15,8 +15,6 @@ A limit with `for_each` has a window for each sender, domain, client, user or la
 None counts for every key: it holds the slots that were recorded without this kind of key.  A key's room is N
 less its own window and less the window of None.  A ceiling is a limit of kind `lane` with `only` one key.
 
-`granted` holds the weight that is granted and not durable yet.  It counts beside the windows.
-
 Every `now_ns` is the true time or earlier.  A decision reads one number, never all N slots.  A query drops
 the free slots of the windows that it reads.  Windows of other keys go when the book compacts its past and
 fills a new state from it.  So the book bounds the memory, whatever N and T are.
@@ -24,7 +22,7 @@ fills a new state from it.  So the book bounds the memory, whatever N and T are.
 
 import heapq
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -84,16 +82,14 @@ class LimitState:
         self.for_each, self.only = limit.for_each, limit.only
         self.span_ns = limit.span_ns
         self._windows = defaultdict[str | None, Window](Window)
-        self.granted = Counter[str | None]()
-        """The weight that is granted and not durable yet, by key."""
 
-    def grant(self, slot: Slot) -> None:
-        """Count a granted slot, until `granted` is cleared."""
+    def count_open(self, slot: Slot, by: int = 1) -> None:
+        """Count a slot without an end; -1: count it no more, since it did not become durable."""
         for key, weight in self._weights(slot):
-            self.granted[key] += weight
+            self._windows[key].used += by * weight
 
     def charge(self, slot: Slot, now_ns: int) -> None:
-        """Count a durable slot, in flight or ended."""
+        """Count a slot, in flight or ended."""
         free_at_ns = slot.until_ns + self.span_ns
         if slot.is_open or free_at_ns > now_ns:
             for key, weight in self._weights(slot):
@@ -111,7 +107,6 @@ class LimitState:
         """Return the weight that counts against N for a key; for None, what counts for every key."""
         used = 0
         for each in {None, key}:
-            used += self.granted[each]
             if (window := self._windows.get(each)) is not None:
                 window.free(now_ns)
                 used += window.used

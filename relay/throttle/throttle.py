@@ -27,8 +27,7 @@ from typing import TypeVar
 
 from relay.clock import Clock
 from relay.throttle.admission import Admission, Request, Reservation, TooLarge, Wait
-from relay.throttle.audit import Audit, audit
-from relay.throttle.book import Book
+from relay.throttle.book import Book, book_of
 from relay.throttle.history import Ended, Event, History, HistoryTransaction, Slot
 from relay.throttle.limit import Limit
 from relay.throttle.limit_state import Usage
@@ -74,7 +73,8 @@ class View:
 
     def judged_by(self, limits: Sequence[Limit]) -> "View":
         """Return a view of the same past by other limits."""
-        view = View(self._look(lambda book: book.judged_by(limits)), self._clock)
+        slots, now_ns = self._look(lambda book: (book.slots(), book.now_ns))
+        view = View(book_of(slots, now_ns, limits), self._clock)
         view.ahead_ns, view.least_ahead_ns = self.ahead_ns, self.least_ahead_ns
         return view
 
@@ -89,10 +89,6 @@ class View:
         An upstream that names such a window may be counting it.
         """
         return self._look(lambda book: book.oldest_leaves_in_ns(span_ns))
-
-    def audit(self) -> Audit:
-        """Count anew the most that each limit held."""
-        return audit(*self._look(lambda book: (book.slots(), book.policy_limits)))
 
     def _boottime_of(self, at_ns: int) -> int:
         return at_ns - self.ahead_ns

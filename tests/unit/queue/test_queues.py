@@ -16,7 +16,7 @@ from relay.queue.upstream_queue import AT_ONCE_NS, ThrottledMessage
 from relay.verdicts.account import FOREVER_NS
 
 NAMES = ("a", "b", "c")
-FATES = ("back", "done", "deferred", "unknown", "lost", "again")
+FATES = ("back", "done", "deferred", "lost", "again")
 ANSWERS = ("goes", "goes", "goes", "account", "sender", "sender", "lane", "again", "deferred")
 """What becomes of a part that was taken: a grant, a wait for one of these, or no reservation at all."""
 LANES = Arrangement((Lane("fast", 60), Lane(DEFAULT_LANE, 40)))
@@ -144,8 +144,6 @@ class AnyQueue(RuleBasedStateMachine):
             case "again":
                 line.put_back(part, State.WAITING, ready_at_ns=self.now_ns)
             case _:
-                if fate == "unknown":
-                    self.queue.stay_unknown(part, self.now_ns + 30)
                 line.put_back(part, State.DEFERRED, due_at_ns=self.now_ns + 5)
 
     @precondition(lambda self: self.left)
@@ -196,8 +194,6 @@ class AnyQueue(RuleBasedStateMachine):
             assert {part.state for part in after} == {State.HELD}
         elif len(after) == 1:
             assert (after[0].state is State.DEFERRED) is (states == {State.DEFERRED})
-            unknown_ns = max(part.past.unknown_until_ns for part in before)
-            assert after[0].past.unknown_until_ns == unknown_ns
 
     @rule(
         name=st.sampled_from(NAMES),
@@ -274,9 +270,7 @@ class AnyQueue(RuleBasedStateMachine):
             is_active = self.queue.state_of(part.queue_id) is State.ACTIVE
             assert is_active or route in self.routes[part.queue_id]
             choice = part.choice
-            if part.past.unknown_until_ns > self.now_ns:
-                assert choice.because is Because.UNKNOWN
-            elif choice.because is Because.PROBE:
+            if choice.because is Because.PROBE:
                 probes[part.upstream] += 1
                 assert self.states[part.upstream].is_proving
             elif choice.because is Because.SPILL:
@@ -413,26 +407,23 @@ def test_a_refused_probe_returns_to_its_place_and_another_message_probes_next() 
     assert (sorted(went[:3]), went[3]) == ([0, 1, 2], 3)
 
 
-@pytest.mark.parametrize("lost_by", ["deferred", "unknown", "sender paused", "removed"])
+@pytest.mark.parametrize("lost_by", ["deferred", "sender paused", "removed"])
 def test_the_oldest_message_elsewhere_probes_if_the_first_candidate_proves_nothing(lost_by: str) -> None:
     queue = failed_over(1, 2, 3)
     line = queue.line("a")
-    if lost_by != "unknown":
-        queue.add(*message(9, Part(Route(("a",))), sender="s@x"), now_ns=20)
+    queue.add(*message(9, Part(Route(("a",))), sender="s@x"), now_ns=20)
     if lost_by == "sender paused":
         line.sender_pauses.begin("s@x", 20, "553 not yours")
     prove(queue, 30)
     for first in line.take(9, 30):
         if lost_by == "removed":
             queue.remove(first.queue_id)
-        elif lost_by == "unknown":
-            queue.stay_unknown(first, 10**12)
         line.put_back(first, State.DEFERRED, due_at_ns=10**12)
     settle(queue, 40)
     assert queue.next_look_ns() == 30 + PROBE_SOUGHT_NS
     settle(queue, 30 + PROBE_SOUGHT_NS)
     (probe,) = line.take(9, 30 + PROBE_SOUGHT_NS)
-    assert (int(probe.queue_id), probe.choice.because) == (2 if lost_by == "unknown" else 1, Because.PROBE)
+    assert (int(probe.queue_id), probe.choice.because) == (1, Because.PROBE)
     line.give_back(probe, NO_REASON)
     settle(queue, 31 + PROBE_SOUGHT_NS)
     assert line.take(9, 31 + PROBE_SOUGHT_NS) == [probe], "one at a time"
@@ -475,18 +466,6 @@ def test_a_probe_that_an_edit_divides_probes_with_one_of_its_parts() -> None:
         ("a", Because.PROBE),
         ("b", Because.FAILOVER),
     ]
-
-
-def test_a_message_of_unknown_outcome_probes_only_after_its_deadline() -> None:
-    queue = failed_over(1)
-    (part,) = queue.line("b").take(1, 20)
-    queue.stay_unknown(part, 50)
-    queue.line("b").put_back(part, State.WAITING)
-    prove(queue, 30)
-    assert part.upstream == "b"
-    assert queue.next_look_ns() == 50
-    queue.move_on(50)
-    assert (part.upstream, part.choice.because) == ("a", Because.PROBE)
 
 
 def test_mail_of_a_paused_sender_does_not_probe_before_the_pause_ends() -> None:
