@@ -141,6 +141,8 @@ class Batch(Generic[Value, Result]):
     async def _run(self) -> None:
         try:
             while self._waiting:
+                # What other connections have ready by now shares the call.
+                await asyncio.sleep(0)
                 batch, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
                 results = await self._results([value for value, _ in batch])
                 for (_, done), result in zip(batch, results, strict=True):

@@ -37,6 +37,7 @@ _WORST_FIRST: tuple[tuple[Status, _Became], ...] = (
     (Status.EXPIRED, "expired"),
     (Status.DELETED, "deleted"),
 )
+_WORDS = dict(_WORST_FIRST)
 
 
 class Settling:
@@ -345,8 +346,7 @@ def _subject(message: Message, queued: Queued) -> Subject:
 
 def _words(settlement: Settlement) -> list[_Became]:
     """Return what became of the recipients that a settlement marks."""
-    words = dict(_WORST_FIRST)
-    return [words.get(status, "relayed") for status in settlement.marks.values()]
+    return [_WORDS.get(status, "relayed") for status in settlement.marks.values()]
 
 
 def _final(fate: Fate, answer: Answer) -> Answer:
