@@ -125,8 +125,9 @@ class Relay:
         *,
         style: LogStyle = "text",
         is_threaded: bool = False,
+        workers: Workers | None = None,
     ) -> None:
-        """Call the disk in the thread of the loop if time is virtual, unless `is_threaded`."""
+        """In virtual time call the disk in the thread of the loop, unless `is_threaded`, or by `workers`."""
         self.policy = policy
         self.disk = disk or Unsynced()
         self.clock = clock or _clock_of_the_loop()
@@ -140,7 +141,7 @@ class Relay:
         self.spool = MaildirSpool(root, self.disk, self.clock, lambda _name, why: self.told.append(why))
         self.intake = MaildirIntake(root, Unsynced(), self.clock)
         self.trigger = Trigger(root, Unsynced())
-        host = Host(self.clock, self.disk, _workers(is_threaded=is_threaded))
+        host = Host(self.clock, self.disk, workers or _workers(is_threaded=is_threaded))
         self.sender = Sender(
             self.spool,
             host,

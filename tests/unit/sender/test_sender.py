@@ -3,17 +3,22 @@
 import asyncio
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from relay.clock import SECOND_NS
 from relay.control.operations import ABSENT, OK, UNREAD, NotDone
 from relay.mail.envelope import QueueId
+from relay.queue.queued import State
 from relay.sender import arrivals
+from relay.sender.account import GRACE_SECONDS
 from relay.verdicts.account import PauseAsked
 from tests.fakes.smarthost import CLOSE, Script, Smarthost, Turn, Until, turns
 from tests.fakes.unsynced import Unsynced
+from tests.fakes.virtual_time import InTurn, WorkersInTurn, pass_time
 from tests.unit.sender.in_process_relay import (
     CONTENT,
     PATIENCE_SECONDS,
@@ -222,32 +227,47 @@ async def test_a_refusal_of_the_account_is_no_full_session(tmp_path: Path, refus
             assert len(host.sessions) == 1
 
 
-async def test_no_transaction_goes_on_after_a_stop_though_another_process_held_the_history(
+class HeldHistory(WorkersInTurn):
+    """Workers of a host where another process may hold the history until shortly after the grace."""
+
+    is_held = False
+
+    def one(self, name: str) -> InTurn:
+        return OfHeldHistory(self) if name == "history" else InTurn()
+
+
+class OfHeldHistory(InTurn):
+    def __init__(self, workers: HeldHistory) -> None:
+        super().__init__()
+        self._workers = workers
+
+    def call(self, function: Callable[[], Any]) -> "asyncio.Future[Any]":
+        return asyncio.ensure_future(self._call(function))
+
+    async def _call(self, function: Callable[[], Any]) -> Any:
+        if self._workers.is_held:
+            await pass_time(GRACE_SECONDS + 8)
+        return await super().call(function)
+
+
+async def test_a_stop_cuts_transactions_off_at_the_end_of_the_grace_though_the_history_is_held(
     tmp_path: Path,
 ) -> None:
-    held, asked, free = asyncio.Event(), threading.Event(), threading.Event()
-    free.set()
-
-    def hold(call: str, path: str) -> None:
-        if call == "lock" and "/history/" in path and not free.is_set():
-            asked.set()
-            assert free.wait(PATIENCE_SECONDS)
-
-    script = Script(mail=lambda sender: [Until(held), "250 ok"] if "slow" in sender else "250 ok")
+    goes_on, workers = asyncio.Event(), HeldHistory()
+    script = Script(mail=lambda sender: [Until(goes_on), "250 ok"] if "slow" in sender else "250 ok")
     async with Smarthost(script) as host:
-        policy = policy_of(tmp_path, host.port)
-        async with Relay(policy, Unsynced(hold), is_threaded=True) as relay:
+        async with Relay(policy_of(tmp_path, host.port), workers=workers) as relay:
             for _ in range(6):
                 relay.accept()
             await relay.until_empty()
             assert relay.account.pool.idle == 2
             relay.accept(sender="slow@here.example")
             await relay.until(lambda: "slow" in host.commands[-1])
-            free.clear()
-            relay.accept()
-            await relay.until(asked.is_set)
-            asyncio.get_running_loop().call_later(30, free.set)
-        held.set()
-        await turns_of_the_loop()
+            workers.is_held = True
+            other = relay.accept()
+            await relay.until(lambda: relay.sender.queue.state_of(other) is State.ACTIVE)
+            await pass_time(1)
+            asyncio.get_running_loop().call_later(GRACE_SECONDS + 4, goes_on.set)
+        await host.until(lambda: goes_on.is_set() and not any(each.is_open for each in host.sessions))
         assert not relay.faults
         assert len(host.relayed) == 6
