@@ -225,7 +225,7 @@ CHANGES = (
         "            with contextlib.suppress(FileNotFoundError):\n"
         "                self._disk.unlink(self._layout.segment(segment.name))\n"
         "        checkpoint.write(self._disk, self._layout, content)\n",
-        LOG,
+        CUTS,
     ),
     Change(
         "a checkpoint is renamed before it is synced",
