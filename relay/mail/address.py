@@ -24,15 +24,16 @@ from typing import NamedTuple
 MAX_ADDRESS_BYTES = 986
 """Keeps MAIL and RCPT, without parameters, within 1,000 octets."""
 
-# UTF-8 without the controls U+0080 to U+009F, and without what stands for other octets (`surrogateescape`).
-_UTF8 = r"\xa0-\ud7ff\ue000-\U0010ffff"
-_ATEXT = rf"A-Za-z0-9!#$%&'*+\-/=?^_`{{|}}~{_UTF8}"
+# Sets say what they exclude: `re` compiles such a set in 1 ms, and one that lists all of UTF-8 in 9 ms.
+NO_TEXT = r"\x7f-\x9f\ud800-\udfff"
+"""For a set: what no text has, which are controls and what stands for other octets (`surrogateescape`)."""
+_ATEXT_OR_DOT = rf'[^\0- "(),:;<>@\[-\]{NO_TEXT}]'
 # qtextSMTP and quoted-pairSMTP: no control, and a quote or backslash only after a backslash.
-_QUOTED_STRING = rf'"(?:[ !#-\[\]-~{_UTF8}]|\\[ -~])*"'
-_LABEL = rf"(?!-)[A-Za-z0-9_\-{_UTF8}]{{1,63}}(?<!-)"
+_QUOTED_STRING = rf'"(?:[^\0-\x1f"\\{NO_TEXT}]|\\[ -~])*"'
+_LABEL = rf"(?!-)[^\0-,./:-@\[-^`{{-~{NO_TEXT}]{{1,63}}(?<!-)"
 _DOMAIN = rf"{_LABEL}(?:\.{_LABEL})*"
 _MAILBOX = (
-    rf"(?:[.{_ATEXT}]+|{_QUOTED_STRING})"
+    rf"(?:{_ATEXT_OR_DOT}+|{_QUOTED_STRING})"
     rf"@(?:{_DOMAIN}\.?|\[(?P<literal>[A-Za-z0-9.:]+)\])|(?ai:postmaster)"
 )
 _SOURCE_ROUTE = rf"@{_DOMAIN}(?:,@{_DOMAIN})*:"
@@ -42,7 +43,7 @@ _BARE = re.compile(rf"(?P<address>{_MAILBOX})(?= |\Z)")
 _BRACKETED = re.compile(rf"(?:{_DISPLAY_NAME})?< *(?:{_SOURCE_ROUTE})?(?P<address>{_MAILBOX})? *>")
 _QUOTED_PAIR = re.compile(r"\\(.)", re.DOTALL)
 # RFC 5321, 4.1.2: esmtp-param; the value is any printable octet but `=`, and UTF-8 (RFC 6531, 3.3).
-_PARAMETER = re.compile(rf"([A-Za-z0-9][A-Za-z0-9-]*)(?:=([!-<>-~{_UTF8}]+))?\Z")
+_PARAMETER = re.compile(rf"([A-Za-z0-9][A-Za-z0-9-]*)(?:=([^\0- ={NO_TEXT}]+))?\Z")
 
 
 class MalformedAddress(ValueError):  # noqa: N818 - it is what the client sent, and reads as such

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from relay.mail.address import MalformedParameters
+from relay.mail.address import NO_TEXT, MalformedParameters
 
 MAX_ENVID = 100
 """Characters of ENVID as sent (RFC 3461, 4.4)."""
@@ -22,7 +22,7 @@ _XTEXT = re.compile(r"(?:[!-*,-<>-~]|\+[2-6][0-9A-F]|\+7[0-9A-E])+\Z")
 # Postfix writes an address beyond ASCII as xtext of its UTF-8 octets, with the type `rfc822`.
 _XTEXT_ADDRESS = re.compile(r"(?:[!-*,-<>-~]|\+[2-6][0-9A-F]|\+7[0-9A-E]|\+[89A-F][0-9A-F])+\Z")
 # RFC 6533, 3: QCHAR, EmbeddedUnicodeChar and, in utf-8-addr-unitext, UTF-8; no controls.
-_UTF8_ADDRESS = re.compile(r"(?:[!-*,-<>-\[\]-~\xa0-\ud7ff\ue000-\U0010ffff]|\\x\{[0-9A-F]{2,6}\})+\Z")
+_UTF8_ADDRESS = re.compile(rf"(?:[^\0- +=\\{NO_TEXT}]|\\x\{{[0-9A-F]{{2,6}}\}})+\Z")
 _HEXCHAR = re.compile(r"\+([0-9A-F]{2})")
 _NO_ASCII = re.compile(r"[^\0-\x7f]")
 _NO_XCHAR = re.compile(r"[^!-*,-<>-~]")
