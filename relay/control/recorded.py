@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from relay.clock import Clock
 from relay.policy.model import Policy
+from relay.sender.account import UpstreamView
 from relay.sender.state_file import account_file, account_row
-from relay.sender.upstreams import UpstreamView
 from relay.spool.disk.durable import Disk
 from relay.throttle.history import HistoryError
 from relay.throttle.history_access import recorded_book

@@ -1,8 +1,7 @@
 """The sender takes each message from the spool to its end, through queue, throttle and upstream.
 
-sender            holds the spool's lock, the queue, and an account for each upstream
+sender            holds the spool's lock, the queue, and an account for each upstream of the policy
 arrivals          puts mail into the queue, at a start and as listeners accept it; moves it between lines
-upstreams         makes, edits, shows and retires an account for each upstream of the policy
 account           the loop of one account: take messages, get connections, reserve durably, send
 transactions      reads messages, sends them on their connections, judges and settles them
 attempt           what one transaction is about, and which extensions an upstream offers

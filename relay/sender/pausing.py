@@ -123,9 +123,10 @@ class Pausing:
             now_ns = self._clock.boottime_ns()
             self._become(replace(self.state, fault_until_ns=min(now_ns, self.state.fault_until_ns)))
 
-    def retire(self) -> None:
-        """Save and announce no further change: the account ends its transactions, and is used no more."""
+    def retire(self) -> AccountState:
+        """Return the last state that is saved and announced: the account is used no more."""
         self._is_retired = True
+        return self.state
 
     async def recorded(self) -> str:
         """Wait until the state is durable; return the error, empty if there is none."""

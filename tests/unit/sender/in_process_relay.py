@@ -156,7 +156,7 @@ class Relay:
 
     @property
     def account(self) -> Account:
-        return self.sender.upstreams.in_use["isp"]
+        return self.sender.accounts["isp"]
 
     @property
     def line(self) -> UpstreamQueue:
