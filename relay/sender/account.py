@@ -25,9 +25,8 @@ from relay.queue.upstream_queue import ThrottledMessage
 from relay.sender.attempt import Attempt, OfferedExtensions
 from relay.sender.connections import Logins, NoRoomToConnect, open_with_slot
 from relay.sender.host import Host, woken
-from relay.sender.pausing import Pausing
+from relay.sender.pausing import AccountFile, Pausing, account_row, pause_path
 from relay.sender.settling import Backlog
-from relay.sender.state_file import account_file, account_row
 from relay.sender.throttle_thread import ThrottleThread
 from relay.sender.transactions import Transactions
 from relay.smtp.reply import Phase
@@ -120,7 +119,7 @@ class Account:
         self.pausing = Pausing(
             name,
             telemetry,
-            account_file(policy, name, host.disk, self._tell_unrecorded),
+            AccountFile(pause_path(policy, name), host.disk, self._tell_unrecorded),
             row=row,
             view=self.throttle.view,
             on_change=partial(backlog.queue.set_availability, name),
