@@ -10,7 +10,7 @@ of which recipients its sender was told, depends on all parts.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -100,19 +100,18 @@ class Settling:
             deferred = [i for i, (fate, _) in fates.items() if fate is Fate.DEFERRED]
             notes = _notes(attempt, decision, reported, now_ns)
             delays = _notes(attempt, decision, deferred, now_ns)
-            after = message.after(marks, notes)
-            # The marks of relayed recipients must not wait for a report on the others.
-            ends = not after.left and after.owed_report is None
             # The hint is for the whole message: a restart would keep its other parts for as long.
             is_postponed = decision.next is Next.POSTPONE and len(self._queue.parts(queued.queue_id)) == 1
-            what = Settlement(message.queue_id, message.envelope, marks, notes, ends=ends)
+            what = Settlement(message.queue_id, message.envelope, marks, notes)
             what.next_attempt_at_ns = now_ns + decision.back_off_ns if is_postponed else None
             subject = _subject(message, queued)
             # If it was set aside or removed meanwhile, the upstream's replies are logged all the same.
-            is_there = not (marks or is_postponed) or await self._write(what)
-            self._tell_all(upstream, attempt, decision, subject)
+            after = await self._settle(message, what) if marks or is_postponed else message
+            via = Via(upstream, attempt.connection.name, attempt.conn_use, attempt.connection.tls)
+            answered = {index: each for index, each in fates.items() if each[0] is not Fate.WAITING}
+            self._tell(subject, answered, attempt.delays, via)
             self._keep_replies(message, (*notes, *delays))
-            if not is_there:
+            if after is None:
                 return
             self._go_on(after)
             if after.left:
@@ -138,19 +137,16 @@ class Settling:
                 return True
             if message is None or queue_id not in self._queue:
                 return True
-            what, owed = Settlement(queue_id, message.envelope, ends=not message.left), message.owed_report
-            if owed is not None:
+            what = Settlement(queue_id, message.envelope)
+            if (owed := message.owed_report) is not None:
                 if not await self._owed.take_slot():
                     return False
                 what.told, what.report = owed.indices, self._reporter.report(message, owed)
-            if (what.ends or owed is not None) and await self._write(what):
-                if what.report is not None:
-                    is_failure = any(message.statuses[index].is_failure for index in what.told)
-                    self._published(queue_id, what.report, "report" if is_failure else "success")
-                after = message._replace(told=message.told.union(what.told))
+            elif message.left:
+                return True
+            if (after := await self._settle(message, what)) is not None:
                 self._keep(after)
-                if what.ends:
-                    self._ended(after)
+                self._go_on(after)
             return True
 
     async def bounce(self, message: Message, queued: Queued, answer: Answer) -> None:
@@ -163,8 +159,7 @@ class Settling:
             message = self._as_settled(message)
             marks = dict.fromkeys(message.left, Status.BOUNCED)
             notes = [Note(i, answer.status, "operator", answer.text, None, at_ns) for i in marks]
-            after = message.after(marks, notes)
-            await self._end(after, Settlement(message.queue_id, message.envelope, marks, notes))
+            await self._end(message, Settlement(message.queue_id, message.envelope, marks, notes))
         delays = Delays(queued_ns=max(0, at_ns - message.envelope.arrival_at_ns))
         self._tell(subject, dict.fromkeys(marks, (Fate.BOUNCED, answer)), delays, NO_TRANSACTION)
 
@@ -178,8 +173,7 @@ class Settling:
             if (owed := message.owed_report) is not None:
                 # Told, so that it is not sent either if a power loss brings the message back.
                 what.told = owed.indices
-            after = message.after(what.marks)._replace(told=message.told.union(what.told))
-            await self._end(after, what)
+            await self._end(message, what)
         if what.told:
             self._events.tell("report_omitted", queue_id=queue_id, nrcpt=len(what.told))
         for index in message.left:
@@ -202,9 +196,8 @@ class Settling:
                     return False
                 report = self._reporter.warning(message, delays, until_at_ns)
                 what = Settlement(message.queue_id, message.envelope, report=report, is_warned=True)
-                if await self._write(what):
-                    self._published(message.queue_id, report, "warning")
-                    self._keep(message._replace(is_warned=True))
+                if (after := await self._settle(message, what)) is not None:
+                    self._keep(after)
             for part in self._queue.parts(message.queue_id):
                 part.is_warned = True
             return True
@@ -233,15 +226,33 @@ class Settling:
         else:
             self._newest.pop(message.queue_id, None)
 
-    async def _write(self, settlement: Settlement) -> bool:
-        """Settle durably; return False if the message is gone."""
+    async def _settle(self, message: Message, what: Settlement) -> Message | None:
+        """Settle durably, however long that takes; return the message as it is then, None if it is gone."""
         try:
-            await self._spool_thread.settle(settlement)
+            return await self._write(self._spool_thread.settle, message, what)
         except (Absent, Corrupt):
-            self.forget(settlement.queue_id)
-            return False
-        self._metrics.count_fates(_words(settlement))
-        return True
+            self.forget(what.queue_id)
+            return None
+
+    async def _end(self, message: Message, what: Settlement) -> None:
+        """Settle an operator's command, which leaves no recipient; end the message if no report is owed."""
+        self._go_on(await self._write(self._spool_thread.change, message, what))
+
+    async def _write(
+        self, settle: Callable[[Settlement], Awaitable[None]], message: Message, what: Settlement
+    ) -> Message:
+        """Settle by `settle`, and count what is durable then; return the message as it is then."""
+        after = message.after(what.marks, what.notes)
+        if what.report is not None or what.told:
+            told, is_warned = message.told.union(what.told), message.is_warned or what.is_warned
+            after = after._replace(told=told, is_warned=is_warned)
+        # The marks of relayed recipients must not wait for a report on the others.
+        what.ends = not after.left and after.owed_report is None
+        await settle(what)
+        self._metrics.count_fates(_words(what))
+        if what.report is not None:
+            self._tell_published(after, what, what.report)
+        return after
 
     def _go_on(self, message: Message) -> None:
         """Have the owed report made, or forget a message whose end is durable."""
@@ -253,26 +264,16 @@ class Settling:
         else:
             self.finish(message)
 
-    def _published(
-        self, queue_id: QueueId, report: Report, kind: Literal["report", "success", "warning"]
-    ) -> None:
+    def _tell_published(self, message: Message, what: Settlement, report: Report) -> None:
+        is_failure = any(message.statuses[index].is_failure for index in what.told)
+        kind: Literal["report", "success", "warning"]
+        kind = "warning" if what.is_warned else "report" if is_failure else "success"
         self._metrics.count("relay_reports_total", kind)
         report_id, size_bytes = report.queue_id, len(report.content)
-        self._events.tell(f"{kind}_published", queue_id=queue_id, report_id=report_id, size_bytes=size_bytes)
+        self._events.tell(
+            f"{kind}_published", queue_id=what.queue_id, report_id=report_id, size_bytes=size_bytes
+        )
         self._on_report()
-
-    async def _end(self, after: Message, what: Settlement) -> None:
-        """Settle an operator's command, which leaves no recipient; end the message if no report is owed."""
-        what.ends = after.owed_report is None
-        await self._spool_thread.change(what)
-        self._metrics.count_fates(_words(what))
-        self._go_on(after)
-
-    def _tell_all(self, upstream: str, attempt: Attempt, decision: Decision, subject: Subject) -> None:
-        connection, delays = attempt.connection, attempt.delays
-        via = Via(upstream, connection.name, attempt.conn_use, connection.tls)
-        answered = {index: each for index, each in decision.fates.items() if each[0] is not Fate.WAITING}
-        self._tell(subject, answered, delays, via)
 
     def _tell(
         self, subject: Subject, answered: Mapping[int, tuple[Fate, Answer]], delays: Delays, via: Via
