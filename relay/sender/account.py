@@ -26,7 +26,7 @@ from relay.sender.attempt import Attempt, OfferedExtensions
 from relay.sender.connections import Logins, NoRoomToConnect, open_with_slot
 from relay.sender.host import Host, woken
 from relay.sender.pausing import AccountFile, Pausing, account_row, pause_path
-from relay.sender.settling import Backlog
+from relay.sender.settling import Settling
 from relay.sender.throttle_thread import ThrottleThread
 from relay.sender.transactions import Transactions
 from relay.smtp.reply import Phase
@@ -90,7 +90,7 @@ class Account:
         self,
         name: str,
         policy: Policy,
-        backlog: Backlog,
+        settling: Settling,
         *,
         logins: Logins,
         host: Host,
@@ -100,7 +100,7 @@ class Account:
         """`on_fault` is called with an error that must end the sender."""
         self.name = name
         self.upstream = logins.upstream = policy.upstreams[name]
-        self._line, self._logins = backlog.queue.line(name), logins
+        self._line, self._logins = settling.queue.line(name), logins
         self._events, self._metrics, self._clock = telemetry
         self._on_fault = on_fault
         self._wake = asyncio.Event()
@@ -122,7 +122,7 @@ class Account:
             AccountFile(pause_path(policy, name), host.disk, self._tell_unrecorded),
             row=row,
             view=self.throttle.view,
-            on_change=partial(backlog.queue.set_availability, name),
+            on_change=partial(settling.queue.set_availability, name),
         )
         self.pool = Pool(
             self._opener(),
@@ -133,7 +133,7 @@ class Account:
         )
         self.transactions = Transactions(
             name,
-            backlog,
+            settling,
             throttle=self.throttle,
             pool=self.pool,
             pausing=self.pausing,

@@ -205,8 +205,8 @@ class LateMail:
     The time counts from acceptance, pauses included.  A message may be relayed just after its warning.
     """
 
-    def __init__(self, queue: Queues, settling: "Settling", host: Host) -> None:
-        self._queue, self._settling = queue, settling
+    def __init__(self, settling: "Settling", host: Host) -> None:
+        self._queue, self._settling = settling.queue, settling
         self._clock, self._look_seconds = host.clock, host.look_seconds
 
     async def run(self) -> None:

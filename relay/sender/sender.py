@@ -22,7 +22,7 @@ from relay.sender.attempt import keys_of
 from relay.sender.connections import Logins
 from relay.sender.host import Host
 from relay.sender.reports import OwedReports
-from relay.sender.settling import Backlog, Settling
+from relay.sender.settling import Settling
 from relay.sender.spool_thread import SpoolThread
 from relay.spool.interface import Full, Spool, SpoolCounts, Unavailable
 from relay.telemetry.metrics import Telemetry
@@ -69,8 +69,7 @@ class Sender:
             owed=self._owed,
             on_report=lambda: self._arrivals.look(),  # noqa: PLW0108 - self._arrivals is made later
         )
-        self._backlog = Backlog(self.queue, self.spool_thread, self.settling)
-        self._arrivals = Arrivals(host, self._backlog, policy, telemetry, self._owed)
+        self._arrivals = Arrivals(host, self.settling, policy, telemetry, self._owed)
         self._go_by(policy)
 
     async def read(self) -> None:
@@ -228,7 +227,7 @@ class Sender:
         added = Account(
             name,
             self._policy,
-            self._backlog,
+            self.settling,
             logins=self._logins.setdefault(name, new),
             host=self._host,
             telemetry=self._telemetry,

@@ -11,7 +11,7 @@ of which recipients its sender was told, depends on all parts.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 from weakref import WeakValueDictionary
 
 from relay.clock import SECOND_NS
@@ -41,7 +41,7 @@ _WORDS = dict(_WORST_FIRST)
 
 
 class Settling:
-    """Settles attempts of all upstreams; call `use` before all else."""
+    """Settles messages of the queue in memory and in the spool behind it; call `use` before all else."""
 
     terms: Terms
     """The policy's `retry`."""
@@ -57,8 +57,7 @@ class Settling:
         on_report: Callable[[], None],
     ) -> None:
         """`on_report` is called when a report was published: it waits in the spool to be claimed."""
-        self._queue = queue
-        self._spool_thread = spool_thread
+        self.queue, self.spool_thread = queue, spool_thread
         self._events, self._metrics, self._clock = telemetry
         self._owed = owed
         self._reporter = Reporter(hostname)
@@ -77,7 +76,7 @@ class Settling:
 
     async def load(self, queue_ids: Sequence[QueueId]) -> list[Message | Unavailable | None]:
         """Read queued messages; for each the message, Unavailable, or None if it is gone."""
-        loaded = await self._spool_thread.read(queue_ids)
+        loaded = await self.spool_thread.read(queue_ids)
         for queue_id, message in zip(queue_ids, loaded, strict=True):
             if isinstance(message, Absent | Corrupt):
                 # It was set aside, or removed by hand.
@@ -85,10 +84,10 @@ class Settling:
         return [None if isinstance(each, Absent | Corrupt) else each for each in loaded]
 
     def forget(self, queue_id: QueueId) -> None:
-        self._queue.remove(queue_id)
+        self.queue.remove(queue_id)
         self._newest.pop(queue_id, None)
         self.replies.pop(queue_id, None)
-        self._spool_thread.forget(queue_id)
+        self.spool_thread.forget(queue_id)
 
     async def settle(self, upstream: str, attempt: Attempt, decision: Decision) -> None:
         """Make a decision about a message durable, then log it and let the message go on."""
@@ -101,7 +100,7 @@ class Settling:
             notes = _notes(attempt, decision, reported, now_ns)
             delays = _notes(attempt, decision, deferred, now_ns)
             # The hint is for the whole message: a restart would keep its other parts for as long.
-            is_postponed = decision.next is Next.POSTPONE and len(self._queue.parts(queued.queue_id)) == 1
+            is_postponed = decision.next is Next.POSTPONE and len(self.queue.parts(queued.queue_id)) == 1
             what = Settlement(message.queue_id, message.envelope, marks, notes)
             what.next_attempt_at_ns = now_ns + decision.back_off_ns if is_postponed else None
             subject = _subject(message, queued)
@@ -120,7 +119,7 @@ class Settling:
 
     def finish(self, message: Message) -> None:
         """Have a message whose recipients are all done ended, after the report that it may owe."""
-        self._queue.owe_report(message.queue_id, REASON)
+        self.queue.owe_report(message.queue_id, REASON)
         self._newest.pop(message.queue_id, None)
         self._owed.ask(message.queue_id)
 
@@ -132,10 +131,10 @@ class Settling:
         async with self._lock(queue_id):
             (message,) = await self.load([queue_id])
             if isinstance(message, Unavailable):
-                retry_seconds = self._spool_thread.unreadable_retry_ns / SECOND_NS
+                retry_seconds = self.spool_thread.unreadable_retry_ns / SECOND_NS
                 asyncio.get_running_loop().call_later(retry_seconds, self._owed.ask, queue_id)
                 return True
-            if message is None or queue_id not in self._queue:
+            if message is None or queue_id not in self.queue:
                 return True
             what = Settlement(queue_id, message.envelope)
             if (owed := message.owed_report) is not None:
@@ -198,7 +197,7 @@ class Settling:
                 what = Settlement(message.queue_id, message.envelope, report=report, is_warned=True)
                 if (after := await self._settle(message, what)) is not None:
                     self._keep(after)
-            for part in self._queue.parts(message.queue_id):
+            for part in self.queue.parts(message.queue_id):
                 part.is_warned = True
             return True
 
@@ -221,7 +220,7 @@ class Settling:
 
     def _keep(self, message: Message) -> None:
         """Keep the settled message while a part of it is active that was read before."""
-        if any(part.state is State.ACTIVE for part in self._queue.parts(message.queue_id)):
+        if any(part.state is State.ACTIVE for part in self.queue.parts(message.queue_id)):
             self._newest[message.queue_id] = message._replace(content=None, long_head=b"")
         else:
             self._newest.pop(message.queue_id, None)
@@ -229,14 +228,14 @@ class Settling:
     async def _settle(self, message: Message, what: Settlement) -> Message | None:
         """Settle durably, however long that takes; return the message as it is then, None if it is gone."""
         try:
-            return await self._write(self._spool_thread.settle, message, what)
+            return await self._write(self.spool_thread.settle, message, what)
         except (Absent, Corrupt):
             self.forget(what.queue_id)
             return None
 
     async def _end(self, message: Message, what: Settlement) -> None:
         """Settle an operator's command, which leaves no recipient; end the message if no report is owed."""
-        self._go_on(await self._write(self._spool_thread.change, message, what))
+        self._go_on(await self._write(self.spool_thread.change, message, what))
 
     async def _write(
         self, settle: Callable[[Settlement], Awaitable[None]], message: Message, what: Settlement
@@ -304,9 +303,9 @@ class Settling:
     def _put_back(self, attempt: Attempt, decision: Decision) -> None:
         """Put a part back into its line; the caller wakes the accounts."""
         queued = attempt.queued
-        line = self._queue.line_of(queued)
+        line = self.queue.line_of(queued)
         if decision.next is Next.FINISH:
-            self._queue.end_part(queued)
+            self.queue.end_part(queued)
             return
         line.note_left(queued, recipients_left(attempt.message, queued, decision.gone()))
         queued.past = queued.past.but(tried=decision.tried, refusals=decision.refusals)
@@ -320,12 +319,6 @@ class Settling:
                 line.put_back(queued, State.WAITING, why=why, ready_at_ns=now_ns)
             case Next.POSTPONE:
                 line.put_back(queued, State.DEFERRED, why=why, due_at_ns=now_ns + decision.back_off_ns)
-
-
-class Backlog(NamedTuple):
-    queue: Queues
-    spool_thread: SpoolThread
-    settling: Settling
 
 
 def _notes(attempt: Attempt, decision: Decision, indices: Sequence[int], at_ns: int) -> tuple[Note, ...]:

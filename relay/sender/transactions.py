@@ -21,7 +21,7 @@ from relay.queue.queued import Queued, State, WaitReason
 from relay.queue.routes import Because
 from relay.sender.attempt import Attempt, OfferedExtensions
 from relay.sender.pausing import Pausing
-from relay.sender.settling import Backlog
+from relay.sender.settling import Settling
 from relay.sender.throttle_thread import ThrottleThread
 from relay.smtp.dot_stuffing import UnsendableContent
 from relay.smtp.reply import Phase
@@ -48,7 +48,7 @@ class Transactions:
     def __init__(
         self,
         upstream: str,
-        backlog: Backlog,
+        settling: Settling,
         *,
         throttle: ThrottleThread,
         pool: Pool,
@@ -60,8 +60,8 @@ class Transactions:
         """`on_end` is called when a connection, or room for another message, is free again."""
         self.transaction_ns = 0
         """Moving average of how long a transaction takes: a new one counts an eighth.  0: not known."""
-        self._upstream, self._line = upstream, backlog.queue.line(upstream)
-        self._queue, self._spool_thread, self._settling = backlog
+        self._upstream, self._line = upstream, settling.queue.line(upstream)
+        self._queue, self._spool_thread, self._settling = settling.queue, settling.spool_thread, settling
         self._throttle, self._pool, self._pausing = throttle, pool, pausing
         self._events, self._metrics, self._clock = telemetry
         self._on_end, self._on_fault = on_end, on_fault
@@ -77,11 +77,9 @@ class Transactions:
     ) -> list[Attempt]:
         """Read messages.  Each that may go takes a connection off the list; the others leave ACTIVE."""
         attempts, read_at_ns = list[Attempt](), self._clock.boottime_ns()
-        messages = await self._settling.load([queued.queue_id for queued in taken])
+        messages = await self._spool_thread.read([queued.queue_id for queued in taken])
         for queued, message in zip(taken, messages, strict=True):
-            if message is None:
-                continue
-            if isinstance(message, Unavailable):
+            if not isinstance(message, Message):
                 self._unreadable(queued, message)
             elif not message.left:
                 self._settling.finish(message)

@@ -151,7 +151,7 @@ class Relay:
             on_fault=self.faults.append,
         )
         self.status_view = StatusView(self.sender, policy, "relay.test", self.clock, PolicyStatus("", 0))
-        self.late = LateMail(self.sender.queue, self.sender.settling, host)
+        self.late = LateMail(self.sender.settling, host)
         self.operator = Operator(self.sender, self.status_view, self.events)
 
     @property
