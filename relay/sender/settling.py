@@ -10,7 +10,7 @@ of which recipients its sender was told, depends on all parts.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 from weakref import WeakValueDictionary
 
@@ -158,7 +158,9 @@ class Settling:
             message = self._as_settled(message)
             marks = dict.fromkeys(message.left, Status.BOUNCED)
             notes = [Note(i, answer.status, "operator", answer.text, None, at_ns) for i in marks]
-            await self._end(message, Settlement(message.queue_id, message.envelope, marks, notes))
+            what = Settlement(message.queue_id, message.envelope, marks, notes)
+            if (after := await self._settle(message, what, is_asked=True)) is not None:
+                self._go_on(after)
         delays = Delays(queued_ns=max(0, at_ns - message.envelope.arrival_at_ns))
         self._tell(subject, dict.fromkeys(marks, (Fate.BOUNCED, answer)), delays, NO_TRANSACTION)
 
@@ -172,7 +174,8 @@ class Settling:
             if (owed := message.owed_report) is not None:
                 # Told, so that it is not sent either if a power loss brings the message back.
                 what.told = owed.indices
-            await self._end(message, what)
+            if (after := await self._settle(message, what, is_asked=True)) is not None:
+                self._go_on(after)
         if what.told:
             self._events.tell("report_omitted", queue_id=queue_id, nrcpt=len(what.told))
         for index in message.left:
@@ -225,29 +228,25 @@ class Settling:
         else:
             self._newest.pop(message.queue_id, None)
 
-    async def _settle(self, message: Message, what: Settlement) -> Message | None:
-        """Settle durably, however long that takes; return the message as it is then, None if it is gone."""
-        try:
-            return await self._write(self.spool_thread.settle, message, what)
-        except (Absent, Corrupt):
-            self.forget(what.queue_id)
-            return None
+    async def _settle(self, message: Message, what: Settlement, *, is_asked: bool = False) -> Message | None:
+        """Settle durably, however long that takes; return the message as it is then, None if it is gone.
 
-    async def _end(self, message: Message, what: Settlement) -> None:
-        """Settle an operator's command, which leaves no recipient; end the message if no report is owed."""
-        self._go_on(await self._write(self.spool_thread.change, message, what))
-
-    async def _write(
-        self, settle: Callable[[Settlement], Awaitable[None]], message: Message, what: Settlement
-    ) -> Message:
-        """Settle by `settle`, and count what is durable then; return the message as it is then."""
+        If an operator asked for it, raise as `SpoolThread.change` does instead.
+        """
         after = message.after(what.marks, what.notes)
         if what.report is not None or what.told:
             told, is_warned = message.told.union(what.told), message.is_warned or what.is_warned
             after = after._replace(told=told, is_warned=is_warned)
         # The marks of relayed recipients must not wait for a report on the others.
         what.ends = not after.left and after.owed_report is None
-        await settle(what)
+        try:
+            settle = self.spool_thread.change if is_asked else self.spool_thread.settle
+            await settle(what)
+        except (Absent, Corrupt):
+            self.forget(what.queue_id)
+            if is_asked:
+                raise
+            return None
         self._metrics.count_fates(_words(what))
         if what.report is not None:
             self._tell_published(after, what, what.report)
