@@ -101,8 +101,8 @@ CHANGES = (
     Change(
         "what was settled is told and forgotten before it is durable",
         "sender/settling.py",
-        "            await self._spool_thread.settle(settlement)\n",
-        "            self.under_way = asyncio.ensure_future(self._spool_thread.settle(settlement))\n",
+        "            await settle(what)\n",
+        "            self.under_way = asyncio.ensure_future(settle(what))\n",
         SIMULATION,
     ),
     Change(

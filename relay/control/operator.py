@@ -95,7 +95,6 @@ class Operator:
         self._queue = sender.queue
         self._spool_thread = sender.spool_thread
         self._settling = sender.settling
-        self._upstreams = sender.upstreams
         self._status_view = status_view
         self._events = events
         self._other_hosts = OtherHosts(sender.spool_thread, status_view.clock)
@@ -258,7 +257,7 @@ class Operator:
         return results
 
     async def pause(self, upstream: str, asked: PauseAsked) -> str:
-        if (account := self._upstreams.in_use.get(upstream)) is None:
+        if (account := self._sender.accounts.get(upstream)) is None:
             return ABSENT
         account.pause(asked)
         # Crash here: the operator has no answer, and a restart may not know the pause.
@@ -267,11 +266,11 @@ class Operator:
         return OK
 
     async def resume(self, upstream: str) -> str:
-        if (account := self._upstreams.in_use.get(upstream)) is None:
+        if (account := self._sender.accounts.get(upstream)) is None:
             return ABSENT
         results = await self._each("retry", [queue_id for queue_id, _ in account.pausing.shield.suspects])
         # An edit may have replaced the account meanwhile.
-        account = self._upstreams.in_use.get(upstream, account)
+        account = self._sender.accounts.get(upstream, account)
         has_changed = account.use_again(EventKind.RESUME)
         # Crash here: the operator has no answer, and a restart may go on with the pause until asked again.
         if has_changed and (why := await account.pausing.recorded()):

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from relay.clock import Clock
 from relay.policy.model import Policy
-from relay.sender.state_file import account_file, account_row
-from relay.sender.upstreams import UpstreamView
+from relay.sender.account import UpstreamView
+from relay.sender.pausing import AccountFile, account_row, pause_path
 from relay.spool.disk.durable import Disk
 from relay.throttle.history import HistoryError
 from relay.throttle.history_access import recorded_book
@@ -36,7 +36,7 @@ def record(policy: Policy, name: str, asked: PauseAsked | None, disk: Disk, cloc
     if is_new := asked is not None or kept.is_resting:
         # Crash here: the previous record stays in force, and the operator has no answer.
         after = PauseRecord(clock.boot_id(), now_ns, clock.wall_ns(), step(kept, event))
-        account_file(policy, name, disk).save(after)
+        AccountFile(pause_path(policy, name), disk).save(after)
     # Also if nothing is new: the database row may differ, and is unreadable while the database is away.
     if (row := account_row(policy.history_of(name), clock)) is not None:
         row.apply([event])
@@ -58,7 +58,7 @@ def _kept(policy: Policy, name: str, disk: Disk, clock: Clock) -> AccountState:
     """Return the recorded state of the account, by the clock of this boot."""
     record = None
     with contextlib.suppress(OSError, ValueError):
-        record = account_file(policy, name, disk).load()
+        record = AccountFile(pause_path(policy, name), disk).load()
     now_ns, state = clock.boottime_ns(), AccountState()
     if record is not None:
         state = record.moved(clock.boot_id(), now_ns, clock.wall_ns()).state

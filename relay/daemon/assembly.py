@@ -47,7 +47,7 @@ class Assembly:
 
     def chores(self) -> list[Coroutine[Any, Any, None]]:
         """Return coroutines that run as long as the relay; an error in one of them ends the sender."""
-        late = LateMail(self.sender.queue, self.sender.settling, self.host)
-        guard = self.sender.upstreams.guard
+        late = LateMail(self.sender.settling, self.host)
+        guard = self.sender.guard
         hosts = partial(self.status_view.look_at_hosts, LOOKS_TO_THE_HOSTS * self.host.look_seconds)
         return [guard(late.run), guard(self.operator.serve_others), guard(hosts)]

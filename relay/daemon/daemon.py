@@ -148,7 +148,7 @@ class Daemon:
     async def _run(self, relay: Assembly, listening: Listening, *watches: FileWatch) -> None:
         """Relay until told to stop; on return nothing is in flight."""
         start, sender, status_view = self._start, relay.sender, relay.status_view
-        guard, owners = sender.upstreams.guard, sender.queue.owners.items
+        guard, owners = sender.guard, sender.queue.owners.items
         from relay.control.server import ControlServer  # noqa: PLC0415 - it imports aiohttp, as above
 
         control = ControlServer(start.policy.spool, relay.operator, self._events)

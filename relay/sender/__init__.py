@@ -1,12 +1,12 @@
 """The sender takes each message from the spool to its end, through queue, throttle and upstream.
 
-sender            holds the spool's lock, the queue, and an account for each upstream
+sender            holds the spool's lock, the queue, and an account for each upstream of the policy
 arrivals          puts mail into the queue, at a start and as listeners accept it; moves it between lines
-upstreams         makes, edits, shows and retires an account for each upstream of the policy
 account           the loop of one account: take messages, get connections, reserve durably, send
 transactions      reads messages, sends them on their connections, judges and settles them
 attempt           what one transaction is about, and which extensions an upstream offers
-pausing           whether the upstream is used; state_file and account_row keep that over a restart
+pausing           whether the upstream is used, kept in a file over a restart
+account_row       the same, shared by the hosts of a database
 connections       what a connection logs in with; opens each with a slot of its own, before a message's slot
 settling          makes the outcome of an attempt durable, logs it, moves the message on in the queue
 reports           reports and warnings: their text, which are owed, and how many go in an hour

@@ -11,6 +11,7 @@ An edit drops no transaction and forgets no history.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -21,12 +22,11 @@ from relay.policy.model import Policy, Upstream
 from relay.policy.shipped import rules_of
 from relay.queue.queued import WaitReason
 from relay.queue.upstream_queue import ThrottledMessage
-from relay.sender.attempt import Attempt
+from relay.sender.attempt import Attempt, OfferedExtensions
 from relay.sender.connections import Logins, NoRoomToConnect, open_with_slot
 from relay.sender.host import Host, woken
-from relay.sender.pausing import Pausing
-from relay.sender.settling import Backlog
-from relay.sender.state_file import account_file, account_row
+from relay.sender.pausing import AccountFile, Pausing, account_row, pause_path
+from relay.sender.settling import Settling
 from relay.sender.throttle_thread import ThrottleThread
 from relay.sender.transactions import Transactions
 from relay.smtp.reply import Phase
@@ -35,10 +35,10 @@ from relay.throttle.admission import Admission, Request, TooLarge, Wait, request
 from relay.throttle.history import HistoryError
 from relay.throttle.history_access import open_history
 from relay.throttle.limit import with_ceilings
-from relay.throttle.throttle import Reservation, Throttle
+from relay.throttle.throttle import Reservation, Throttle, View
 from relay.upstream.connection import Connection, UpstreamUnavailable
 from relay.upstream.pool import Caps, Pool
-from relay.verdicts.account import AccountState, EventKind, PauseAsked, max_recipients_now
+from relay.verdicts.account import ENDLESS, AccountState, EventKind, PauseAsked, max_recipients_now
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Judge, Verdict
 
@@ -55,12 +55,42 @@ SHORT_WAIT_NS = SECOND_NS
 """A shorter wait for room is not logged."""
 
 
+@dataclass(frozen=True, slots=True)
+class UpstreamView:
+    """A snapshot of an upstream, or what a start would know of one that is not in use.
+
+    Only `limits` answers as of when it is asked.
+    """
+
+    state: AccountState = field(default_factory=AccountState)
+    limits: View | None = None
+    """None if the history cannot be judged."""
+    is_tried: bool = False
+    """Whether a transaction or a refusal has shown since the start if the upstream works."""
+    connections_open: int = 0
+    connections_idle: int = 0
+    in_flight: int = 0
+    """Transactions that run, or ran and are not settled."""
+    transaction_ns: int = 0
+    """Average duration of the last transactions; 0 before the first."""
+    certificate_ends_at_ns: int | None = None
+    """Wall clock: when the upstream's certificate ends, as of the last connection under TLS."""
+    client_certificate_ends_at_ns: int | None = None
+    """Wall clock: when the client's certificate, which the upstream is shown, ends."""
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether no instant is known at which mail goes again."""
+        operator = self.state.operator
+        return self.state.shown in ENDLESS or (operator is not None and operator.is_lasting)
+
+
 class Account:
     def __init__(
         self,
         name: str,
         policy: Policy,
-        backlog: Backlog,
+        settling: Settling,
         *,
         logins: Logins,
         host: Host,
@@ -69,10 +99,8 @@ class Account:
     ) -> None:
         """`on_fault` is called with an error that must end the sender."""
         self.name = name
-        self.upstream = policy.upstreams[name]
-        self.certificate_ends_at_ns: int | None = None
-        """Wall clock: when the upstream's certificate ends, as of the last connection under TLS."""
-        self._line, self._logins = backlog.queue.line(name), logins
+        self.upstream = logins.upstream = policy.upstreams[name]
+        self._line, self._logins = settling.queue.line(name), logins
         self._events, self._metrics, self._clock = telemetry
         self._on_fault = on_fault
         self._wake = asyncio.Event()
@@ -91,10 +119,10 @@ class Account:
         self.pausing = Pausing(
             name,
             telemetry,
-            account_file(policy, name, host.disk, self._tell_unrecorded),
+            AccountFile(pause_path(policy, name), host.disk, self._tell_unrecorded),
             row=row,
             view=self.throttle.view,
-            on_change=partial(backlog.queue.set_availability, name),
+            on_change=partial(settling.queue.set_availability, name),
         )
         self.pool = Pool(
             self._opener(),
@@ -105,7 +133,7 @@ class Account:
         )
         self.transactions = Transactions(
             name,
-            backlog,
+            settling,
             throttle=self.throttle,
             pool=self.pool,
             pausing=self.pausing,
@@ -127,6 +155,19 @@ class Account:
 
     def wake(self) -> None:
         self._wake.set()
+
+    def view(self) -> UpstreamView:
+        return UpstreamView(
+            self.pausing.state,
+            self.throttle.view,
+            is_tried=self.pausing.is_tried,
+            connections_open=self.pool.open,
+            connections_idle=self.pool.idle,
+            in_flight=self.in_flight,
+            transaction_ns=self.transactions.transaction_ns,
+            certificate_ends_at_ns=self._offered.certificate_ends_at_ns,
+            client_certificate_ends_at_ns=self._logins.certificate_ends_at_ns,
+        )
 
     async def start(self, replaced: AccountState | None) -> None:
         """Load the saved pause state, then start the loop, which runs until `halt`.
@@ -165,7 +206,7 @@ class Account:
         if not connections:
             return None  # a connection that opens, or a transaction that ends, wakes the loop
         taken = self._line.take(len(connections), now_ns)
-        attempts = await self.transactions.load(taken, connections)
+        attempts = await self.transactions.load(taken, connections, self._offered)
         for connection in connections:
             self.pool.release(connection, was_used=False)
         waits: list[ThrottledMessage] = []
@@ -274,15 +315,13 @@ class Account:
         self._events.tell("history_failed", upstream=self.name, error=str(error))
 
     def _opener(self) -> Callable[[], Coroutine[Any, Any, Connection]]:
-        """Return an opener; its connections' extensions count only while the policy names the same server."""
-        upstream = self.upstream
+        """Return an opener for the server that the policy names now, of which no offer is known yet."""
+        offered = self._offered = OfferedExtensions()
 
         async def open_one() -> Connection:
             to = self.throttle, self._logins, self._judge, self._clock
             connection = await open_with_slot(*to, may_begin=self._may_begin)
-            if not is_other_server(upstream, self.upstream):
-                self.transactions.offered_extensions.add(connection)
-                self.certificate_ends_at_ns = connection.certificate_ends_at_ns
+            offered.add(connection)
             self._metrics.count("relay_upstream_connects_total", self.name, "ready")
             self._events.tell(
                 "upstream_connected", upstream=self.name, relay=connection.name, tls=connection.tls
@@ -320,14 +359,10 @@ class Account:
     async def use(self, policy: Policy) -> None:
         """Apply an edited policy.  Transactions in flight end under the old one."""
         before, after = self.upstream, policy.upstreams[self.name]
-        self.upstream = after
+        self.upstream = self._logins.upstream = after
         self._judge_by(after)
-        opener = None
-        if is_other_server(before, after):
-            # No transaction begins on a connection opened for another account.
-            opener = self._opener()
-            self.transactions.offered_extensions.forget()
-            self.certificate_ends_at_ns = None
+        # No transaction begins on a connection opened for another account.
+        opener = self._opener() if is_other_server(before, after) else None
         limits = with_ceilings(after, policy.lanes)
         await self.throttle.call(lambda it: it.replan(limits, transaction_ns=after.max_transaction_ns))
         # Only now: the new limits may have room for a connection.
@@ -353,6 +388,12 @@ class Account:
             self._line.trust_sender(sender, self._clock.boottime_ns())
         self.wake()
         return rested or bool(senders)
+
+    async def look_at_secrets(self) -> None:
+        """Use a refused account again if its password was replaced; call it each second."""
+        pausing = self.pausing
+        if pausing.state.is_refused and await self._logins.has_new_password() and pausing.state.is_refused:
+            self.use_again(EventKind.EDIT)
 
     def _judge_by(self, upstream: Upstream) -> None:
         """Judge replies by the policy's rules from now on, on open connections too."""

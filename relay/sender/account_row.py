@@ -3,7 +3,7 @@
 An event on this host is applied to the row's present state; one transaction reads and writes the row.
 Other hosts learn of it at once (NOTIFY), at the latest behind the lock of their next reservation: a host
 begins nothing that it reserves after the commit of a pause.  A fault of a host's history, and when a host
-sent nothing, are its own: its file has them (`state_file`).  While the database is away, events count on
+sent nothing, are its own: its file has them (`pausing`).  While the database is away, events count on
 this host alone and are written later.
 
 Threads: `note_row` and `look` may be called from any; the rest belongs to one event loop.
@@ -18,7 +18,7 @@ import psycopg
 from relay.clock import Clock
 from relay.mail.text import clean
 from relay.policy.named_file import SecretError
-from relay.sender.state_file import parse, render
+from relay.sender.pausing import parse, render
 from relay.spool.database import DatabaseError
 from relay.spool.database.account import CLOCK_NS, RowState, SharedAccount
 from relay.spool.database.connection import Connection, once, one

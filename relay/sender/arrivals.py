@@ -22,7 +22,7 @@ from relay.queue.sorting import Sorted, Sorter
 from relay.sender.attempt import which_of
 from relay.sender.host import Host, seconds, woken
 from relay.sender.reports import REASON, OwedReports
-from relay.sender.settling import Backlog
+from relay.sender.settling import Settling
 from relay.spool.interface import Full, Message, Unavailable
 from relay.telemetry.metrics import Telemetry
 
@@ -44,11 +44,11 @@ class _Place(NamedTuple):
 
 class Arrivals:
     def __init__(
-        self, host: Host, backlog: Backlog, policy: Policy, telemetry: Telemetry, owed: OwedReports
+        self, host: Host, settling: Settling, policy: Policy, telemetry: Telemetry, owed: OwedReports
     ) -> None:
         self._sweep_ns = max(SWEEP_NS, int(host.look_seconds * SECOND_NS))
         self._trigger = host.trigger(str(policy.spool), host.disk)
-        self._queue, self._spool_thread, self._settling = backlog
+        self._queue, self._spool_thread, self._settling = settling.queue, settling.spool_thread, settling
         self._events, self._metrics, self._clock = telemetry
         self._owed = owed
         self._sorter = sorter_of(policy.lanes, policy.routes)

@@ -38,6 +38,8 @@ class Attempt:
     queued: Queued
     message: Message
     connection: Connection
+    offered: "OfferedExtensions"
+    """Of the connection's server."""
     read_at_ns: int
     """When the message was read, or earlier (boottime)."""
     rewritten: Rewritten | None = None
@@ -60,7 +62,8 @@ class Attempt:
         untried = [index for index in self.left if index not in self.queued.past.tried]
         self.indices = untried or list(self.left)
         # The upstream reports to the reverse path that it got; a rewritten one is not the sender.
-        self.passes_dsn = self.rewritten is None and self.connection.extensions.dsn
+        may_pass_dsn = self.connection.extensions.dsn and not self.offered.is_dsn_refused
+        self.passes_dsn = self.rewritten is None and may_pass_dsn
 
     @property
     def shape(self) -> Shape:
@@ -118,19 +121,18 @@ def keys_of(queued: Queued) -> list[Place]:
 
 
 class OfferedExtensions:
-    """The extensions that one upstream offered on its last connections."""
+    """The extensions that one server offered on its last connections."""
 
     def __init__(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        """Forget all offers: another server is used from now on."""
         self.is_dsn_refused = False
         """The upstream refused DSN parameters (RFC 3461) that it had offered: the relay reports success."""
+        self.certificate_ends_at_ns: int | None = None
+        """Wall clock: when the server's certificate ends, as of the last connection."""
         self._looks: deque[tuple[int, set[Extensions]]] = deque(maxlen=LOOKS)
         """When each look began (boottime), and what was offered in it."""
 
     def add(self, connection: Connection) -> None:
+        self.certificate_ends_at_ns = connection.certificate_ends_at_ns
         at_ns = connection.opened_at_ns
         if not self._looks or at_ns - self._looks[-1][0] >= APART_NS:
             self._looks.append((at_ns, set()))

@@ -205,8 +205,8 @@ class LateMail:
     The time counts from acceptance, pauses included.  A message may be relayed just after its warning.
     """
 
-    def __init__(self, queue: Queues, settling: "Settling", host: Host) -> None:
-        self._queue, self._settling = queue, settling
+    def __init__(self, settling: "Settling", host: Host) -> None:
+        self._queue, self._settling = settling.queue, settling
         self._clock, self._look_seconds = host.clock, host.look_seconds
 
     async def run(self) -> None:
@@ -242,16 +242,14 @@ class LateMail:
 
     def _told(self, queued: Queued, late: Sequence[int]) -> tuple[Sequence[Note], int]:
         """Return the notes for its sender, and until when at least its recipients are tried (wall clock)."""
-        wall_ns, replies = self._clock.wall_ns(), self._settling.replies.get(queued.queue_id, {})
+        wall_ns, why, replies = self._clock.wall_ns(), queued.why, dict[int, Note]()
         # RFC 3463, 3.5: X.4.5 is mail system congestion, as a full window or a pause is.
-        status, why = "4.4.5", "the next mail server accepts no more mail from here at the moment"
-        is_refused = queued.state is State.DEFERRED and queued.why.kind is WaitKind.REFUSAL
+        status, text = "4.4.5", "the next mail server accepts no more mail from here at the moment"
         if queued.state is State.DEFERRED:
-            status = queued.why.status if is_refused else UNKNOWN_STATUS
-            why = queued.why.text or "refused for now"
-        if not is_refused:
-            replies = {}
-        notes = [replies.get(i) or Note(i, status, "expired", why, None, wall_ns) for i in late]
+            status, text = why.status or UNKNOWN_STATUS, why.text or "refused for now"
+            if why.kind is WaitKind.REFUSAL:
+                replies = self._settling.replies.get(queued.queue_id, {})
+        notes = [replies.get(i) or Note(i, status, "expired", text, None, wall_ns) for i in late]
         age_ns = self._clock.boottime_ns() - queued.arrived_at_ns
         # An older message has one attempt all the same.
         return notes, wall_ns + max(self._settling.terms.lifetime_ns - age_ns, 0)

@@ -1,11 +1,14 @@
 """The sender: it alone holds the spool's lock, with the queue in memory and an account for each upstream.
 
 A start claims what is queued.  New mail is claimed when a listener pulls the trigger, and every few seconds
-in case a pull was lost.  A stop finishes the transactions in flight.
+in case a pull was lost.  A stop finishes the transactions in flight.  So does an upstream that leaves the
+policy, or gets another account.  Each upstream has a line of the queue of its own (`relay.queue.queues`),
+which learns each change of its state.
 """
 
 import asyncio
-from collections.abc import Callable, Collection
+import contextlib
+from collections.abc import Awaitable, Callable, Collection
 
 from relay.clock import SECOND_NS, StepWatch
 from relay.mail.envelope import QueueId
@@ -13,19 +16,23 @@ from relay.policy.lane import lanes_of, price_of
 from relay.policy.model import Policy
 from relay.queue.lanes import Arrangement
 from relay.queue.queues import Queues
+from relay.sender.account import GRACE_SECONDS, Account, UpstreamView
 from relay.sender.arrivals import Arrivals
 from relay.sender.attempt import keys_of
+from relay.sender.connections import Logins
 from relay.sender.host import Host
 from relay.sender.reports import OwedReports
-from relay.sender.settling import Backlog, Settling
+from relay.sender.settling import Settling
 from relay.sender.spool_thread import SpoolThread
-from relay.sender.upstreams import Upstreams
 from relay.spool.interface import Full, Spool, SpoolCounts, Unavailable
 from relay.telemetry.metrics import Telemetry
+from relay.verdicts.account import AccountState
 
 SUSPEND_NS = SECOND_NS
 """How far boottime may run ahead of the loop's clock; beyond that the host was suspended."""
 TIDY_SECONDS = 3600.0
+CLOSING_SECONDS = 10.0
+"""How long the rest of a stop may take after the grace: QUIT, and outcomes that the spool does not take."""
 
 
 class Sender:
@@ -43,9 +50,15 @@ class Sender:
         self.queue = Queues(keys_of)
         self.spool_thread = SpoolThread(spool, telemetry.spool_trouble, host.workers)
         self.spool_counts = SpoolCounts()
-        self._look_seconds = host.look_seconds
+        self.accounts: dict[str, Account] = {}
+        """The accounts in use, by upstream."""
+        self._logins: dict[str, Logins] = {}
+        """One for each upstream, kept when its account changes: no two may rotate one refresh token."""
+        self._policy, self._hostname, self._host = policy, hostname, host
         self._telemetry, self._on_fault = telemetry, on_fault
         self._chores: list[asyncio.Task[None]] = []
+        self._stopping: set[asyncio.Task[None]] = set()
+        """The stops of accounts that left the policy, and at the end of all others."""
         self._is_finished = False
         self._owed = OwedReports(policy, self.queue, host, telemetry)
         self.settling = Settling(
@@ -56,9 +69,7 @@ class Sender:
             owed=self._owed,
             on_report=lambda: self._arrivals.look(),  # noqa: PLW0108 - self._arrivals is made later
         )
-        backlog = Backlog(self.queue, self.spool_thread, self.settling)
-        self.upstreams = Upstreams(policy, hostname, backlog, host, telemetry, on_fault=self.fail)
-        self._arrivals = Arrivals(host, backlog, policy, telemetry, self._owed)
+        self._arrivals = Arrivals(host, self.settling, policy, telemetry, self._owed)
         self._go_by(policy)
 
     async def read(self) -> None:
@@ -75,7 +86,8 @@ class Sender:
         """Claim the first page, and relay from then on.  Raises Full, Unavailable."""
         await self._arrivals.begin()
         await self.look()
-        await self.upstreams.start()
+        for name in self._policy.upstreams:
+            await self._add(name, None)
         self._arrivals.listen()
         for chore in (
             self._arrivals.run,
@@ -84,7 +96,7 @@ class Sender:
             self._tidy_forever,
             lambda: self._owed.run(self.settling.report),
         ):
-            self._chores.append(asyncio.create_task(self.upstreams.guard(chore)))
+            self._chores.append(asyncio.create_task(self.guard(chore)))
 
     async def stop(self) -> None:
         await self.finish()
@@ -102,7 +114,13 @@ class Sender:
             chore.cancel()
         await asyncio.gather(*self._chores, return_exceptions=True)
         self._arrivals.stop()
-        await self.upstreams.finish()
+        for each in self.accounts.values():
+            self._stop(each)
+        # What is not settled in time, a restart sends again.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GRACE_SECONDS + CLOSING_SECONDS):
+                await asyncio.gather(*self._stopping)
+        await asyncio.gather(*(each.close() for each in self._logins.values()))
         await self._owed.close()
 
     def close(self) -> None:
@@ -110,24 +128,56 @@ class Sender:
         self.spool_thread.close()
         self._arrivals.let_go()
 
+    def halt(self) -> None:
+        """Begin no more transactions; those in flight go on."""
+        for each in self.accounts.values():
+            each.halt()
+
     def fail(self, error: BaseException) -> None:
         """Begin no more transactions, and report a fault that only a restart can repair."""
-        self.upstreams.halt()
+        self.halt()
         self._on_fault(error)
+
+    async def guard(self, chore: Callable[[], Awaitable[None]]) -> None:
+        """Run a coroutine function; an error in it ends the sender."""
+        try:
+            await chore()
+        except Exception as error:  # noqa: BLE001 - whatever it is, mail must not silently stop
+            self.fail(error)
 
     async def apply(self, policy: Policy) -> None:
         """Apply an edited policy.  Transactions in flight finish under the old one."""
         await self._owed.use(policy)
         self._go_by(policy)
         self._arrivals.use(policy)
-        await self.upstreams.apply(policy)
+        before, self._policy = self._policy, policy
+        self._telemetry.metrics.know_upstreams(policy.upstreams, policy.instead_of_pairs)
+        replaced: dict[str, AccountState] = {}
+        for name in list(self.accounts):
+            # Another account has another history, which must count the transactions of that account.
+            if name not in policy.upstreams or policy.history_of(name) != before.history_of(name):
+                # Crash here: the pause is saved for the old account alone, and the operator must repeat it.
+                retired = self.accounts.pop(name)
+                replaced[name] = retired.pausing.retire()
+                self._stop(retired)
+        for name in policy.upstreams:
+            if name in self.accounts:
+                await self.accounts[name].use(policy)
+            else:
+                await self._add(name, replaced.get(name))
+        for name in self.accounts:
+            self.queue.line(name).ask_anew()
 
     def wake(self) -> None:
-        self.upstreams.wake()
-
-    def reroute(self) -> None:
-        """Have mail that belongs in another line by now moved there at once."""
+        """Have everything look at once for what may go, or may belong in another line by now."""
+        for each in self.accounts.values():
+            each.wake()
         self._arrivals.reroute()
+        self._owed.wake()
+
+    def view(self, upstream: str) -> UpstreamView | None:
+        """Return a snapshot of an upstream; None if it is not in use."""
+        return None if (account := self.accounts.get(upstream)) is None else account.view()
 
     @property
     def queued(self) -> int:
@@ -149,7 +199,7 @@ class Sender:
 
     @property
     def in_flight(self) -> int:
-        return self.upstreams.in_flight
+        return sum(each.in_flight for each in self.accounts.values())
 
     async def look(self) -> None:
         """Read the spool's figures for display; if that fails, the last ones stay."""
@@ -166,27 +216,53 @@ class Sender:
             by = Arrangement(lanes, price_of(upstream.limits), upstream.max_recipients)
             self.queue.line(name).arrange(by)
 
+    async def _add(self, name: str, replaced: AccountState | None) -> None:
+        new = Logins(
+            name,
+            self._policy.upstreams[name],
+            self._hostname,
+            disk=self._host.disk,
+            telemetry=self._telemetry,
+        )
+        added = Account(
+            name,
+            self._policy,
+            self.settling,
+            logins=self._logins.setdefault(name, new),
+            host=self._host,
+            telemetry=self._telemetry,
+            on_fault=self.fail,
+        )
+        await added.start(replaced)
+        # An account without a record announces no change, and the replaced one may have been down.
+        self.queue.set_availability(name, added.pausing.availability)
+        self.accounts[name] = added
+
+    def _stop(self, account: Account) -> None:
+        stopping = asyncio.create_task(self.guard(account.stop))
+        self._stopping.add(stopping)
+        stopping.add_done_callback(self._stopping.discard)
+
     async def _look_forever(self) -> None:
         events, metrics, clock = self._telemetry
-        steps = StepWatch(clock)
+        steps, look_seconds = StepWatch(clock), self._host.look_seconds
         now_ns = clock.boottime_ns()
         while True:
-            due_at = asyncio.get_running_loop().time() + self._look_seconds
-            await asyncio.sleep(self._look_seconds)
+            due_at = asyncio.get_running_loop().time() + look_seconds
+            await asyncio.sleep(look_seconds)
             lag_seconds = asyncio.get_running_loop().time() - due_at
             metrics.observe("relay_event_loop_lag_seconds", span_ns=int(lag_seconds * SECOND_NS))
             metrics.count("relay_log_lost_lines_total", by=events.take_lines_lost())
             before_ns, now_ns = now_ns, clock.boottime_ns()
-            if now_ns - before_ns > (self._look_seconds + lag_seconds) * SECOND_NS + SUSPEND_NS:
+            if now_ns - before_ns > (look_seconds + lag_seconds) * SECOND_NS + SUSPEND_NS:
                 # The timers of the loop stood still while this host was suspended.
                 self.wake()
-                self.reroute()
-                self._owed.wake()
             if stepped_ns := steps.stepped_ns():
                 metrics.count("relay_clock_steps_total")
                 events.tell("clock_stepped", by_ns=stepped_ns)
             await self.look()
-            await self.upstreams.look_at_secrets()
+            for account in list(self.accounts.values()):
+                await account.look_at_secrets()
 
     async def _tidy_forever(self) -> None:
         while True:

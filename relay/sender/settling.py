@@ -11,7 +11,7 @@ of which recipients its sender was told, depends on all parts.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 from weakref import WeakValueDictionary
 
 from relay.clock import SECOND_NS
@@ -41,7 +41,7 @@ _WORDS = dict(_WORST_FIRST)
 
 
 class Settling:
-    """Settles attempts of all upstreams; call `use` before all else."""
+    """Settles messages of the queue in memory and in the spool behind it; call `use` before all else."""
 
     terms: Terms
     """The policy's `retry`."""
@@ -57,8 +57,7 @@ class Settling:
         on_report: Callable[[], None],
     ) -> None:
         """`on_report` is called when a report was published: it waits in the spool to be claimed."""
-        self._queue = queue
-        self._spool_thread = spool_thread
+        self.queue, self.spool_thread = queue, spool_thread
         self._events, self._metrics, self._clock = telemetry
         self._owed = owed
         self._reporter = Reporter(hostname)
@@ -77,7 +76,7 @@ class Settling:
 
     async def load(self, queue_ids: Sequence[QueueId]) -> list[Message | Unavailable | None]:
         """Read queued messages; for each the message, Unavailable, or None if it is gone."""
-        loaded = await self._spool_thread.read(queue_ids)
+        loaded = await self.spool_thread.read(queue_ids)
         for queue_id, message in zip(queue_ids, loaded, strict=True):
             if isinstance(message, Absent | Corrupt):
                 # It was set aside, or removed by hand.
@@ -85,10 +84,10 @@ class Settling:
         return [None if isinstance(each, Absent | Corrupt) else each for each in loaded]
 
     def forget(self, queue_id: QueueId) -> None:
-        self._queue.remove(queue_id)
+        self.queue.remove(queue_id)
         self._newest.pop(queue_id, None)
         self.replies.pop(queue_id, None)
-        self._spool_thread.forget(queue_id)
+        self.spool_thread.forget(queue_id)
 
     async def settle(self, upstream: str, attempt: Attempt, decision: Decision) -> None:
         """Make a decision about a message durable, then log it and let the message go on."""
@@ -100,19 +99,18 @@ class Settling:
             deferred = [i for i, (fate, _) in fates.items() if fate is Fate.DEFERRED]
             notes = _notes(attempt, decision, reported, now_ns)
             delays = _notes(attempt, decision, deferred, now_ns)
-            after = message.after(marks, notes)
-            # The marks of relayed recipients must not wait for a report on the others.
-            ends = not after.left and after.owed_report is None
             # The hint is for the whole message: a restart would keep its other parts for as long.
-            is_postponed = decision.next is Next.POSTPONE and len(self._queue.parts(queued.queue_id)) == 1
-            what = Settlement(message.queue_id, message.envelope, marks, notes, ends=ends)
+            is_postponed = decision.next is Next.POSTPONE and len(self.queue.parts(queued.queue_id)) == 1
+            what = Settlement(message.queue_id, message.envelope, marks, notes)
             what.next_attempt_at_ns = now_ns + decision.back_off_ns if is_postponed else None
             subject = _subject(message, queued)
             # If it was set aside or removed meanwhile, the upstream's replies are logged all the same.
-            is_there = not (marks or is_postponed) or await self._write(what)
-            self._tell_all(upstream, attempt, decision, subject)
+            after = await self._settle(message, what) if marks or is_postponed else message
+            via = Via(upstream, attempt.connection.name, attempt.conn_use, attempt.connection.tls)
+            answered = {index: each for index, each in fates.items() if each[0] is not Fate.WAITING}
+            self._tell(subject, answered, attempt.delays, via)
             self._keep_replies(message, (*notes, *delays))
-            if not is_there:
+            if after is None:
                 return
             self._go_on(after)
             if after.left:
@@ -121,7 +119,7 @@ class Settling:
 
     def finish(self, message: Message) -> None:
         """Have a message whose recipients are all done ended, after the report that it may owe."""
-        self._queue.owe_report(message.queue_id, REASON)
+        self.queue.owe_report(message.queue_id, REASON)
         self._newest.pop(message.queue_id, None)
         self._owed.ask(message.queue_id)
 
@@ -133,24 +131,21 @@ class Settling:
         async with self._lock(queue_id):
             (message,) = await self.load([queue_id])
             if isinstance(message, Unavailable):
-                retry_seconds = self._spool_thread.unreadable_retry_ns / SECOND_NS
+                retry_seconds = self.spool_thread.unreadable_retry_ns / SECOND_NS
                 asyncio.get_running_loop().call_later(retry_seconds, self._owed.ask, queue_id)
                 return True
-            if message is None or queue_id not in self._queue:
+            if message is None or queue_id not in self.queue:
                 return True
-            what, owed = Settlement(queue_id, message.envelope, ends=not message.left), message.owed_report
-            if owed is not None:
+            what = Settlement(queue_id, message.envelope)
+            if (owed := message.owed_report) is not None:
                 if not await self._owed.take_slot():
                     return False
                 what.told, what.report = owed.indices, self._reporter.report(message, owed)
-            if (what.ends or owed is not None) and await self._write(what):
-                if what.report is not None:
-                    is_failure = any(message.statuses[index].is_failure for index in what.told)
-                    self._published(queue_id, what.report, "report" if is_failure else "success")
-                after = message._replace(told=message.told.union(what.told))
+            elif message.left:
+                return True
+            if (after := await self._settle(message, what)) is not None:
                 self._keep(after)
-                if what.ends:
-                    self._ended(after)
+                self._go_on(after)
             return True
 
     async def bounce(self, message: Message, queued: Queued, answer: Answer) -> None:
@@ -163,8 +158,9 @@ class Settling:
             message = self._as_settled(message)
             marks = dict.fromkeys(message.left, Status.BOUNCED)
             notes = [Note(i, answer.status, "operator", answer.text, None, at_ns) for i in marks]
-            after = message.after(marks, notes)
-            await self._end(after, Settlement(message.queue_id, message.envelope, marks, notes))
+            what = Settlement(message.queue_id, message.envelope, marks, notes)
+            if (after := await self._settle(message, what, is_asked=True)) is not None:
+                self._go_on(after)
         delays = Delays(queued_ns=max(0, at_ns - message.envelope.arrival_at_ns))
         self._tell(subject, dict.fromkeys(marks, (Fate.BOUNCED, answer)), delays, NO_TRANSACTION)
 
@@ -178,8 +174,8 @@ class Settling:
             if (owed := message.owed_report) is not None:
                 # Told, so that it is not sent either if a power loss brings the message back.
                 what.told = owed.indices
-            after = message.after(what.marks)._replace(told=message.told.union(what.told))
-            await self._end(after, what)
+            if (after := await self._settle(message, what, is_asked=True)) is not None:
+                self._go_on(after)
         if what.told:
             self._events.tell("report_omitted", queue_id=queue_id, nrcpt=len(what.told))
         for index in message.left:
@@ -202,10 +198,9 @@ class Settling:
                     return False
                 report = self._reporter.warning(message, delays, until_at_ns)
                 what = Settlement(message.queue_id, message.envelope, report=report, is_warned=True)
-                if await self._write(what):
-                    self._published(message.queue_id, report, "warning")
-                    self._keep(message._replace(is_warned=True))
-            for part in self._queue.parts(message.queue_id):
+                if (after := await self._settle(message, what)) is not None:
+                    self._keep(after)
+            for part in self.queue.parts(message.queue_id):
                 part.is_warned = True
             return True
 
@@ -228,20 +223,34 @@ class Settling:
 
     def _keep(self, message: Message) -> None:
         """Keep the settled message while a part of it is active that was read before."""
-        if any(part.state is State.ACTIVE for part in self._queue.parts(message.queue_id)):
+        if any(part.state is State.ACTIVE for part in self.queue.parts(message.queue_id)):
             self._newest[message.queue_id] = message._replace(content=None, long_head=b"")
         else:
             self._newest.pop(message.queue_id, None)
 
-    async def _write(self, settlement: Settlement) -> bool:
-        """Settle durably; return False if the message is gone."""
+    async def _settle(self, message: Message, what: Settlement, *, is_asked: bool = False) -> Message | None:
+        """Settle durably, however long that takes; return the message as it is then, None if it is gone.
+
+        If an operator asked for it, raise as `SpoolThread.change` does instead.
+        """
+        after = message.after(what.marks, what.notes)
+        if what.report is not None or what.told:
+            told, is_warned = message.told.union(what.told), message.is_warned or what.is_warned
+            after = after._replace(told=told, is_warned=is_warned)
+        # The marks of relayed recipients must not wait for a report on the others.
+        what.ends = not after.left and after.owed_report is None
         try:
-            await self._spool_thread.settle(settlement)
+            settle = self.spool_thread.change if is_asked else self.spool_thread.settle
+            await settle(what)
         except (Absent, Corrupt):
-            self.forget(settlement.queue_id)
-            return False
-        self._metrics.count_fates(_words(settlement))
-        return True
+            self.forget(what.queue_id)
+            if is_asked:
+                raise
+            return None
+        self._metrics.count_fates(_words(what))
+        if what.report is not None:
+            self._tell_published(after, what, what.report)
+        return after
 
     def _go_on(self, message: Message) -> None:
         """Have the owed report made, or forget a message whose end is durable."""
@@ -253,26 +262,16 @@ class Settling:
         else:
             self.finish(message)
 
-    def _published(
-        self, queue_id: QueueId, report: Report, kind: Literal["report", "success", "warning"]
-    ) -> None:
+    def _tell_published(self, message: Message, what: Settlement, report: Report) -> None:
+        is_failure = any(message.statuses[index].is_failure for index in what.told)
+        kind: Literal["report", "success", "warning"]
+        kind = "warning" if what.is_warned else "report" if is_failure else "success"
         self._metrics.count("relay_reports_total", kind)
         report_id, size_bytes = report.queue_id, len(report.content)
-        self._events.tell(f"{kind}_published", queue_id=queue_id, report_id=report_id, size_bytes=size_bytes)
+        self._events.tell(
+            f"{kind}_published", queue_id=what.queue_id, report_id=report_id, size_bytes=size_bytes
+        )
         self._on_report()
-
-    async def _end(self, after: Message, what: Settlement) -> None:
-        """Settle an operator's command, which leaves no recipient; end the message if no report is owed."""
-        what.ends = after.owed_report is None
-        await self._spool_thread.change(what)
-        self._metrics.count_fates(_words(what))
-        self._go_on(after)
-
-    def _tell_all(self, upstream: str, attempt: Attempt, decision: Decision, subject: Subject) -> None:
-        connection, delays = attempt.connection, attempt.delays
-        via = Via(upstream, connection.name, attempt.conn_use, connection.tls)
-        answered = {index: each for index, each in decision.fates.items() if each[0] is not Fate.WAITING}
-        self._tell(subject, answered, delays, via)
 
     def _tell(
         self, subject: Subject, answered: Mapping[int, tuple[Fate, Answer]], delays: Delays, via: Via
@@ -303,9 +302,9 @@ class Settling:
     def _put_back(self, attempt: Attempt, decision: Decision) -> None:
         """Put a part back into its line; the caller wakes the accounts."""
         queued = attempt.queued
-        line = self._queue.line_of(queued)
+        line = self.queue.line_of(queued)
         if decision.next is Next.FINISH:
-            self._queue.end_part(queued)
+            self.queue.end_part(queued)
             return
         line.note_left(queued, recipients_left(attempt.message, queued, decision.gone()))
         queued.past = queued.past.but(tried=decision.tried, refusals=decision.refusals)
@@ -319,12 +318,6 @@ class Settling:
                 line.put_back(queued, State.WAITING, why=why, ready_at_ns=now_ns)
             case Next.POSTPONE:
                 line.put_back(queued, State.DEFERRED, why=why, due_at_ns=now_ns + decision.back_off_ns)
-
-
-class Backlog(NamedTuple):
-    queue: Queues
-    spool_thread: SpoolThread
-    settling: Settling
 
 
 def _notes(attempt: Attempt, decision: Decision, indices: Sequence[int], at_ns: int) -> tuple[Note, ...]:

@@ -21,7 +21,7 @@ from relay.queue.queued import Queued, State, WaitReason
 from relay.queue.routes import Because
 from relay.sender.attempt import Attempt, OfferedExtensions
 from relay.sender.pausing import Pausing
-from relay.sender.settling import Backlog
+from relay.sender.settling import Settling
 from relay.sender.throttle_thread import ThrottleThread
 from relay.smtp.dot_stuffing import UnsendableContent
 from relay.smtp.reply import Phase
@@ -48,7 +48,7 @@ class Transactions:
     def __init__(
         self,
         upstream: str,
-        backlog: Backlog,
+        settling: Settling,
         *,
         throttle: ThrottleThread,
         pool: Pool,
@@ -60,9 +60,8 @@ class Transactions:
         """`on_end` is called when a connection, or room for another message, is free again."""
         self.transaction_ns = 0
         """Moving average of how long a transaction takes: a new one counts an eighth.  0: not known."""
-        self.offered_extensions = OfferedExtensions()
-        self._upstream, self._line = upstream, backlog.queue.line(upstream)
-        self._queue, self._spool_thread, self._settling = backlog
+        self._upstream, self._line = upstream, settling.queue.line(upstream)
+        self._queue, self._spool_thread, self._settling = settling.queue, settling.spool_thread, settling
         self._throttle, self._pool, self._pausing = throttle, pool, pausing
         self._events, self._metrics, self._clock = telemetry
         self._on_end, self._on_fault = on_end, on_fault
@@ -73,14 +72,14 @@ class Transactions:
         """Return how many transactions run, or ran and are not settled."""
         return len(self._unsettled)
 
-    async def load(self, taken: Sequence[Queued], connections: list[Connection]) -> list[Attempt]:
+    async def load(
+        self, taken: Sequence[Queued], connections: list[Connection], offered: OfferedExtensions
+    ) -> list[Attempt]:
         """Read messages.  Each that may go takes a connection off the list; the others leave ACTIVE."""
         attempts, read_at_ns = list[Attempt](), self._clock.boottime_ns()
-        messages = await self._settling.load([queued.queue_id for queued in taken])
+        messages = await self._spool_thread.read([queued.queue_id for queued in taken])
         for queued, message in zip(taken, messages, strict=True):
-            if message is None:
-                continue
-            if isinstance(message, Unavailable):
+            if not isinstance(message, Message):
                 self._unreadable(queued, message)
             elif not message.left:
                 self._settling.finish(message)
@@ -93,13 +92,12 @@ class Transactions:
                 except (Corrupt, Absent, Unavailable) as error:
                     self._unreadable(queued, error)
                     continue
-                attempt = Attempt(queued, message, connections[-1], read_at_ns, rewritten=rewritten)
-                attempt.passes_dsn &= not self.offered_extensions.is_dsn_refused
+                attempt = Attempt(queued, message, connections[-1], offered, read_at_ns, rewritten=rewritten)
                 if (unfit := why_unfit(attempt.connection.extensions, attempt.shape)) is None:
                     attempts.append(attempt)
                     connections.pop()
                 else:
-                    answer = self.offered_extensions.judge(unfit, attempt.shape)
+                    answer = offered.judge(unfit, attempt.shape)
                     self.refuse(attempt, answer, is_for_ever=answer.verdict is Verdict.BOUNCE)
         return attempts
 
@@ -271,7 +269,7 @@ class Transactions:
                     "relay_route_diverted_messages_total", self._upstream, choice.instead_of, choice.because
                 )
         if outcome.is_dsn_refused:
-            self.offered_extensions.is_dsn_refused = True
+            attempt.offered.is_dsn_refused = True
         self._pausing.observe(decision.outcome, began_ns)
         self._rest_sender(attempt, decision)
         await self._settling.settle(self._upstream, attempt, decision)

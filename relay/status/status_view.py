@@ -17,9 +17,8 @@ from relay.queue.lanes import DEFAULT_LANE
 from relay.queue.lines import Sums, total
 from relay.queue.queued import State
 from relay.queue.routes import Because
-from relay.sender.account import is_mended
+from relay.sender.account import UpstreamView, is_mended
 from relay.sender.sender import Sender
-from relay.sender.upstreams import UpstreamView
 from relay.spool.root.headroom import why_no_room
 from relay.status.eta import NOT_IN_POLICY, AccountForecast, Listing, Load
 from relay.status.hosts import databases_of, listed_hosts
@@ -109,7 +108,7 @@ class StatusView:
 
     def listing(self) -> Listing:
         names = dict.fromkeys([*self.policy.upstreams, *self._sender.queue.names])
-        views = {name: self._sender.upstreams.view(name) for name in names}
+        views = {name: self._sender.view(name) for name in names}
         paused = {
             name: f"{name} is {_state(view).value}: {view.state.why}"
             for name, view in views.items()
@@ -134,7 +133,7 @@ class StatusView:
         planned, over = [], list[OverLimit]()
         for name in dict.fromkeys([*self.policy.upstreams, *self._sender.queue.names]):
             old, new = self.policy.upstreams.get(name), edited.upstreams.get(name)
-            seen = self._sender.upstreams.view(name) or recorded.get(name)
+            seen = self._sender.view(name) or recorded.get(name)
             before = self._forecast_of(seen, old)
             is_same = old and new and self.policy.history_of(name) == edited.history_of(name)
             after_seen = seen if is_same else recorded_edited.get(name)
@@ -161,7 +160,7 @@ class StatusView:
                 yield OverLimit(upstream, label, each.used, count, self._wall(each.opens_at_ns))
 
     def forecast(self, name: str) -> AccountForecast:
-        return self._forecast_of(self._sender.upstreams.view(name), self.policy.upstreams.get(name))
+        return self._forecast_of(self._sender.view(name), self.policy.upstreams.get(name))
 
     def _forecast_of(
         self, seen: UpstreamView | None, upstream: Upstream | None, *, is_mended: bool = False
@@ -266,7 +265,7 @@ class StatusView:
 
     def _upstream(self, name: str) -> UpstreamStatus:
         upstream, load, forecast = self.policy.upstreams[name], self._load(name), self.forecast(name)
-        view = self._sender.upstreams.view(name)
+        view = self._sender.view(name)
         seen = view or self.recorded.get(name, UpstreamView())
         state, operator = seen.state, seen.state.operator
         is_timed = _state(seen) is UpstreamState.PAUSED and not seen.is_endless

@@ -12,8 +12,7 @@ import pytest
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.sender.account_row import AccountRow
-from relay.sender.pausing import Pausing
-from relay.sender.state_file import AccountFile
+from relay.sender.pausing import AccountFile, Pausing
 from relay.smtp.reply import Phase, Reply
 from relay.spool.database.account import SharedAccount
 from relay.spool.database.connection import Database

@@ -92,7 +92,7 @@ class Up:
         self.relay = Relay(policy, clock=FakeClock())
         self.relay.status_view.condition, self.relay.status_view.refusing_because = Condition.RUNNING, ""
         await self.relay.sender.start()
-        self.relay.sender.upstreams.halt()
+        self.relay.sender.halt()
         self._server = ControlServer(policy.spool, self.relay.operator, self.relay.events)
         await self._server.start()
 

@@ -11,8 +11,8 @@ from relay.control.operations import ABSENT, OK, UNCHANGED, NotDone
 from relay.control.recorded import recorded_upstreams
 from relay.mail.envelope import Envelope, QueueId
 from relay.policy.model import Policy
-from relay.sender.state_file import pause_path, render
-from relay.sender.upstreams import UpstreamView
+from relay.sender.account import UpstreamView
+from relay.sender.pausing import pause_path, render
 from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Settlement
 from relay.status.snapshot import QueueState

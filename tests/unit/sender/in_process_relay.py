@@ -151,12 +151,12 @@ class Relay:
             on_fault=self.faults.append,
         )
         self.status_view = StatusView(self.sender, policy, "relay.test", self.clock, PolicyStatus("", 0))
-        self.late = LateMail(self.sender.queue, self.sender.settling, host)
+        self.late = LateMail(self.sender.settling, host)
         self.operator = Operator(self.sender, self.status_view, self.events)
 
     @property
     def account(self) -> Account:
-        return self.sender.upstreams.in_use["isp"]
+        return self.sender.accounts["isp"]
 
     @property
     def line(self) -> UpstreamQueue:

@@ -10,8 +10,7 @@ import pytest
 from relay.clock import SECOND_NS
 from relay.control.operations import OK
 from relay.queue.queued import State
-from relay.sender.pausing import Pausing
-from relay.sender.state_file import AccountFile, pause_path
+from relay.sender.pausing import AccountFile, Pausing, pause_path
 from relay.smtp.reply import Phase, Reply
 from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events

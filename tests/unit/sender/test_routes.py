@@ -55,7 +55,7 @@ routes:
 
 
 def pausing(relay: Relay, name: str) -> Pausing:
-    return relay.sender.upstreams.in_use[name].pausing
+    return relay.sender.accounts[name].pausing
 
 
 def recipients(host: Smarthost) -> list[str]:
@@ -65,8 +65,7 @@ def recipients(host: Smarthost) -> list[str]:
 async def leap(relay: Relay, span_ns: int) -> None:
     """Advance time as a suspend does, and let every account look again."""
     virtual_clock().advance(span_ns)
-    relay.sender.upstreams.wake()
-    relay.sender.reroute()
+    relay.sender.wake()
     await turns_of_the_loop()
 
 

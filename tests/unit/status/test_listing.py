@@ -38,7 +38,7 @@ async def a_long_queue(folder: Path) -> AsyncIterator[Relay]:
     policy = policy_of(folder, 9, f", limits: [{{messages: {LIMIT}, per: 1h}}]")
     async with Relay(policy, clock=FakeClock()) as relay:
         # A refused connection would pause the upstream meanwhile.
-        relay.sender.upstreams.halt()
+        relay.sender.halt()
         fill(relay, 0, MANY)
         yield relay
         for queued in list(relay.sender.queue):

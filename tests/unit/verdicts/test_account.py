@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
-from relay.sender.state_file import parse, render
+from relay.sender.pausing import parse, render
 from relay.smtp.reply import Phase
 from relay.verdicts.account import (
     FIRST_NS,
