@@ -54,6 +54,8 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's transports do not inherit from it
         self.is_tls = transport.get_extra_info("sslcontext") is not None
+        # A short session needs no other timer: each costs as much as a command.
+        self._timer = self.loop.call_later(LINGER_S, self._expire)
 
     def data_received(self, data: bytes) -> None:
         self._received += data
