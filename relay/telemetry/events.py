@@ -235,7 +235,7 @@ class Events:
             is_logged = kind.level <= self._level
             if not is_logged and name not in self._watchers:
                 return
-            for given in [field for field in fields if field.endswith("_ns")]:
+            for given in [field for field in fields if field[-3:] == "_ns"]:
                 ns, field = fields.pop(given), given.removesuffix("_ns")
                 if field.endswith("_at"):
                     fields[field] = rfc3339_or_none(ns)
@@ -312,7 +312,11 @@ class Events:
             return priority + line.replace("\x7f", "\\u007f")
         beginning = priority or now + self._begins
         shown_level = f"{level}: " if kind.level <= Level.WARNING else ""
-        shown = [text + (_shown(fields[name], around) if name else "") for text, name, around in kind.pieces]
+        shown = list[str]()
+        for text, name, around in kind.pieces:
+            value = fields[name] if name else ""
+            # Most fields are text.
+            shown += text, value if type(value) is str and not around else _shown(value, around)
         # No template has foreign text.  The fields have, so the whole line is cleaned.
         return f"{beginning}{shown_level}{_one_line(''.join(shown))} event={kind.name}"
 
