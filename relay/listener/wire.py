@@ -49,13 +49,11 @@ class ClientConnection(asyncio.Protocol):
         self._replies: list[str] = []
         self._sent_at = 0.0
         self._waiter: asyncio.Future[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's transports do not inherit from it
         self.is_tls = transport.get_extra_info("sslcontext") is not None
-        # A short session needs no other timer: each costs as much as a command.
-        self._timer = self.loop.call_later(LINGER_S, self._expire)
+        self._timer: asyncio.TimerHandle | None = self.loop.call_later(LINGER_S, self._expire)
 
     def data_received(self, data: bytes) -> None:
         self._received += data
@@ -187,7 +185,7 @@ class ClientConnection(asyncio.Protocol):
         if self.loop.time() >= deadline:
             # Checked here too: octets that trickle in may each time wake the session before the timer.
             raise SessionEnd("timeout", replies.IDLE_TOO_LONG)
-        # Deadlines mostly grow: one timer, set anew once it fired early, costs less than one for each wait.
+        # A timer costs as much as a command: a short session has only its first, others one once it fired.
         if self._timer is None or self._timer.when() > deadline:
             self.cancel_timer()
             self._timer = self.loop.call_at(deadline, self._expire)
