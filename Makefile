@@ -48,7 +48,7 @@ help:
 	@echo 'make changes that the tests notice forty faults, put in by hand one at a time'
 	@echo 'make corpus  send a folder of raw mail through a relay in every way, and compare bytes (DIR=)'
 	@echo 'make crash   the long crash runs (SEED=, BUDGET= in seconds)'
-	@echo 'make bench   compare with Postfix and another rate limiter here (OPTIONS=--help)'
+	@echo 'make bench   measure this relay, beside Postfix where it is installed (OPTIONS=--help)'
 	@echo 'make fmt     format the code          make clean   remove what these commands made'
 	@echo 'make docs    make the pages of docs/ that are made of the code: events, manual'
 	@echo 'make lock    pin new versions (needs uv)'
