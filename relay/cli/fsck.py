@@ -5,7 +5,6 @@ while it reads, so no relay may run; while one runs, `fsck` reads only the histo
 sets damaged messages aside.  `spool convert` converts the spool from one engine to another; no relay may run.
 """
 
-import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -112,12 +111,12 @@ def fsck(target: Target, *, as_json: bool) -> int:
     """
     policy = found_policy(target)
     busy, messages, findings = "", 0, list[Finding]()
-    with _checked_spool(policy):
-        try:
-            messages, findings = _of_spool(policy)
-        except SpoolBusy as error:
-            busy = str(error)
-        findings += _of_histories(policy)
+    _check_folder(policy)
+    try:
+        messages, findings = _of_spool(policy)
+    except SpoolBusy as error:
+        busy = str(error)
+    findings += _of_histories(policy)
     damages = sum(finding.is_damage for finding in findings)
     for finding in findings:
         advice = f" -> {finding.advice}" if finding.advice else ""
@@ -136,16 +135,11 @@ def fsck(target: Target, *, as_json: bool) -> int:
     return os.EX_TEMPFAIL if busy else REPAIRED_BY_RELAY if findings else os.EX_OK
 
 
-@contextlib.contextmanager
-def _checked_spool(policy: Policy) -> Iterator[None]:
-    """Refuse a folder without a spool, and a spool of another user, engine or version."""
-    try:
-        if engine_of(str(policy.spool), RealDisk()) is None:
-            raise Failed(f"{policy.spool}: there is no spool in this folder", os.EX_NOINPUT)
-        refuse_strangers(policy.spool)
-        yield
-    except ValueError as error:
-        raise Failed(str(error), os.EX_CONFIG) from error
+def _check_folder(policy: Policy) -> None:
+    """Refuse a folder without a spool, and a spool of another user or version."""
+    if engine_of(str(policy.spool), RealDisk()) is None:
+        raise Failed(f"{policy.spool}: there is no spool in this folder", os.EX_NOINPUT)
+    refuse_strangers(policy.spool)
 
 
 def _of_spool(policy: Policy) -> tuple[int, list[Finding]]:
@@ -231,11 +225,9 @@ def convert(target: Target, *, engine: str | None) -> None:
         raise Failed(f"a relay runs on {policy.spool}: stop it first", os.EX_TEMPFAIL)
     # A start would set aside files that others may write.
     os.umask(0o077)
-    with _checked_spool(policy):
-        engines = engines_of(policy)
-        done = convert_spool(
-            str(policy.spool), wanted, RealDisk(), SystemClock(), _tell_corrupt, engines=engines
-        )
+    _check_folder(policy)
+    engines = engines_of(policy)
+    done = convert_spool(str(policy.spool), wanted, RealDisk(), SystemClock(), _tell_corrupt, engines=engines)
     words = f"already uses the engine {done.now}"
     if done.was != done.now:
         what = f"{done.messages} messages, {done.held} of them held, {done.recipients} recipients to do"

@@ -55,6 +55,7 @@ ENDS: Mapping[str, tuple[int, str]] = {
     ),
     "relay.control.operations.Unreachable": (os.EX_TEMPFAIL, "{}"),
     "relay.spool.interface.SpoolBusy": (os.EX_TEMPFAIL, "the spool is in use, and no relay answers: {}"),
+    "relay.spool.interface.WrongSpool": (os.EX_CONFIG, "{}"),
     "relay.spool.interface.SpoolError": (os.EX_TEMPFAIL, "the spool cannot be used now: {}"),
     "relay.spool.database.DatabaseError": (os.EX_TEMPFAIL, "{}"),
     "relay.throttle.history.HistoryError": (os.EX_TEMPFAIL, "the history cannot be used: {}"),

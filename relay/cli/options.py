@@ -150,17 +150,13 @@ def target_options(verb: CliVerb) -> CliVerb:
 @contextlib.contextmanager
 def open_session(target: Target) -> "Iterator[Session]":
     """Yield a session with the running relay; if none runs, with the spool, read as a start reads it."""
-    session: Session
-    session, policy = find_relay(target)
-    with contextlib.ExitStack() as stack:
-        if policy is not None:
-            # Imported only here: with a running relay no sender is loaded.
-            from relay.control.offline import offline  # noqa: PLC0415 - see above
+    client, policy = find_relay(target)
+    if policy is None:
+        yield client
+        return
+    from relay.control.offline import offline  # noqa: PLC0415 - with a running relay no sender is loaded
 
-            try:
-                session = stack.enter_context(offline(policy))
-            except ValueError as error:
-                raise Failed(str(error), os.EX_CONFIG) from error
+    with offline(policy) as session:
         yield session
 
 

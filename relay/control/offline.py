@@ -38,7 +38,7 @@ _Kind = TypeVar("_Kind")
 
 @contextmanager
 def offline(policy: Policy) -> Iterator[Session]:
-    """Raise SpoolBusy, OSError (PermissionError: another user's spool), ValueError (another spool format)."""
+    """Raise SpoolBusy, OSError (PermissionError: another user's spool), WrongSpool."""
     refuse_strangers(policy.spool)
     with asyncio.Runner() as runner:
         operator = OfflineOperator(policy)
