@@ -23,7 +23,7 @@ from relay.spool.convert import convert as convert_spool
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import engine_of, engines_of, open_spool
 from relay.spool.interface import Corrupt, Spool, SpoolBusy
-from relay.status.snapshot import as_json as plain
+from relay.status.snapshot import to_json
 from relay.throttle.audit import Audit
 from relay.throttle.audit import audit as count
 from relay.throttle.history import HistoryError
@@ -82,7 +82,7 @@ def _limit_objects(found: Audit, ahead_ns: int) -> Iterator[dict[str, Any]]:
     known["since"] = rfc3339_or_none(wall(found.since_ns))
     known["exact_since"] = rfc3339_or_none(wall(found.exact_since_ns))
     for peak in found.findings:
-        its = plain(replace(peak, most_at_ns=wall(peak.most_at_ns)))
+        its = to_json(replace(peak, most_at_ns=wall(peak.most_at_ns)))
         yield {"limit": peak.label, **its, "exceeded": peak.is_exceeded, **known}
 
 

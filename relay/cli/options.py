@@ -37,20 +37,11 @@ def default_policy(systems: Path = SYSTEM_POLICY) -> Path:
     return systems if not os.path.lexists(DEFAULT_POLICY) and os.path.lexists(systems) else DEFAULT_POLICY
 
 
-def named(context: click.Context, option: click.Parameter, value: Path | None) -> Path | None:
-    """Return an option's value, which may stand before the verb: `relay queue --policy FILE hold ID`."""
-    if value is None and context.parent is not None:
-        value = context.parent.params.get(option.name or "")
-    if value is None and option.name == "policy_path":
-        return Path(os.environ.get(POLICY_VARIABLE) or default_policy())
-    return value
-
-
 policy_option = click.option(
     "--policy",
     "policy_path",
     type=click.Path(path_type=Path),
-    callback=named,
+    default=lambda: os.environ.get(POLICY_VARIABLE) or default_policy(),
     metavar="FILE",
     help=f"The policy; default: ${POLICY_VARIABLE}, then ./{DEFAULT_POLICY}, then {SYSTEM_POLICY}.",
 )
@@ -140,7 +131,6 @@ def target_options(verb: CliVerb) -> CliVerb:
         click.option(
             "--spool",
             type=click.Path(path_type=Path),
-            callback=named,
             metavar="DIR",
             help="Ask the relay that runs on this spool, whatever the policy says.",
         )(with_target)

@@ -260,9 +260,3 @@ def sorter_of(lane_settings: Lanes, routes: Routes) -> sorting.Sorter:
             for its, route in zip(routes, routes_of(routes), strict=True)
         ),
     )
-
-
-def route_number_sorter(routes: Routes) -> sorting.Sorter:
-    """Return a sorter whose every route has as its only upstream its number in the policy, from 1."""
-    numbered = (each.model_copy(update={"upstreams": (str(n),)}) for n, each in enumerate(routes, 1))
-    return sorter_of({}, tuple(numbered))

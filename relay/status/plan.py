@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from relay.policy.source import Difference
-from relay.status.snapshot import as_json
+from relay.status.snapshot import to_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Plan:
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
-    told: dict[str, Any] = as_json(plan)
+    told: dict[str, Any] = to_json(plan)
     for difference, its in zip(plan.differences, told["differences"], strict=True):
         its["words"] = difference.words
     return told

@@ -106,6 +106,7 @@ def a_message(
         state=state,
         size_bytes=size_bytes,
         arrival_at_ns=AT_NS - 90 * SECOND_NS,
+        age_ns=90 * SECOND_NS,
         reverse_path=reverse_path,
         recipients_left=2,
         recipients=("ann@example.net", "bob@example.com"),
