@@ -20,7 +20,6 @@ from relay.policy.model import Listen, Policy, Tls, Upstream
 from relay.policy.secrets import MAX_PASSWORD_BYTES, USER_NAME, credentials_folder
 from relay.policy.shipped import provider_of, providers
 from relay.policy.source import policy_bytes, policy_text, read_policy
-from relay.throttle.limit import limit_of
 
 if TYPE_CHECKING:
     from relay.status.plan import Plan
@@ -70,7 +69,7 @@ def _summary(policy: Policy) -> Iterator[tuple[str, str]]:
         if upstream.provider is not None:
             yield "", f"provider {upstream.provider}: {providers()[upstream.provider].note}"
         for limit in upstream.limits:
-            yield "", f"at most {limit_of(limit).words}"
+            yield "", f"at most {limit.label}"
         yield "", f"history {policy.history_of(name)}"
         for note in _notes(policy, name, upstream):
             yield "", f"note: {note}"

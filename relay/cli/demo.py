@@ -28,7 +28,6 @@ from relay.policy.lane import LimitSettings
 from relay.policy.units import HostPort
 from relay.practice.smarthost import PracticeAccount, PracticeMessage, PracticeSmarthost
 from relay.smtp.sasl import Credentials
-from relay.throttle.limit import limit_of
 
 CUT_OFF_SECONDS = 30
 PATIENCE_NS = 30 * SECOND_NS
@@ -97,7 +96,7 @@ async def _show(messages: int, limit: LimitSettings, per: str) -> int:
         policy = _POLICY.format(port=port, upstream=upstream.port, count=limit.count, per=per)
         (folder / "policy.yaml").write_text(policy)
         click.echo(
-            f"A practice upstream allows {limit_of(limit).words}, and cuts off whoever sends more.\n"
+            f"A practice upstream allows {limit.label}, and cuts off whoever sends more.\n"
             f"A relay takes {messages} messages, as fast as they can be handed over.\n"
             "While it runs you may look at it from another terminal:\n"
             f"  .venv/bin/relay status --policy {printable(folder / 'policy.yaml')}\n"

@@ -63,12 +63,11 @@ def audit(target: Target, *, as_json: bool) -> int:
             continue
         if code == os.EX_OK and any(peak.is_exceeded for peak in found.findings):
             code = EXCEEDED
-        words = {limit.label: limit.words for limit in limits}
         for told in _limit_objects(found, clock.wall_ns() - clock.boottime_ns()):
             if as_json:
                 click.echo(json.dumps({"upstream": name, "history": str(place), **told}))
             else:
-                say(f"{name}: {words[told['limit']]}: {_limit_line(told)}")
+                say(f"{name}: {told['limit']}: {_limit_line(told)}")
     return code
 
 

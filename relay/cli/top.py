@@ -87,7 +87,7 @@ def _rows(snapshot: Snapshot, senders: list[GroupRow], now_ns: int) -> Iterator[
         for limit in upstream.limits:
             yield Row(
                 "limit",
-                f"{upstream.name} {limit.words}",
+                f"{upstream.name} {limit.label}",
                 f"{used_words(limit)}, {limit.opening_words(now_ns)}",
             )
     for lane in snapshot.lanes:

@@ -59,7 +59,7 @@ class QueueState(enum.StrEnum):
 class LimitStatus:
     upstream: str
     label: str
-    """The form for programs, e.g. `8 messages per 60s`."""
+    """Its name, e.g. `8 messages per 1m`."""
     unit: Literal["messages", "recipients", "connections", "bytes"]
     used: int
     """Slots occupied, by the fullest key if the limit has keys; above `count` after N was lowered."""
@@ -72,8 +72,6 @@ class LimitStatus:
     for_each: str | None = None
     key: str | None = None
     """The fullest key, which the other fields describe."""
-    words: str = ""
-    """The label as people write it, e.g. `8 messages per 1m`."""
 
     def opening_words(self, at_ns: int) -> str:
         return "room now" if self.opens_at_ns is None else f"next slot in {span(self.opens_at_ns - at_ns)}"

@@ -305,7 +305,6 @@ class StatusView:
                 self._wall(usage.opens_at_ns) if usage.used >= usage.limit.count else None,
                 usage.limit.for_each,
                 usage.key,
-                usage.limit.words,
             )
             for usage in (() if seen.limits is None else seen.limits.usage())
         )

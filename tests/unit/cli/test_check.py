@@ -125,8 +125,8 @@ def test_plan_without_a_relay_tells_what_a_start_does_and_changes_no_history(edi
     disk.close(held)
     assert (history.read_bytes(), history.stat().st_mtime_ns) == before
     (over,) = found["over"]
-    assert (found["is_running"], over["limit"], over["used"]) == (False, "1 messages per 3600s", 2)
-    assert "exceeded at once: isp: 1 messages per 3600s: 2 of 1 used, nothing goes until 20" in out
+    assert (found["is_running"], over["limit"], over["used"]) == (False, "1 messages per 1h", 2)
+    assert "exceeded at once: isp: 1 messages per 1h: 2 of 1 used, nothing goes until 20" in out
     assert "in force: all have gone in 0s" in out
     assert "edited:   all have gone in" in out
 
@@ -138,7 +138,7 @@ def test_plan_tells_of_a_limit_for_each_key_that_mail_without_keys_exceeds(edite
     edited.write_text(of_each.replace("messages: 3", "messages: 1"))
 
     (over,) = json.loads(run("plan", "--json", str(edited)).out)["over"]
-    assert (over["limit"], over["used"]) == ("1 messages per 3600s for each sender", 2)
+    assert (over["limit"], over["used"]) == ("1 messages per 1h for each sender", 2)
 
 
 def test_hash_password_prints_a_line_for_a_users_file(tmp_path: Path) -> None:

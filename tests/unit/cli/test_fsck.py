@@ -123,7 +123,7 @@ def test_audit_proves_that_no_limit_was_exceeded(history: Path, run: Run) -> Non
     assert "50 recipients per 24h: at most 6 at once at 20" in recipients
     by_messages, by_recipients = map(json.loads, run("audit", "--json").out.splitlines())
     disk.close(held)
-    told = {"upstream": "isp", "limit": "3 messages per 3600s", "most": 3, "exceeded": False}
+    told = {"upstream": "isp", "limit": "3 messages per 1h", "most": 3, "exceeded": False}
     told |= {"transactions": 3, "connections": 1, "period_seconds": 3600.0, "history": str(history)}
     assert by_messages | told == by_messages
     assert (by_recipients["unit"], by_recipients["most"]) == ("recipients", 6)

@@ -183,7 +183,7 @@ def test_the_page_shows_windows_and_their_past() -> None:
 
     for shown in (
         *("last hour: at most 400 waiting", "last day: at most 8 used", "smtp.example.net:587"),
-        *("8/8, next slot in 20s", "7/10000, room now", "limit 8 messages per 60s"),
+        *("8/8, next slot in 20s", "7/10000, room now", "limit 8 messages per 1m"),
     ):
         assert shown in html
 
@@ -253,7 +253,7 @@ async def test_a_connection_above_the_limit_closes_the_oldest(world: World) -> N
     assert answered == [*numbers[1:]]
 
 
-KEY = ("isp", "8 messages per 60s")
+KEY = ("isp", "8 messages per 1m")
 
 
 @given(st.lists(st.tuples(st.integers(0, 3 * MINUTES), st.integers(0, 9)), min_size=1, max_size=30))
