@@ -37,7 +37,7 @@ from relay.control.client import ControlClient
 from relay.mail.formats import rfc3339, rfc3339_or_none, span, utc
 from relay.mail.search import parse_search
 from relay.status.filters import USAGE_KEYS, Filters
-from relay.status.snapshot import Condition, QueueState, Snapshot, message_to_json, to_json
+from relay.status.snapshot import Condition, QueueState, Snapshot, UpstreamState, message_to_json, to_json
 
 if TYPE_CHECKING:
     from relay.telemetry.outcomes import PastOutcome
@@ -126,7 +126,12 @@ def status(target: Target, *, as_json: bool, by: str | None) -> int:
         snapshot = replace(snapshot, policy=named)
     usage = {} if by is None else _usage(target, snapshot, by)
     if as_json:
-        click.echo(json.dumps(to_json(snapshot) | usage))
+        told = to_json(snapshot)
+        for upstream in told["upstreams"] if is_down else ():
+            if upstream["state"] == UpstreamState.OPEN:
+                # No mail goes while the relay is down, whatever the upstream would allow.
+                upstream["state"] = Condition.DOWN.value
+        click.echo(json.dumps(told | usage))
     else:
         for line in status_lines(snapshot) if by is None else _usage_lines(snapshot, usage):
             click.echo(line)
