@@ -36,7 +36,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "sendmail": ("sendmail", "Take a message from stdin, as sendmail(1) does."),
     "drain": ("sendmail", "Hand over the messages of a maildir, and remove each once it is taken."),
     "demo": ("demo", "Watch a relay pace mail through a strict upstream, for half a minute."),
-    "check": ("check", "Check a policy: print every fault, or a summary."),
+    "check": ("check", "Check a policy: print every fault, or what may surprise in it."),
     "plan": ("check", "Tell what an edited policy would do, before it is in force."),
     "export": ("queue", "Write messages as .eml, with their envelopes."),
     "fsck": ("fsck", "Check spool and histories; set damage aside."),
