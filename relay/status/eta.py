@@ -166,9 +166,6 @@ class Listing:
         self._ahead: dict[tuple[str, str | None], Load] = {}
         """By (upstream, None) and by (upstream, lane): the waiting mail whose rows were asked for."""
 
-    def messages(self) -> list[MessageView]:
-        return [each for each in map(self.row, sorted(self._queue.ids())) if each is not None]
-
     def row(self, queue_id: QueueId) -> MessageView | None:
         """Return a message; None if it is gone."""
         views = list(map(self.part, self._queue.parts(queue_id)))

@@ -11,7 +11,7 @@ MINUTE_NS = 60 * 10**9
 
 
 def _reasons(relay: Relay) -> set[str]:
-    return {message.reason for message in relay.status_view.listing().messages()}
+    return {queued.why.text for queued in relay.sender.queue}
 
 
 async def test_an_edit_lets_waiting_mail_go_at_once_if_the_new_limit_has_room(tmp_path: Path) -> None:
