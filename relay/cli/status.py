@@ -16,6 +16,7 @@ import click
 
 from relay.cli.options import (
     Target,
+    checked,
     duration,
     found_policy,
     json_option,
@@ -35,7 +36,6 @@ from relay.cli.output import (
 from relay.clock import SECOND_NS, SystemClock
 from relay.control.client import ControlClient
 from relay.mail.formats import rfc3339, rfc3339_or_none, span, utc
-from relay.mail.search import parse_search
 from relay.status.filters import USAGE_KEYS, Filters
 from relay.status.snapshot import Condition, QueueState, Snapshot, UpstreamState, message_to_json, to_json
 
@@ -190,20 +190,15 @@ def _section(columns: Columns, values: Sequence[object], at_ns: int) -> Iterator
         yield ""
 
 
-def _parse_search(_context: click.Context, _argument: click.Parameter, words: Sequence[str]) -> str:
-    try:
-        return parse_search(" ".join(words))
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-
-
 @click.command()
-@click.argument("wanted", nargs=-1, required=True, callback=_parse_search, metavar="TEXT...")
+@click.argument(
+    "words", nargs=-1, required=True, callback=checked("relay.mail.search", "parse_search"), metavar="TEXT..."
+)
 @target_options
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N.")
 @click.option("--since", metavar="AGE", callback=duration, help="Leave out older outcomes: 2h.")
 @json_option
-def find(target: Target, wanted: str, *, limit: int | None, since: int | None, as_json: bool) -> int:
+def find(target: Target, words: Sequence[str], *, limit: int | None, since: int | None, as_json: bool) -> int:
     """Find messages by parts of an address, a Message-ID, a Subject or a queue id.
 
     The queue id may be the relay's or the client's.  All words must match.  Prints messages in the
@@ -214,8 +209,8 @@ def find(target: Target, wanted: str, *, limit: int | None, since: int | None, a
 
     from relay.telemetry.outcomes import GATHER_SECONDS, found, oldest_ns, past_outcomes  # noqa: PLC0415 - see above
 
-    policy = found_policy(target)
-    with open_session(Target(target.policy_path, policy.spool)) as session:
+    policy, wanted = found_policy(target), " ".join(words)
+    with open_session(target) as session:
         messages = session.queue(Filters(text=wanted), limit=limit)
         has_routes = bool(messages and session.snapshot().routes)
     now_ns = SystemClock().wall_ns()
