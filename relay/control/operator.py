@@ -131,8 +131,8 @@ class Operator:
         while queue_ids := list(islice(in_order, AT_ONCE)):
             rows = [row for row in map(listing.row, queue_ids) if row is not None and filters.fit(row)]
             if is_whole or filters.need_recipients:
-                rows = await self._whole(rows)
-            yield [row for row in rows if filters.fit_recipients(row)]
+                rows = [row for row in await self._whole(rows) if filters.fit_recipients(row)]
+            yield rows
             await asyncio.sleep(0)
         if self._spool_thread.is_shared:
             async for some in self._other_hosts.listed():

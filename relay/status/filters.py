@@ -87,13 +87,13 @@ class Filters:
 
     def fit_recipients(self, view: MessageView) -> bool:
         """Test the other filters, on a message with all its recipients left."""
+        recipients = view.recipients
+        if self.recipients and not any(is_address(self.recipients, each) for each in recipients):
+            return False
+        if self.domains and not any(is_domain(self.domains, _domain(each)) for each in recipients):
+            return False
         names = view.queue_id, view.message_id, view.subject, view.client_queue_id
-        addresses = (view.reverse_path, *view.recipients)
-        return (
-            (not self.recipients or any(is_address(self.recipients, each) for each in view.recipients))
-            and (not self.domains or any(is_domain(self.domains, _domain(each)) for each in view.recipients))
-            and (not self.text or matches(parse_search(self.text), names, addresses))
-        )
+        return not self.text or matches(parse_search(self.text), names, (view.reverse_path, *recipients))
 
 
 EVERYTHING = Filters()
