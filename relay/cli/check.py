@@ -97,7 +97,7 @@ def plan(target: Target, path: Path, *, as_json: bool) -> int:
     policies an estimate of when waiting mail will have gone.  Changes nothing.
     """
     from relay.control.operations import NotDone  # noqa: PLC0415 - only this verb asks a relay
-    from relay.status.plan import plan_to_json  # noqa: PLC0415 - as above
+    from relay.status.snapshot import to_json  # noqa: PLC0415 - as above
 
     # This reports every fault, as `relay check` does; the relay then reads the text itself.
     read_policy(path)
@@ -108,7 +108,7 @@ def plan(target: Target, path: Path, *, as_json: bool) -> int:
     except NotDone as why:
         click.echo(f"cannot tell what this edit would do: {why}", err=True)
         return UNTOLD
-    for line in [json.dumps(plan_to_json(planned))] if as_json else _plan_lines(planned, path):
+    for line in [json.dumps(to_json(planned))] if as_json else _plan_lines(planned, path):
         say(line)
     return os.EX_OK
 
