@@ -228,7 +228,7 @@ class Listing:
             QueueState(queued.state.value),
             queued.size_bytes,
             shown.arrival_at_ns or queued.arrived_at_ns + self._to_wall_ns,
-            self._now_ns - queued.arrived_at_ns,
+            max(0, self._now_ns - queued.arrived_at_ns),
             origin.reverse_path,
             queued.recipients_left,
             shown.recipients[: queued.recipients_left],
