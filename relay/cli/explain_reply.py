@@ -57,9 +57,8 @@ def explain_reply(
     Example: relay explain-reply rcpt "550 5.1.1 no such user"
     """
     reply = _reply(text)
-    judges = list(_judges(policy_path, upstream, host))
-    for name, rules, shield in judges:
-        if len(judges) > 1:
+    for name, rules, shield in _judges(policy_path, upstream, host):
+        if name:
             say(f"upstream {name}:")
         for line in _explained(rules, shield, Phase(phase), reply):
             say(line)
