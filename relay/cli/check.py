@@ -16,11 +16,10 @@ import click
 
 from relay.cli.options import Target, json_option, open_session, policy_option, say, target_options
 from relay.mail.formats import span, utc
-from relay.policy.model import Listen, Policy, Tls, Upstream
+from relay.policy.model import Policy, Upstream
 from relay.policy.secrets import MAX_PASSWORD_BYTES, USER_NAME, credentials_folder
 from relay.policy.shipped import provider_of, providers
 from relay.policy.source import policy_bytes, policy_text, read_policy
-from relay.throttle.limit import limit_of
 
 if TYPE_CHECKING:
     from relay.status.plan import Plan
@@ -35,7 +34,7 @@ _UNKNOWN = "unknown"
 @policy_option
 @click.option("--show", "is_shown", is_flag=True, help="Print the policy with all presets and defaults.")
 def check(policy_path: Path, file: Path | None, *, is_shown: bool) -> None:
-    """Check a policy: print every fault, or a summary.
+    """Check a policy: print every fault, or what may surprise in it.
 
     FILE is the policy, as with --policy.  Each fault is a line FILE:LINE:COLUMN: KEY: MESSAGE on stderr;
     the exit code is then 78.  The files that the policy names are checked too, so run this as the user
@@ -47,61 +46,31 @@ def check(policy_path: Path, file: Path | None, *, is_shown: bool) -> None:
         click.echo(policy_text(policy), nl=False)
         return
     say(f"{path} is good")
-    for about, words in _summary(policy):
-        say(f"{about:<9} {words}")
+    for note in _notes(policy):
+        say(f"note: {note}")
 
 
-def _summary(policy: Policy) -> Iterator[tuple[str, str]]:
-    """Yield the heading and the words of each line; an empty heading repeats that of the line before."""
-    yield "spool", f"{policy.spool} ({policy.storage.postgresql or policy.storage.engine})"
+def _notes(policy: Policy) -> Iterator[str]:
+    """Yield what may surprise in a good policy."""
     for listen in policy.listen:
-        yield "listen", f"{listen.address}: {_listener(listen)}"
         if not listen.clients and listen.users_file is None:
-            yield "", "note: nobody may relay through it; name clients or a users_file"
-    if policy.http is not None:
-        yield "http", str(policy.http)
+            yield f"{listen.address}: nobody may relay through it; name clients or a users_file"
     for name, upstream in policy.upstreams.items():
-        tls = "no TLS" if upstream.tls is Tls.NONE else f"TLS {upstream.tls}"
-        user = "no auth" if upstream.auth is None else f"user {upstream.auth.user}"
-        shown = "" if upstream.tls_certificate is None else ", client certificate"
-        source = "" if upstream.source_address is None else f", from {upstream.source_address}"
-        where = f"{upstream.host} port {upstream.port}{source}"
-        yield "upstream", f"{name}: {where}, {tls}{shown}, {user}, {upstream.connections} connections"
-        if upstream.provider is not None:
-            yield "", f"provider {upstream.provider}: {providers()[upstream.provider].note}"
-        for limit in upstream.limits:
-            yield "", f"at most {limit_of(limit).words}"
-        yield "", f"history {policy.history_of(name)}"
-        for note in _notes(policy, name, upstream):
-            yield "", f"note: {note}"
-    yield from _reports(policy)
-
-
-def _reports(policy: Policy) -> Iterator[tuple[str, str]]:
-    hostname, through = policy.hostname or socket.getfqdn(), policy.upstreams_of_reports
-    sender = policy.reports.sender or f"MAILER-DAEMON@{hostname}"
-    yield "reports", f"through {', '.join(through)}, from {sender}"
-    for upstream in map(policy.upstreams.__getitem__, through):
+        for note in _of_upstream(policy, name, upstream):
+            yield f"{name}: {note}"
+    hostname = policy.hostname or socket.getfqdn()
+    if "." not in hostname:
+        yield f"the host name {hostname} has no domain: write hostname"
+    for upstream in map(policy.upstreams.__getitem__, policy.upstreams_of_reports):
         provider = provider_of(upstream.provider, upstream.host)
         if provider is not None and providers()[provider].refuses_reports:
-            yield "", f"note: {provider} refuses reports: name another upstream in reports.upstreams"
-    if "." not in hostname:
-        yield "", f"note: the host name {hostname} has no domain: write hostname"
+            yield f"{provider} refuses reports: name another upstream in reports.upstreams"
 
 
-def _listener(listen: Listen) -> str:
-    parts = []
-    if listen.clients:
-        parts.append(f"clients {', '.join(str(network) for network in listen.clients)}")
-    if listen.users_file is not None:
-        parts.append("users with AUTH")
-    if listen.certificate is not None:
-        parts.append("implicit TLS" if listen.tls is Tls.IMPLICIT else "STARTTLS")
-    return "; ".join(parts) or "no clients"
-
-
-def _notes(policy: Policy, name: str, upstream: Upstream) -> Iterator[str]:
+def _of_upstream(policy: Policy, name: str, upstream: Upstream) -> Iterator[str]:
     history, auth = policy.history_of(name), upstream.auth
+    if upstream.provider is not None:
+        yield f"provider {upstream.provider}: {providers()[upstream.provider].note}"
     if others := [each for each in policy.upstreams if each != name and policy.history_of(each) == history]:
         shared = "both count in one history, each by its own limits"
         yield f"the same account as {', '.join(others)}: {shared}"
@@ -128,7 +97,7 @@ def plan(target: Target, path: Path, *, as_json: bool) -> int:
     policies an estimate of when waiting mail will have gone.  Changes nothing.
     """
     from relay.control.operations import NotDone  # noqa: PLC0415 - only this verb asks a relay
-    from relay.status.plan import plan_to_json  # noqa: PLC0415 - as above
+    from relay.status.snapshot import to_json  # noqa: PLC0415 - as above
 
     # This reports every fault, as `relay check` does; the relay then reads the text itself.
     read_policy(path)
@@ -139,7 +108,7 @@ def plan(target: Target, path: Path, *, as_json: bool) -> int:
     except NotDone as why:
         click.echo(f"cannot tell what this edit would do: {why}", err=True)
         return UNTOLD
-    for line in [json.dumps(plan_to_json(planned))] if as_json else _plan_lines(planned, path):
+    for line in [json.dumps(to_json(planned))] if as_json else _plan_lines(planned, path):
         say(line)
     return os.EX_OK
 

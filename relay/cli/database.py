@@ -9,7 +9,7 @@ from relay.cli.options import Failed, Target, found_policy, say, target_options
 from relay.spool.database.connection import VERSION, Database, database_of
 from relay.spool.database.schema import described, make
 from relay.spool.database.schema import upgrade as upgrade_tables
-from relay.status.hosts import databases_of
+from relay.status.status_view import databases_of
 
 AS = click.option("--as", "url", metavar="URL", help="Log in with this URL, as the tables' owner.")
 

@@ -20,16 +20,8 @@ from relay.verdicts.account import PROBE_NS
 from relay.verdicts.decision import AttemptContext, Terms, decide
 from relay.verdicts.outcome import Answer, Outcome, gravest
 from relay.verdicts.shield import Shield
-from relay.verdicts.verdict import BEFORE_MAIL, Judge, Layer, Rule, Scope, Verdict
+from relay.verdicts.verdict import BEFORE_MAIL, Judge, Rule, Scope, Verdict
 
-_ASKED = {
-    Layer.PHASE: "the phase",
-    Layer.OPERATOR: "your rule",
-    Layer.PROVIDER: "the provider's rule",
-    Layer.CODE: "the code",
-    Layer.WORDING: "the wording",
-    Layer.DEFAULT: "the default for its phase and code",
-}
 _FOLLOWS = {
     Verdict.RELAYED: "{} is relayed",
     Verdict.DEFER: "{} is tried again after a back-off; it expires after `lifetime`",
@@ -60,13 +52,13 @@ def explain_reply(
     r"""Explain the reply TEXT to PHASE: which rule decides, and what the relay does.
 
     TEXT begins with the reply code, as the upstream sends it; `\n` separates the
-    lines of a long reply.  Without a policy only the shipped rules are used.
+    lines of a long reply, each with its code.  Without a policy only the shipped rules are used.
+
     Example: relay explain-reply rcpt "550 5.1.1 no such user"
     """
     reply = _reply(text)
-    judges = list(_judges(policy_path, upstream, host))
-    for name, rules, shield in judges:
-        if len(judges) > 1:
+    for name, rules, shield in _judges(policy_path, upstream, host):
+        if name:
             say(f"upstream {name}:")
         for line in _explained(rules, shield, Phase(phase), reply):
             say(line)
@@ -74,20 +66,16 @@ def explain_reply(
 
 def _reply(text: str) -> Reply:
     """Parse the text as if the reply came off the wire.  Raises UsageError."""
-    code = text.strip()[:3]
-    if not code.isdecimal():
-        raise click.UsageError("TEXT does not begin with a reply code, such as 550")
-    lines = [line.strip() for line in text.replace("\\n", "\n").splitlines() if line.strip()] or [""]
-    plain = [line[4:] if line.startswith((f"{code}-", f"{code} ")) else line for line in lines]
-    wire = "".join(f"{code}-{line}\r\n" for line in plain[:-1]) + f"{code} {plain[-1]}\r\n"
+    lines = (line.strip() for line in text.replace("\\n", "\n").splitlines())
     parser, why = ReplyParser(), ""
     try:
-        parser.feed(wire.encode(errors="surrogateescape"))
-        if (reply := parser.next_reply()) is not None:
-            return reply
+        parser.feed("".join(f"{line}\r\n" for line in lines).encode(errors="surrogateescape"))
+        replies = list(iter(parser.next_reply, None))
+        if len(replies) == 1:
+            return replies[0]
     except MalformedReply as malformed:
         why = f": {malformed}"
-    raise click.UsageError(f"TEXT is not a complete SMTP reply{why}")
+    raise click.UsageError(f"TEXT is not one complete SMTP reply, such as `550 5.1.1 no such user`{why}")
 
 
 def _judges(
@@ -113,7 +101,7 @@ def _explained(
 ) -> Iterator[str]:
     ruling = Judge(rules).ruling(phase, reply)
     yield f"verdict  {ruling.words}"
-    yield f"by       {_ASKED[ruling.layer]}"
+    yield f"by       {ruling.layer.name.lower()}"
     if ruling.rule is not None:
         yield f"rule     {ruling.rule.place}"
         yield f"source   {ruling.rule.source}"

@@ -5,7 +5,6 @@ while it reads, so no relay may run; while one runs, `fsck` reads only the histo
 sets damaged messages aside.  `spool convert` converts the spool from one engine to another; no relay may run.
 """
 
-import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -24,7 +23,7 @@ from relay.spool.convert import convert as convert_spool
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import engine_of, engines_of, open_spool
 from relay.spool.interface import Corrupt, Spool, SpoolBusy
-from relay.status.snapshot import as_json as plain
+from relay.status.snapshot import to_json
 from relay.throttle.audit import Audit
 from relay.throttle.audit import audit as count
 from relay.throttle.history import HistoryError
@@ -52,10 +51,6 @@ def audit(target: Target, *, as_json: bool) -> int:
     code = os.EX_OK
     for name, upstream in policy.upstreams.items():
         place, limits = policy.history_of(name), with_ceilings(upstream, policy.lanes)
-        if place.database is None and not place.path.exists():
-            if not as_json:
-                say(f"{name}: {place} does not exist: nothing was sent under a limit")
-            continue
         try:
             found = count(recorded_book(place, (), RealDisk(), clock).slots(), limits)
         except HistoryError as error:
@@ -64,12 +59,11 @@ def audit(target: Target, *, as_json: bool) -> int:
             continue
         if code == os.EX_OK and any(peak.is_exceeded for peak in found.findings):
             code = EXCEEDED
-        words = {limit.label: limit.words for limit in limits}
         for told in _limit_objects(found, clock.wall_ns() - clock.boottime_ns()):
             if as_json:
                 click.echo(json.dumps({"upstream": name, "history": str(place), **told}))
             else:
-                say(f"{name}: {words[told['limit']]}: {_limit_line(told)}")
+                say(f"{name}: {told['limit']}: {_limit_line(told)}")
     return code
 
 
@@ -83,7 +77,7 @@ def _limit_objects(found: Audit, ahead_ns: int) -> Iterator[dict[str, Any]]:
     known["since"] = rfc3339_or_none(wall(found.since_ns))
     known["exact_since"] = rfc3339_or_none(wall(found.exact_since_ns))
     for peak in found.findings:
-        its = plain(replace(peak, most_at_ns=wall(peak.most_at_ns)))
+        its = to_json(replace(peak, most_at_ns=wall(peak.most_at_ns)))
         yield {"limit": peak.label, **its, "exceeded": peak.is_exceeded, **known}
 
 
@@ -112,12 +106,12 @@ def fsck(target: Target, *, as_json: bool) -> int:
     """
     policy = found_policy(target)
     busy, messages, findings = "", 0, list[Finding]()
-    with _checked_spool(policy):
-        try:
-            messages, findings = _of_spool(policy)
-        except SpoolBusy as error:
-            busy = str(error)
-        findings += _of_histories(policy)
+    _check_folder(policy)
+    try:
+        messages, findings = _of_spool(policy)
+    except SpoolBusy as error:
+        busy = str(error)
+    findings += _of_histories(policy)
     damages = sum(finding.is_damage for finding in findings)
     for finding in findings:
         advice = f" -> {finding.advice}" if finding.advice else ""
@@ -136,16 +130,11 @@ def fsck(target: Target, *, as_json: bool) -> int:
     return os.EX_TEMPFAIL if busy else REPAIRED_BY_RELAY if findings else os.EX_OK
 
 
-@contextlib.contextmanager
-def _checked_spool(policy: Policy) -> Iterator[None]:
-    """Refuse a folder without a spool, and a spool of another user, engine or version."""
-    try:
-        if engine_of(str(policy.spool), RealDisk()) is None:
-            raise Failed(f"{policy.spool}: there is no spool in this folder", os.EX_NOINPUT)
-        refuse_strangers(policy.spool)
-        yield
-    except ValueError as error:
-        raise Failed(str(error), os.EX_CONFIG) from error
+def _check_folder(policy: Policy) -> None:
+    """Refuse a folder without a spool, and a spool of another user or version."""
+    if engine_of(str(policy.spool), RealDisk()) is None:
+        raise Failed(f"{policy.spool}: there is no spool in this folder", os.EX_NOINPUT)
+    refuse_strangers(policy.spool)
 
 
 def _of_spool(policy: Policy) -> tuple[int, list[Finding]]:
@@ -231,11 +220,9 @@ def convert(target: Target, *, engine: str | None) -> None:
         raise Failed(f"a relay runs on {policy.spool}: stop it first", os.EX_TEMPFAIL)
     # A start would set aside files that others may write.
     os.umask(0o077)
-    with _checked_spool(policy):
-        engines = engines_of(policy)
-        done = convert_spool(
-            str(policy.spool), wanted, RealDisk(), SystemClock(), _tell_corrupt, engines=engines
-        )
+    _check_folder(policy)
+    engines = engines_of(policy)
+    done = convert_spool(str(policy.spool), wanted, RealDisk(), SystemClock(), _tell_corrupt, engines=engines)
     words = f"already uses the engine {done.now}"
     if done.was != done.now:
         what = f"{done.messages} messages, {done.held} of them held, {done.recipients} recipients to do"

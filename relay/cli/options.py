@@ -37,20 +37,11 @@ def default_policy(systems: Path = SYSTEM_POLICY) -> Path:
     return systems if not os.path.lexists(DEFAULT_POLICY) and os.path.lexists(systems) else DEFAULT_POLICY
 
 
-def named(context: click.Context, option: click.Parameter, value: Path | None) -> Path | None:
-    """Return an option's value, which may stand before the verb: `relay queue --policy FILE hold ID`."""
-    if value is None and context.parent is not None:
-        value = context.parent.params.get(option.name or "")
-    if value is None and option.name == "policy_path":
-        return Path(os.environ.get(POLICY_VARIABLE) or default_policy())
-    return value
-
-
 policy_option = click.option(
     "--policy",
     "policy_path",
     type=click.Path(path_type=Path),
-    callback=named,
+    default=lambda: os.environ.get(POLICY_VARIABLE) or default_policy(),
     metavar="FILE",
     help=f"The policy; default: ${POLICY_VARIABLE}, then ./{DEFAULT_POLICY}, then {SYSTEM_POLICY}.",
 )
@@ -140,7 +131,6 @@ def target_options(verb: CliVerb) -> CliVerb:
         click.option(
             "--spool",
             type=click.Path(path_type=Path),
-            callback=named,
             metavar="DIR",
             help="Ask the relay that runs on this spool, whatever the policy says.",
         )(with_target)
@@ -150,17 +140,13 @@ def target_options(verb: CliVerb) -> CliVerb:
 @contextlib.contextmanager
 def open_session(target: Target) -> "Iterator[Session]":
     """Yield a session with the running relay; if none runs, with the spool, read as a start reads it."""
-    session: Session
-    session, policy = find_relay(target)
-    with contextlib.ExitStack() as stack:
-        if policy is not None:
-            # Imported only here: with a running relay no sender is loaded.
-            from relay.control.offline import offline  # noqa: PLC0415 - see above
+    client, policy = find_relay(target)
+    if policy is None:
+        yield client
+        return
+    from relay.control.offline import offline  # noqa: PLC0415 - with a running relay no sender is loaded
 
-            try:
-                session = stack.enter_context(offline(policy))
-            except ValueError as error:
-                raise Failed(str(error), os.EX_CONFIG) from error
+    with offline(policy) as session:
         yield session
 
 

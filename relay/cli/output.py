@@ -14,7 +14,7 @@ from relay.status.snapshot import (
     QueueState,
     Snapshot,
     UpstreamStatus,
-    detail_to_json,
+    message_to_json,
 )
 
 MARKS = {QueueState.ACTIVE: "*", QueueState.HELD: "!"}
@@ -75,40 +75,29 @@ def limits_of(snapshot: Snapshot) -> list[LimitStatus]:
     return [limit for each in snapshot.upstreams for limit in each.limits]
 
 
-def in_plain_words(text: str, limits: Iterable[LimitStatus]) -> str:
-    """Replace the labels of these limits in a text by their words."""
-    for limit in limits:
-        text = text.replace(limit.label, limit.words)
-    return text
-
-
 def queue_text(
     pages: Iterable[Sequence[MessageView]],
     at_ns: int,
-    snapshot: Snapshot | None = None,
     *,
+    has_routes: bool = False,
     nothing: str = EMPTY,
 ) -> Iterator[str]:
     """Yield the queue page by page, one line for each message, and at the end the sum, as mailq does.
 
-    The limits of the snapshot are written in words.  If the snapshot has routes, each line names the
-    upstreams in whose queues the message stands.
+    `has_routes`: each line names the upstreams in whose queues the message stands.
     """
-    limits = [] if snapshot is None else limits_of(snapshot)
-    has_routes = snapshot is not None and bool(snapshot.routes)
     count = size_bytes = 0
     for page in pages:
         lines = [_HEADING] if page and not count else []
         for message in page:
             size_bytes += message.size_bytes
-            why = in_plain_words(_why(message, at_ns, has_routes=has_routes), limits)
             cells = (
                 message.queue_id + MARKS.get(message.state, ""),
                 message.size_bytes,
                 utc(message.arrival_at_ns),
                 message.state.value,
                 message.recipients_left,
-                f"{_who(message)} {why}",
+                f"{_who(message)} {_why(message, at_ns, has_routes=has_routes)}",
             )
             lines.append(printable(_ROW.format(*cells)).rstrip())
         count += len(page)
@@ -148,7 +137,7 @@ def _why(message: MessageView, at_ns: int, *, has_routes: bool) -> str:
 
 def detail_lines(message: MessageView) -> Iterator[str]:
     """Yield all that is known of a message, under the keys of `--json`."""
-    told = detail_to_json(message)
+    told = message_to_json(message)
     recipients, header = told.pop("recipient_statuses"), told.pop("header")
     for key, value in told.items():
         if value and not isinstance(value, list):

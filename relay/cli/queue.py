@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -28,16 +27,9 @@ from relay.cli.options import (
     say,
     target_options,
 )
-from relay.cli.output import (
-    EMPTY,
-    detail_lines,
-    queue_text,
-    table,
-    unread_words,
-)
+from relay.cli.output import EMPTY, detail_lines, queue_text, table, unread_words
 from relay.clock import SystemClock
 from relay.control.operations import (
-    ABSENT,
     BUSY,
     OK,
     TABLE,
@@ -49,24 +41,16 @@ from relay.control.operations import (
     NotDone,
     Results,
     Session,
-    VerbRow,
 )
 from relay.mail.envelope import QueueId
 from relay.mail.formats import utc
-from relay.status.filters import AGES, SORTS, By, Filters, Wanted, group_to_json
-from relay.status.snapshot import MessageView, QueueState, Snapshot, detail_to_json, message_to_json
+from relay.status.filters import AGES, SORTS, By, Filters, group_to_json
+from relay.status.snapshot import MessageView, QueueState, Snapshot, message_to_json
 from relay.verdicts.account import PauseAsked
 
 EVERYTHING = "ALL"
-MOST_PREVIEWED = 20
-"""Messages that a verb lists before it is confirmed."""
 SOME_NOT_DONE = 1
 NOTHING_MATCHES = "no message in the queue matches"
-_NOT_DONE = {
-    ABSENT: "there is no such message in the queue; for a corrupt one see docs/operating.md",
-    BUSY: "it is in a transaction, try again later",
-}
-_NO_UPSTREAM = {ABSENT: "there is no such upstream"}
 
 
 @click.group(invoke_without_command=True)
@@ -83,7 +67,16 @@ _NO_UPSTREAM = {ABSENT: "there is no such upstream"}
 @json_option
 @click.pass_context
 def queue(
-    context: click.Context, /, target: Target, filters: Filters, *, reason: str, as_json: bool, **options: Any
+    context: click.Context,
+    /,
+    target: Target,
+    filters: Filters,
+    *,
+    reason: str,
+    sort: str | None,
+    limit: int | None,
+    by: str | None,
+    as_json: bool,
 ) -> None:
     """List the queue, one line per message; or show or change messages.
 
@@ -91,39 +84,34 @@ def queue(
     """
     filters = replace(filters, reason=reason)
     if context.invoked_subcommand is not None:
-        if as_json or any(options.values()) or not filters.is_any:
+        if as_json or sort or limit or by or not filters.is_any:
             raise click.UsageError("--json and filters go behind the verb")
+        # `relay queue --policy FILE hold ID`
+        context.default_map = dict.fromkeys(queue.commands, target._asdict())
         return
-    if options["by"] and options["sort"]:
+    if by and sort:
         raise click.UsageError("--by sorts by the number of messages: leave out --sort")
     with open_session(target) as session:
         snapshot = session.snapshot()
         _tell_unread(snapshot)
-        if options["by"]:
-            lines = _summary(session, filters, By(options["by"]), options["limit"], as_json=as_json)
+        if by:
+            lines = _summary(session, filters, By(by), limit, as_json=as_json)
         else:
-            wanted = Wanted(filters, options["sort"] or "", options["limit"])
-            lines = _listing(session, snapshot, wanted, as_json=as_json)
+            # A listing that is neither sorted nor cut is printed as it is found.
+            is_arranged = sort or limit
+            pages = [session.queue(filters, sort or "", limit)] if is_arranged else session.rows(filters)
+            lines = _listing(pages, snapshot, filters, as_json=as_json)
         for line in lines:
             click.echo(line)
 
 
-def _listing(session: Session, snapshot: Snapshot, wanted: Wanted, *, as_json: bool) -> Iterator[str]:
-    """Yield messages page by page, as they are found; say on stderr at the end if there are more."""
-    pages: Iterable[list[MessageView]] = session.rows(wanted.filters)
-    is_cut = False
-    if wanted.sort or wanted.limit is not None:
-        # One message more than the limit shows whether the list is cut.
-        more = None if wanted.limit is None else wanted.limit + 1
-        found = session.queue(replace(wanted, limit=more))
-        pages, is_cut = [found[: wanted.limit]], len(found) == more
+def _listing(
+    pages: Iterable[Sequence[MessageView]], snapshot: Snapshot, filters: Filters, *, as_json: bool
+) -> Iterator[str]:
     if as_json:
-        yield from ("\n".join(json.dumps(message_to_json(each)) for each in some) for some in pages if some)
-    else:
-        nothing = EMPTY if wanted.filters.is_any else NOTHING_MATCHES
-        yield from queue_text(pages, SystemClock().wall_ns(), snapshot, nothing=nothing)
-    if is_cut:
-        click.echo(f"only the first {wanted.limit} are listed; there are more", err=True)
+        return ("\n".join(json.dumps(message_to_json(each)) for each in some) for some in pages if some)
+    nothing = EMPTY if filters.is_any else NOTHING_MATCHES
+    return queue_text(pages, SystemClock().wall_ns(), has_routes=bool(snapshot.routes), nothing=nothing)
 
 
 def _tell_unread(snapshot: Snapshot) -> None:
@@ -167,7 +155,7 @@ def show(target: Target, ids: Sequence[QueueId], *, as_json: bool) -> int:
 
         def show_one(queue_id: QueueId) -> None:
             shown = session.show(queue_id)
-            for line in [json.dumps(detail_to_json(shown))] if as_json else detail_lines(shown):
+            for line in [json.dumps(message_to_json(shown))] if as_json else detail_lines(shown):
                 click.echo(line)
 
         return _each(ids, show_one)
@@ -222,7 +210,7 @@ def export(target: Target, ids: Sequence[QueueId], *, output: Path) -> int:
 
 def _to_files(session: Session, queue_id: QueueId, folder: Path) -> str:
     path = folder / f"{queue_id}.eml"
-    envelope = json.dumps(detail_to_json(session.show(queue_id)), indent=2).encode() + b"\n"
+    envelope = json.dumps(message_to_json(session.show(queue_id)), indent=2).encode() + b"\n"
     try:
         with contextlib.ExitStack() as undo:
             for name, chunks in ((path, session.content(queue_id)), (path.with_suffix(".json"), [envelope])):
@@ -261,12 +249,16 @@ def _verb(verb: MessageVerb) -> None:
             # Taken before the verb: if the relay stops during the verb, its results are still told.
             snapshot = session.snapshot()
             # No verb acts on a corrupt message.
-            found = [each for each in session.queue(Wanted(filters)) if each.state is not QueueState.CORRUPT]
+            found = [each for each in session.queue(filters) if each.state is not QueueState.CORRUPT]
+            code = os.EX_OK
             if found and is_confirmed:
                 code = _act(session, verb, [each.queue_id for each in found], filters.states)
             else:
-                code = os.EX_OK
-                _preview(row, found, snapshot)
+                for text in _listing([found], snapshot, filters, as_json=False):
+                    click.echo(text)
+        if found and not is_confirmed:
+            sums = f"{len(found)} messages, {sum(each.recipients_left for each in found)} recipients"
+            click.echo(f"Nothing was done.  With --yes: {sums}: {row.done}")
         _tell_unread(snapshot)
         return os.EX_TEMPFAIL if snapshot.recovering and is_confirmed else code
 
@@ -282,29 +274,13 @@ def _act(
     return report_results(results, {OK: TABLE[verb].done, UNCHANGED: TABLE[verb].already})
 
 
-def _preview(row: VerbRow, found: Sequence[MessageView], snapshot: Snapshot) -> None:
-    if not found:
-        click.echo(NOTHING_MATCHES)
-        return
-    for text in queue_text([found[:MOST_PREVIEWED]], SystemClock().wall_ns(), snapshot):
-        click.echo(text)
-    if len(found) > MOST_PREVIEWED:
-        click.echo(f"and {len(found) - MOST_PREVIEWED} more: `relay queue` with these filters lists them")
-    recipients = sum(message.recipients_left for message in found)
-    click.echo(f"Nothing was done.  With --yes: {len(found)} messages, {recipients} recipients: {row.done}")
-
-
-def report_results(
-    results: Results | Mapping[str, str],
-    done: Mapping[str, str] | None = None,
-    not_done: Mapping[str, str] = _NOT_DONE,
-) -> int:
+def report_results(results: Results | Mapping[str, str], done: Mapping[str, str] | None = None) -> int:
     """Say for each name on stdout what was done, on stderr what was not; return the exit code."""
     failures: set[str] = set()
     for name, result in results.items():
         if result not in (OK, UNCHANGED):
             failures.add(result)
-            say(f"{name}: {not_done.get(result, result)}", err=True)
+            say(f"{name}: {result}", err=True)
         elif done is not None:
             say(f"{name}: {done[result]}")
     if failures & {BUSY, UNREAD, UNANSWERED}:
@@ -334,7 +310,7 @@ def pause(target: Target, upstream: str, *, length_ns: int | None) -> int:
         until = f"until {utc(SystemClock().wall_ns() + length_ns)}"
     with open_session(target) as session:
         result = session.pause(upstream, PauseAsked(who_asks(), length_ns))
-    return report_results({upstream: result}, {OK: f"{TABLE['pause'].done} {until}"}, _NO_UPSTREAM)
+    return report_results({upstream: result}, {OK: f"{TABLE['pause'].done} {until}"})
 
 
 @click.command()
@@ -350,7 +326,7 @@ def resume(target: Target, upstream: str) -> int:
     row = TABLE["resume"]
     with open_session(target) as session:
         result = session.resume(upstream)
-    return report_results({upstream: result}, {OK: row.done, UNCHANGED: row.already}, _NO_UPSTREAM)
+    return report_results({upstream: result}, {OK: row.done, UNCHANGED: row.already})
 
 
 def who_asks() -> str:

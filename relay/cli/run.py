@@ -44,5 +44,3 @@ def run(policy_path: Path, style: LogStyle, *, verbose: bool) -> int:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         code = os.EX_UNAVAILABLE if error.errno in _ADDRESS_ERRORS else os.EX_IOERR
         raise Failed(f"cannot start: {what}", code) from error
-    except ValueError as error:
-        raise Failed(f"cannot start: {error}", os.EX_CONFIG) from error

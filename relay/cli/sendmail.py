@@ -32,10 +32,10 @@ from relay.cli.options import (
 )
 from relay.cli.output import EMPTY, MARKS, sum_words
 from relay.clock import SECOND_NS, SystemClock
-from relay.control.operations import NotDone, Session
+from relay.control.operations import Session
 from relay.policy.model import Policy
 from relay.spool.disk.durable import RealDisk
-from relay.status.filters import Filters, Wanted
+from relay.status.filters import Filters
 from relay.status.snapshot import QueueState
 from relay.submission.command_line import Mode, SendmailCall, WrongUsage, parse_call
 from relay.submission.composing import Author, EnvelopeSource, NotAnAddress, from_program
@@ -113,7 +113,7 @@ def _act(call: SendmailCall, target: Target) -> None:
                 for line in _mailq(session):
                     click.echo(line)
         case Mode.FLUSH:
-            deferred = Wanted(Filters(states=(QueueState.DEFERRED,)))
+            deferred = Filters(states=(QueueState.DEFERRED,))
             with open_session(target) as session:
                 session.act("retry", [each.queue_id for each in session.queue(deferred)])
         case Mode.NEW_ALIASES:
@@ -178,25 +178,22 @@ def _hostname(policy: Policy) -> str:
 
 def _mailq(session: Session) -> Iterator[str]:
     """Yield the queue in the format of Postfix's showq_compat.c with long queue ids, for scripts."""
-    messages = [each for each in session.queue() if each.state is not QueueState.CORRUPT]
-    if not messages:
-        yield EMPTY
-        return
-    yield "----Queue ID----- --Size-- ---Arrival Time---- --Sender/Recipient------"
-    for message in messages:
-        whole = message
-        if len(message.recipients) < message.recipients_left:
-            with contextlib.suppress(NotDone):  # a listing has only the first recipients
-                whole = session.show(message.queue_id)
+    count = size_bytes = 0
+    for message in (each for some in session.rows(is_whole=True) for each in some):
+        if message.state is QueueState.CORRUPT:
+            continue
+        if not count:
+            yield "----Queue ID----- --Size-- ---Arrival Time---- --Sender/Recipient------"
+        count, size_bytes = count + 1, size_bytes + message.size_bytes
         arrival, name = _local(message.arrival_at_ns), message.queue_id + MARKS.get(message.state, "")
         sender = printable(message.reverse_path) or "MAILER-DAEMON"
         yield f"{name:<17} {message.size_bytes:8} {arrival:%a %b} {arrival.day:2} {arrival:%H:%M:%S} {sender}"
         if message.reason:
             yield f"({printable(message.reason)})".rjust(_REASON_ENDS_AT)
-        for recipient in whole.recipients:
+        for recipient in message.recipients:
             yield f"{'':<17} {'':>8} {'':19} {printable(recipient)}"
         yield ""
-    yield sum_words(len(messages), sum(message.size_bytes for message in messages))
+    yield sum_words(count, size_bytes) if count else EMPTY
 
 
 @click.command()

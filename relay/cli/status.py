@@ -16,6 +16,7 @@ import click
 
 from relay.cli.options import (
     Target,
+    checked,
     duration,
     found_policy,
     json_option,
@@ -24,7 +25,6 @@ from relay.cli.options import (
     target_options,
 )
 from relay.cli.output import (
-    in_plain_words,
     limits_of,
     queue_text,
     relay_words,
@@ -36,9 +36,8 @@ from relay.cli.output import (
 from relay.clock import SECOND_NS, SystemClock
 from relay.control.client import ControlClient
 from relay.mail.formats import rfc3339, rfc3339_or_none, span, utc
-from relay.mail.search import parse_search
-from relay.status.filters import USAGE_KEYS, Filters, Wanted
-from relay.status.snapshot import Condition, QueueState, Snapshot, message_to_json, to_json
+from relay.status.filters import USAGE_KEYS, Filters
+from relay.status.snapshot import Condition, QueueState, Snapshot, UpstreamState, message_to_json, to_json
 
 if TYPE_CHECKING:
     from relay.telemetry.outcomes import PastOutcome
@@ -52,12 +51,12 @@ UPSTREAMS: Columns = {
     "connections": lambda each, _: f"{each.connections_open} open, {each.connections_idle} idle",
     "in flight": lambda each, _: each.in_flight,
     "waiting": lambda each, _: f"{each.waiting_messages} messages, {each.waiting_recipients} recipients",
-    "waits for": lambda each, _: in_plain_words(each.held_by, each.limits) or "-",
+    "waits for": lambda each, _: each.held_by or "-",
     "drained": lambda each, now: each.drain_words(now),
 }
 LIMITS: Columns = {
     "upstream": lambda each, _: each.upstream,
-    "limit": lambda each, _: each.words,
+    "limit": lambda each, _: each.label,
     "used": lambda each, _: used_words(each),
     "next slot": lambda each, now: f"in {span(each.opens_at_ns - now)}" if each.opens_at_ns else "now",
 }
@@ -127,7 +126,12 @@ def status(target: Target, *, as_json: bool, by: str | None) -> int:
         snapshot = replace(snapshot, policy=named)
     usage = {} if by is None else _usage(target, snapshot, by)
     if as_json:
-        click.echo(json.dumps(to_json(snapshot) | usage))
+        told = to_json(snapshot)
+        for upstream in told["upstreams"] if is_down else ():
+            if upstream["state"] == UpstreamState.OPEN:
+                # No mail goes while the relay is down, whatever the upstream would allow.
+                upstream["state"] = Condition.DOWN.value
+        click.echo(json.dumps(told | usage))
     else:
         for line in status_lines(snapshot) if by is None else _usage_lines(snapshot, usage):
             click.echo(line)
@@ -154,10 +158,8 @@ def _usage(target: Target, snapshot: Snapshot, by: str) -> dict[str, Any]:
 
 
 def _usage_lines(snapshot: Snapshot, usage: dict[str, Any]) -> Iterator[str]:
-    words = {limit.label: limit.words for limit in limits_of(snapshot)}
     yield from _section(LIMITS, limits_of(snapshot), snapshot.at_ns)
-    rows = [each | {"limit": words[each["limit"]]} for each in usage["usage"]]
-    yield from _section(USAGE, rows, snapshot.at_ns)
+    yield from _section(USAGE, usage["usage"], snapshot.at_ns)
     since = f"since {usage['usage_since']}" if usage["usage_since"] else "nothing so far"
     yield f"relayed within each limit's length, from `recent`, {since}"
     yield "a window counts slots: also those of mail in flight, of refused mail and of lost replies"
@@ -188,20 +190,15 @@ def _section(columns: Columns, values: Sequence[object], at_ns: int) -> Iterator
         yield ""
 
 
-def _parse_search(_context: click.Context, _argument: click.Parameter, words: Sequence[str]) -> str:
-    try:
-        return parse_search(" ".join(words))
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-
-
 @click.command()
-@click.argument("wanted", nargs=-1, required=True, callback=_parse_search, metavar="TEXT...")
+@click.argument(
+    "words", nargs=-1, required=True, callback=checked("relay.mail.search", "parse_search"), metavar="TEXT..."
+)
 @target_options
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N.")
 @click.option("--since", metavar="AGE", callback=duration, help="Leave out older outcomes: 2h.")
 @json_option
-def find(target: Target, wanted: str, *, limit: int | None, since: int | None, as_json: bool) -> int:
+def find(target: Target, words: Sequence[str], *, limit: int | None, since: int | None, as_json: bool) -> int:
     """Find messages by parts of an address, a Message-ID, a Subject or a queue id.
 
     The queue id may be the relay's or the client's.  All words must match.  Prints messages in the
@@ -212,16 +209,16 @@ def find(target: Target, wanted: str, *, limit: int | None, since: int | None, a
 
     from relay.telemetry.outcomes import GATHER_SECONDS, found, oldest_ns, past_outcomes  # noqa: PLC0415 - see above
 
-    policy = found_policy(target)
-    with open_session(Target(target.policy_path, policy.spool)) as session:
-        messages = session.queue(Wanted(Filters(text=wanted), limit=limit))
-        snapshot = session.snapshot() if messages else None
+    policy, wanted = found_policy(target), " ".join(words)
+    with open_session(target) as session:
+        messages = session.queue(Filters(text=wanted), limit=limit)
+        has_routes = bool(messages and session.snapshot().routes)
     now_ns = SystemClock().wall_ns()
     if as_json:
         for message in messages:
             click.echo(json.dumps({"found": "queue", **message_to_json(message)}))
     elif messages:
-        click.echo("\n".join(queue_text([messages], now_ns, snapshot)))
+        click.echo("\n".join(queue_text([messages], now_ns, has_routes=has_routes)))
     if policy.recent is None:
         click.echo("ended messages are not kept: the policy has `recent: null`", err=True)
         return os.EX_OK if messages else NOTHING_FOUND

@@ -29,9 +29,9 @@ from relay.cli.output import relay_words, state_words, used_words, wrong_words
 from relay.cli.queue import who_asks
 from relay.clock import SystemClock
 from relay.control.client import ControlClient
-from relay.control.operations import ABSENT, BUSY, OK, TABLE, UNCHANGED, Unreachable, Verb
+from relay.control.operations import OK, TABLE, UNCHANGED, Unreachable, Verb
 from relay.mail.formats import span
-from relay.status.filters import EVERYTHING, By, Filters, GroupRow, Wanted
+from relay.status.filters import EVERYTHING, By, Filters, GroupRow
 from relay.status.snapshot import QueueState, Snapshot, UpstreamStatus
 from relay.verdicts.account import PauseAsked
 
@@ -48,7 +48,6 @@ _QUESTIONS = {
 """For the verbs that act on an upstream; the others act on messages."""
 _FILTERED_BY = {"upstream": "upstreams", "lane": "lanes", "sender": "senders"}
 """For each kind of row, the filter that finds its messages."""
-_SAID = {ABSENT: "no longer in the queue", BUSY: "in a transaction"}
 
 
 @click.command()
@@ -88,7 +87,7 @@ def _rows(snapshot: Snapshot, senders: list[GroupRow], now_ns: int) -> Iterator[
         for limit in upstream.limits:
             yield Row(
                 "limit",
-                f"{upstream.name} {limit.words}",
+                f"{upstream.name} {limit.label}",
                 f"{used_words(limit)}, {limit.opening_words(now_ns)}",
             )
     for lane in snapshot.lanes:
@@ -135,8 +134,8 @@ class Top(App[None]):
         self._relay, self._clock = relay, SystemClock()
         self._snapshot: Snapshot | None = None
         self._senders = list[GroupRow]()
-        self._seen_ns = self._counts_at_ns = 0
-        """Boottime of the last snapshot, and from when the next count is due."""
+        self._counts_at_ns = 0
+        """Boottime from when the next count is due."""
         self._rows: list[Row] = []
         self._asked: Callable[[], str] | None = None
         """What `y` does; it returns the text of the result."""
@@ -162,7 +161,7 @@ class Top(App[None]):
         trouble = []
         try:
             self._snapshot = await to_thread(self._relay.snapshot)
-            self._seen_ns = began_ns = self._clock.boottime_ns()
+            began_ns = self._clock.boottime_ns()
             if began_ns >= self._counts_at_ns:
                 self._senders = await to_thread(self._relay.summary, EVERYTHING, By.SENDER, MOST_SENDERS)
                 now_ns = self._clock.boottime_ns()
@@ -182,7 +181,7 @@ class Top(App[None]):
     def _draw(self, lines: list[str]) -> None:
         """Show the lines and the last snapshot; the chosen row stays chosen."""
         if self._snapshot is not None:
-            now_ns = self._snapshot.at_ns + self._clock.boottime_ns() - self._seen_ns
+            now_ns = self._snapshot.at_ns
             counts = [(self._snapshot.counts(state).messages, state.value) for state in QueueState]
             queued = ", ".join(f"{count} {state}" for count, state in counts if count) or "empty"
             lines += [relay_words(self._snapshot, now_ns), f"queue: {queued}", *wrong_words(self._snapshot)]
@@ -223,7 +222,7 @@ class Top(App[None]):
         else:
             filters = Filters(**{_FILTERED_BY[row.kind]: (row.name,)}, states=states)  # type: ignore[arg-type]  # names only
             try:
-                listed = await to_thread(self._relay.queue, Wanted(filters))
+                listed = await to_thread(self._relay.queue, filters)
             except (Unreachable, OSError) as error:
                 self._update("#said", printable(f"{verb}: {self._why(error)}"))
                 return
@@ -255,5 +254,5 @@ class Top(App[None]):
 
 def _result_text(verb: Verb, results: Iterable[tuple[str, str]]) -> str:
     row = TABLE[verb]
-    said = {**_SAID, OK: row.done, UNCHANGED: row.already or "nothing to change"}
+    said = {OK: row.done, UNCHANGED: row.already or "nothing to change"}
     return "; ".join(f"{what}: {said.get(why, why)}" for what, why in results)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from relay.clock import SystemClock
-from relay.control.operations import ABSENT, OK, UNCHANGED, Session
+from relay.control.operations import NO_UPSTREAM, OK, UNCHANGED, Session
 from relay.control.operator import Operator, values
 from relay.control.recorded import record, recorded_upstreams
 from relay.mail.envelope import QueueId
@@ -38,7 +38,7 @@ _Kind = TypeVar("_Kind")
 
 @contextmanager
 def offline(policy: Policy) -> Iterator[Session]:
-    """Raise SpoolBusy, OSError (PermissionError: another user's spool), ValueError (another spool format)."""
+    """Raise SpoolBusy, OSError (PermissionError: another user's spool), WrongSpool."""
     refuse_strangers(policy.spool)
     with asyncio.Runner() as runner:
         operator = OfflineOperator(policy)
@@ -91,7 +91,7 @@ class OfflineOperator(Operator):
     async def pause(self, upstream: str, asked: PauseAsked | None) -> str:
         """Have the next start pause the upstream; with None asked, have it use the upstream again."""
         if upstream not in self._policy.upstreams:
-            return ABSENT
+            return NO_UPSTREAM
         is_new = record(self._policy, upstream, asked, self._disk, self._clock)
         return OK if is_new else UNCHANGED
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 from relay.mail.envelope import QueueId
 from relay.queue.queued import State
-from relay.status.filters import EVERYTHING, WHOLE_QUEUE, By, Filters, GroupRow, Wanted
+from relay.status.filters import EVERYTHING, By, Filters, GroupRow, arranged
 from relay.status.snapshot import MessageView, QueueState, Snapshot
 
 if TYPE_CHECKING:
@@ -23,12 +23,11 @@ if TYPE_CHECKING:
 OK = "ok"
 UNCHANGED = "unchanged"
 """The message or the upstream is already in the state that the verb asks for."""
-ABSENT = "absent"
-"""There is no such upstream, or no such message; a corrupt message is a file in corrupt/."""
+ABSENT = "there is no such message in the queue; for a corrupt one see docs/operating.md"
+NO_UPSTREAM = "there is no such upstream"
 UNREAD = "the relay is still reading its queue after the start; try again later"
 """For an id that is not in the queue so far, while a start still reads the queue."""
-BUSY = "busy"
-"""The message is in a transaction; try again later."""
+BUSY = "it is in a transaction, try again later"
 HELD_ALREADY = "held: release it first"
 CHANGED = "its state has changed since it was listed; nothing was done"
 """For a message that was listed by its state."""
@@ -37,7 +36,7 @@ UNANSWERED = "result unknown: the relay stopped answering; see its log, then rep
 ONLY_REPORT_LEFT = "only its report is left (reports.per_hour); `delete` ends it without the report"
 
 Results = Mapping[QueueId, str]
-"""For each id: OK, UNCHANGED, ABSENT, BUSY, UNREAD, or the text of what went wrong."""
+"""For each id: OK, UNCHANGED, or the text of what went wrong."""
 
 MessageVerb = Literal["hold", "release", "retry", "bounce", "delete"]
 VERBS: tuple[MessageVerb, ...] = get_args(MessageVerb)
@@ -105,7 +104,7 @@ class Unreachable(Exception):  # noqa: N818 - a state, not an error of ours
 
 
 class NotDone(Exception):  # noqa: N818 - as above
-    """There is nothing to show, or no more of it; the text is ABSENT or says what went wrong."""
+    """There is nothing to show, or no more of it; the text says why."""
 
 
 class Session(ABC):
@@ -127,17 +126,20 @@ class Session(ABC):
         """Return the policy in force as the text of a policy file, with absolute paths."""
         return self._one(str, "policy")
 
-    def rows(self, filters: Filters = EVERYTHING) -> Iterator[list[MessageView]]:
-        """Yield the messages that match in slices; of each message's recipients only the first ones.
+    def rows(self, filters: Filters = EVERYTHING, *, is_whole: bool = False) -> Iterator[list[MessageView]]:
+        """Yield the messages that match, in slices, oldest first.
 
-        Oldest first.  The queue changes meanwhile: a message that is there from the beginning to the end is
-        listed once, one that comes or goes is listed once or not at all.
+        Of long lists of recipients only the first ones, unless `is_whole` or the filters need them.  The
+        queue changes meanwhile: a message that is there from the beginning to the end is listed once, one
+        that comes or goes is listed once or not at all.
         """
-        return self.ask(list[MessageView], "rows", filters=filters)
+        return self.ask(list[MessageView], "rows", filters=filters, is_whole=is_whole)
 
-    def queue(self, wanted: Wanted = WHOLE_QUEUE) -> list[MessageView]:
+    def queue(
+        self, filters: Filters = EVERYTHING, sort: str = "", limit: int | None = None
+    ) -> list[MessageView]:
         """Sort and cut the listing here, so that the relay keeps no list."""
-        return wanted.arranged(view for some in self.rows(wanted.filters) for view in some)
+        return arranged((view for some in self.rows(filters) for view in some), sort, limit)
 
     def summary(self, filters: Filters, by: By, limit: int | None = None) -> list[GroupRow]:
         """Return the row of all messages, then the `limit` rows with most messages."""
@@ -177,9 +179,9 @@ class Session(ABC):
         return results
 
     def pause(self, upstream: str, asked: "PauseAsked") -> str:
-        """Begin no transaction.  Return OK once the pause is durable, ABSENT, or what went wrong."""
+        """Begin no transaction.  Return OK once the pause is durable, or what went wrong."""
         return self._one(str, "pause", upstream=upstream, asked=asked)
 
     def resume(self, upstream: str) -> str:
-        """Use it again, one transaction first.  Return OK, UNCHANGED, ABSENT, or what went wrong."""
+        """Use it again, one transaction first.  Return OK, UNCHANGED, or what went wrong."""
         return self._one(str, "resume", upstream=upstream)

@@ -5,7 +5,7 @@ command line holds.  It carries out the verbs of `relay.control.operations.TABLE
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -21,6 +21,7 @@ from relay.control.operations import (
     BUSY,
     CHANGED,
     FAULT,
+    NO_UPSTREAM,
     OK,
     TABLE,
     UNCHANGED,
@@ -34,15 +35,15 @@ from relay.control.recorded import recorded_upstreams
 from relay.mail.dsn import decode_xtext
 from relay.mail.envelope import QUEUE_ID_PATTERN, Envelope, QueueId
 from relay.mail.text import clean
-from relay.policy.lane import route_number_sorter
+from relay.policy.lane import route_numbers_of
 from relay.policy.source import PolicyError, parse_policy, policy_text
 from relay.queue.queued import NO_REASON, Queued, State
-from relay.sender.arrivals import HELD_REASON, sort
+from relay.sender.arrivals import HELD_REASON
 from relay.sender.sender import Sender
 from relay.smtp.reply import Phase
 from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Absent, Corrupt, Full, Message, Settlement, Status, Unavailable
-from relay.status.filters import EVERYTHING, By, Filters, GroupRow, Listed, Summary
+from relay.status.filters import EVERYTHING, By, Filters, GroupRow, Summary
 from relay.status.plan import Plan
 from relay.status.snapshot import MessageView, QueueState, RecipientStatus, RecipientView, Snapshot
 from relay.status.status_view import StatusView
@@ -115,14 +116,46 @@ class Operator:
         # Without hooks: a URL may hold a secret, which is hidden, and no policy accepts such a URL.
         return policy_text(self._status_view.policy.model_copy(update={"notify": ()}))
 
-    async def rows(self, filters: Filters = EVERYTHING) -> AsyncGenerator[Sequence[MessageView], None]:
-        async for some in self._listed(filters):
-            if some:
-                yield [each.view for each in some]
+    async def rows(
+        self, filters: Filters = EVERYTHING, *, is_whole: bool = False
+    ) -> AsyncGenerator[list[MessageView], None]:
+        """Yield matching messages, oldest first and corrupt ones last, in slices between turns of the loop.
+
+        With all recipients left if `is_whole` or the filters need them, and the message can be read.
+        """
+        await self._load_queue()
+        aside = await self._spool_thread.call(lambda spool: spool.set_aside(MOST_SET_ASIDE_LISTED))
+        listing = self._status_view.listing()
+        # To sort a million ids that are nearly in order takes about 50 ms.
+        in_order = iter(sorted(self._queue.ids()))
+        while queue_ids := list(islice(in_order, AT_ONCE)):
+            rows = [row for row in map(listing.row, queue_ids) if row is not None and filters.fit(row)]
+            if is_whole or filters.need_recipients:
+                rows = [row for row in await self._whole(rows) if filters.fit_recipients(row)]
+            yield rows
+            await asyncio.sleep(0)
+        if self._spool_thread.is_shared:
+            async for some in self._other_hosts.listed():
+                # Skip messages that were taken over from here: our queue forgets them at their turn.
+                yield [row for row in some if row.queue_id not in self._queue and filters.match(row)]
+        yield [row for row in map(listing.set_aside, aside) if filters.match(row)]
+
+    async def _whole(self, rows: Sequence[MessageView]) -> list[MessageView]:
+        """Return the rows with all recipients left; a message that cannot be read stays as it is."""
+        partial_ids = [row.queue_id for row in rows if len(row.recipients) != row.recipients_left]
+        messages = await self._spool_thread.read(partial_ids)
+        # The marks on disk are ahead of memory.
+        left = {message.queue_id: _left(message) for message in messages if isinstance(message, Message)}
+        return [
+            replace(row, recipients=left[row.queue_id], recipients_left=len(left[row.queue_id]))
+            if row.queue_id in left
+            else row
+            for row in rows
+        ]
 
     async def summary(self, filters: Filters, by: By, limit: int | None = None) -> list[GroupRow]:
         adding = Summary(by)
-        async for some in self._listed(filters, is_whole=by is By.DOMAIN):
+        async for some in self.rows(filters, is_whole=by is By.DOMAIN):
             adding.add(some)
         return adding.rows(limit)
 
@@ -140,48 +173,6 @@ class Operator:
         read = partial(recorded_upstreams, disk=RealDisk(), clock=status_view.clock)
         recorded = [await asyncio.to_thread(read, each) for each in (status_view.policy, policy)]
         return status_view.plan(policy, *recorded)
-
-    async def _listed(self, filters: Filters, *, is_whole: bool = False) -> AsyncIterator[list[Listed]]:
-        """Yield matching messages, oldest first and corrupt ones last, in slices between turns of the loop.
-
-        `is_whole`: with all recipients left, if the message can be read.
-        """
-        await self._load_queue()
-        aside = await self._spool_thread.call(lambda spool: spool.set_aside(MOST_SET_ASIDE_LISTED))
-        listing = self._status_view.listing()
-        # To sort a million ids that are nearly in order takes about 50 ms.
-        in_order = iter(sorted(self._queue.ids()))
-        while queue_ids := list(islice(in_order, AT_ONCE)):
-            rows = [row for row in map(listing.row, queue_ids) if row is not None]
-            # Read only messages whose match, or whose recipients left, are not known in memory.
-            whole = await self._whole([
-                row
-                for row in rows
-                if (fits := filters.judge(row)) is None or (fits and is_whole and not row.knows_recipients)
-            ])  # fmt: skip
-            yield [
-                read if is_whole else row
-                for row in rows
-                if filters.judge(read := whole.get(row.view.queue_id, row))
-            ]
-            await asyncio.sleep(0)
-        if self._spool_thread.is_shared:
-            async for some in self._other_hosts.listed():
-                # Skip messages that were taken over from here: our queue forgets them at their turn.
-                yield [row for row in some if row.view.queue_id not in self._queue and filters.judge(row)]
-        yield [row for row in map(listing.set_aside, aside) if filters.judge(row)]
-
-    async def _whole(self, rows: Sequence[Listed]) -> Mapping[QueueId, Listed]:
-        """Return messages with all recipients left, without those that are gone or unreadable by now."""
-        whole: dict[QueueId, Listed] = {}
-        messages = await self._spool_thread.read([row.view.queue_id for row in rows]) if rows else []
-        for row, message in zip(rows, messages, strict=True):
-            if isinstance(message, Message):
-                # The marks on disk are ahead of memory.
-                left = _left(message)
-                view = replace(row.view, recipients=left, recipients_left=len(left))
-                whole[row.view.queue_id] = row._replace(view=view)
-        return whole
 
     async def show(self, queue_id: AskedId) -> MessageView:
         await self._load_queue((queue_id,))
@@ -202,13 +193,9 @@ class Operator:
         )
 
     def _recipients(self, message: Message, next_attempt_at_ns: int | None) -> Iterator[RecipientView]:
-        numbers: dict[int, int] = {}
-        if routes := self._status_view.policy.routes:
-            for part in sort(message, route_number_sorter(routes)).parts:
-                if part.route is not None:
-                    numbers |= dict.fromkeys(part.left(message.left), int(part.route.upstreams[0]))
-        upstreams = {
-            index: each.upstream
+        numbers = route_numbers_of(self._status_view.policy.routes)
+        parts = {
+            index: each
             for each in self._queue.parts(message.queue_id)
             for index in each.part.left(message.left)
         }
@@ -221,6 +208,7 @@ class Operator:
             # The note of a relayed recipient is for its report, or from an earlier attempt.
             note = None if status.is_relayed else notes.get(index)
             notify, orcpt = message.envelope.dsn.of(index)
+            part = parts.get(index)
             yield RecipientView(
                 address,
                 _STATUS_WORDS[status],
@@ -228,8 +216,8 @@ class Operator:
                 None if note is None else note.at_ns,
                 next_attempt_at_ns if status is Status.TODO else None,
                 index in message.told,
-                numbers.get(index) if index in upstreams else None,
-                upstreams.get(index, ""),
+                () if part is None or part.part.route is None else numbers.get(part.part.route, ()),
+                "" if part is None else part.upstream,
                 notify,
                 orcpt,
             )
@@ -258,7 +246,7 @@ class Operator:
 
     async def pause(self, upstream: str, asked: PauseAsked) -> str:
         if (account := self._sender.accounts.get(upstream)) is None:
-            return ABSENT
+            return NO_UPSTREAM
         account.pause(asked)
         # Crash here: the operator has no answer, and a restart may not know the pause.
         if why := await account.pausing.recorded():
@@ -267,7 +255,7 @@ class Operator:
 
     async def resume(self, upstream: str) -> str:
         if (account := self._sender.accounts.get(upstream)) is None:
-            return ABSENT
+            return NO_UPSTREAM
         results = await self._each("retry", [queue_id for queue_id, _ in account.pausing.shield.suspects])
         # An edit may have replaced the account meanwhile.
         account = self._sender.accounts.get(upstream, account)
@@ -337,11 +325,10 @@ class Operator:
 
     async def _end(self, queued: Queued, verb: MessageVerb) -> None:
         message = await self._load(queued.queue_id)
-        match verb:
-            case "bounce":
-                await self._settling.bounce(message, queued, REMOVED)
-            case "delete":
-                await self._settling.delete(message, queued)
+        if verb == "bounce":
+            await self._settling.bounce(message, queued, REMOVED)
+        else:
+            await self._settling.delete(message, queued)
 
     async def _load_anywhere(self, queue_id: QueueId) -> tuple[Message, MessageView | None]:
         """Return a message, and its view if another host has it.  Raises NotDone."""

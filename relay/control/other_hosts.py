@@ -17,7 +17,6 @@ from relay.mail.header import names_of
 from relay.mail.text import clean
 from relay.sender.spool_thread import SpoolThread
 from relay.spool.interface import Full, Message, SharedSpool, Unavailable
-from relay.status.filters import Listed
 from relay.status.snapshot import MessageView, QueueState
 
 ROWS_AT_ONCE = 100
@@ -32,7 +31,7 @@ class OtherHosts:
     def __init__(self, spool_thread: SpoolThread, clock: Clock) -> None:
         self._spool_thread, self._clock = spool_thread, clock
 
-    async def listed(self) -> AsyncIterator[list[Listed]]:
+    async def listed(self) -> AsyncIterator[list[MessageView]]:
         """Yield all messages of other hosts, in order, a page at a time.  Raises NotDone."""
         first = ""
         while page := await self._asked(lambda spool, first=first: spool.others(first, ROWS_AT_ONCE)):  # type: ignore[misc]  # bound now
@@ -43,7 +42,7 @@ class OtherHosts:
         """Return a message of another host, None if it has none of this id.  Raises NotDone."""
         for message, host in await self._asked(lambda spool: spool.others(queue_id, 1)):
             if message.queue_id == queue_id:
-                return message, self._row(message, host).view
+                return message, self._row(message, host)
         return None
 
     async def act(
@@ -88,17 +87,18 @@ class OtherHosts:
         except (Full, Unavailable) as trouble:
             raise NotDone(clean(str(trouble))) from trouble
 
-    def _row(self, message: Message, host: str) -> Listed:
+    def _row(self, message: Message, host: str) -> MessageView:
         envelope, left, now_ns = message.envelope, message.left, self._clock.wall_ns()
         due_at_ns = message.next_attempt_at_ns if (message.next_attempt_at_ns or 0) > now_ns else None
         state = QueueState.DEFERRED if due_at_ns else QueueState.WAITING
         state = QueueState.HELD if message.is_held else state if left else QueueState.REPORTING
         names = names_of(message.head)
-        view = MessageView(
+        return MessageView(
             message.queue_id,
             state,
             message.shape.size_bytes,
             envelope.arrival_at_ns,
+            max(0, now_ns - envelope.arrival_at_ns),
             envelope.reverse_path,
             len(left),
             tuple(envelope.recipients[index] for index in left),
@@ -110,4 +110,3 @@ class OtherHosts:
             client_queue_id=names.client_queue_id,
             host=host,
         )
-        return Listed(view, max(0, now_ns - envelope.arrival_at_ns))

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 
 from aiohttp import web
@@ -22,8 +21,6 @@ from relay.telemetry.events import Events
 
 LONGEST_QUESTION_BYTES = 2 * MAX_BYTES
 """Enough for the longest policy as a JSON text."""
-MOST_AT_ONCE = 16
-"""Connections."""
 
 
 class ControlServer:
@@ -32,7 +29,7 @@ class ControlServer:
         # Each adapter checks the arguments of a call, as JSON, against the types of the method.
         exact = ConfigDict(extra="forbid")
         self._calls = {name: TypeAdapter(getattr(operator, name), config=exact) for name in CALLS}
-        self._connections = ConnectionLimit(events, "the control socket", most=MOST_AT_ONCE)
+        self._connections = ConnectionLimit(events, "the control socket")
 
     async def start(self) -> None:
         app = web.Application(client_max_size=LONGEST_QUESTION_BYTES)
@@ -40,8 +37,8 @@ class ControlServer:
         await self._connections.receive(app, self._bind)
 
     async def stop(self) -> None:
-        if await self._connections.close():
-            self._remove()
+        await self._connections.close()
+        self._remove()
 
     def _bind(self) -> socket.socket:
         # We hold the spool's lock, so a socket of this name belongs to a dead relay.
@@ -72,22 +69,18 @@ class ControlServer:
         # A client that goes away ends its answer; that is no fault.
         with contextlib.suppress(ConnectionError):
             await response.prepare(request)
-            async with contextlib.aclosing(self._lines(answer)) as lines:
-                async for line in lines:
-                    # A slow reader holds up its listing here.
-                    await response.write(encode(line) + b"\n")
-                    await asyncio.sleep(0)
+            try:
+                async with contextlib.aclosing(values(answer)) as each:
+                    async for value in each:
+                        # A slow reader holds up its listing here.
+                        await response.write(encode({"value": value}) + b"\n")
+                        await asyncio.sleep(0)
+                await response.write(encode({"end": ""}) + b"\n")
+            except NotDone as why:
+                await response.write(encode({"refused": str(why)}) + b"\n")
+            except ConnectionError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the answer without an end tells the client
+                self._events.fault(where="control", error=error)
             await response.write_eof()
         return response
-
-    async def _lines(self, answer: object) -> AsyncGenerator[Mapping[str, object], None]:
-        try:
-            async with contextlib.aclosing(values(answer)) as each:
-                async for value in each:
-                    yield {"value": value}
-        except NotDone as why:
-            yield {"refused": str(why)}
-        except Exception as error:  # noqa: BLE001 - the answer without an end tells the client
-            self._events.fault(where="control", error=error)
-        else:
-            yield {"end": ""}

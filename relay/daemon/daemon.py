@@ -47,7 +47,7 @@ FileWatch = PolicyWatch | ListenerFilesWatch
 
 
 async def serve(path: Path, style: LogStyle, level: Level) -> int:
-    """Run a relay.  Raises PolicyError, SpoolBusy, OSError, ValueError."""
+    """Run a relay.  Raises PolicyError, SpoolBusy, OSError, WrongSpool."""
     text = policy_bytes(path)
     policy = parse_policy(text, path, looks_at_files=True, is_service=True)
     start = Start(path, text, policy, policy.hostname or socket.getfqdn(), style, level)
@@ -68,7 +68,7 @@ class Daemon:
         self._why, self._exit_code = "", os.EX_OK
 
     async def run(self) -> int:
-        """Return the exit code.  Raises SpoolBusy, OSError, ValueError."""
+        """Return the exit code.  Raises SpoolBusy, OSError, WrongSpool."""
         start, policy, host, events = self._start, self._start.policy, self._host, self._events
         root, loop = str(policy.spool), asyncio.get_running_loop()
         tell_unhandled(events)

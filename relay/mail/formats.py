@@ -55,12 +55,13 @@ def span(span_ns: int) -> str:
 
 
 def period(per_ns: int) -> str:
-    """Return a window as a policy writes it: `90s`, `1h`, `24h`, `7d`."""
+    """Return a window as a policy writes it, to the nanosecond: `90s`, `1h`, `24h`, `7d`, `0.3s`."""
     for unit, length in _UNITS[:-1]:
         count, rest_ns = divmod(per_ns, length * SECOND_NS)
         if not rest_ns and count >= (2 if unit == "d" else 1):
             return f"{count}{unit}"
-    return in_seconds(per_ns)
+    whole, rest_ns = divmod(per_ns, SECOND_NS)
+    return f"{whole}.{rest_ns:09}".rstrip("0").rstrip(".") + "s"
 
 
 def size(size_bytes: int) -> str:
@@ -69,12 +70,6 @@ def size(size_bytes: int) -> str:
         if size_bytes and not size_bytes % length:
             return f"{size_bytes // length}{unit}"
     return f"{size_bytes} bytes"
-
-
-def in_seconds(span_ns: int) -> str:
-    """Return a span in seconds to the nanosecond, as labels have it: `60s`, `2592000s`, `0.3s`."""
-    whole, rest_ns = divmod(span_ns, SECOND_NS)
-    return f"{whole}.{rest_ns:09}".rstrip("0").rstrip(".") + "s"
 
 
 def postfix_delay(delay_ns: int) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, StringConstraints
 
 from relay.mail.address import is_valid_address
-from relay.mail.formats import in_seconds
+from relay.mail.formats import period, size
 from relay.mail.rewriting import Rewriting
 from relay.policy.document import Fault, Steps
 from relay.policy.units import (
@@ -63,9 +63,10 @@ class LimitSettings(Section):
 
     @property
     def label(self) -> str:
-        """The limit in metrics and status lines, such as `8 messages per 60s for each sender`."""
+        """The name of the limit, such as `8 messages per 1m for each sender` or `1G per 24h`."""
+        counted = size(self.count) if self.unit == "bytes" else f"{self.count} {self.unit}"
         each = f" for each {self.for_each.replace('_', ' ')}" if self.for_each else ""
-        return f"{self.count} {self.unit} per {in_seconds(self.per_ns)}{each}"
+        return f"{counted} per {period(self.per_ns)}{each}"
 
 
 Limits = Annotated[
@@ -260,9 +261,3 @@ def sorter_of(lane_settings: Lanes, routes: Routes) -> sorting.Sorter:
             for its, route in zip(routes, routes_of(routes), strict=True)
         ),
     )
-
-
-def route_number_sorter(routes: Routes) -> sorting.Sorter:
-    """Return a sorter whose every route has as its only upstream its number in the policy, from 1."""
-    numbered = (each.model_copy(update={"upstreams": (str(n),)}) for n, each in enumerate(routes, 1))
-    return sorter_of({}, tuple(numbered))

@@ -266,8 +266,4 @@ class Arrivals:
 
 
 def _place(message: Message, sorter: Sorter) -> _Place:
-    return _Place(sort(message, sorter), names_of(message.head))
-
-
-def sort(message: Message, sorter: Sorter) -> Sorted:
-    return sorter.sort(message.envelope, lambda: message.head)
+    return _Place(sorter.sort(message.envelope, lambda: message.head), names_of(message.head))

@@ -196,7 +196,7 @@ class OwedReports:
 
 def _limits(policy: Policy) -> list[Limit]:
     most = policy.reports.per_hour
-    return [] if most is None else [Limit("messages", most, HOUR_NS, f"{most} reports per 3600s")]
+    return [] if most is None else [Limit("messages", most, HOUR_NS, f"{most} reports per 1h")]
 
 
 class LateMail:

@@ -28,7 +28,7 @@ from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.replacing import replace_file
 from relay.spool.engines import ENGINES, Engine, engine_of
 from relay.spool.errors import kernel_errors
-from relay.spool.interface import Adopted, Message, SharedSpool, Spool, Unavailable
+from relay.spool.interface import Adopted, Message, SharedSpool, Spool, Unavailable, WrongSpool
 from relay.spool.root.lock import lock_out_intakes
 from relay.spool.root.quarantine import OnCorrupt
 
@@ -59,13 +59,13 @@ def convert(
 ) -> Converted:
     """Convert the spool in `root`.  Raises SpoolBusy if a relay or a listener runs.
 
-    Raises FileNotFoundError if there is no spool, and Full, Unavailable, OSError and ValueError.
+    Raises FileNotFoundError if there is no spool, and Full, Unavailable, OSError and WrongSpool.
     """
     if (found := engine_of(root, disk)) is None:
         raise FileNotFoundError(2, "no spool is here", root)
     for name in (found, target):
         if name not in engines:
-            raise ValueError(f"unknown engine {name}, or the policy has no database for it")
+            raise WrongSpool(f"unknown engine {name}, or the policy has no database for it")
     with kernel_errors("conversion"), opened(disk, lock_out_intakes(root, disk)):
         old, new = engines[found], f"{root}/{CONVERTING}"
         done = Converted(found, target)

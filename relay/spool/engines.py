@@ -16,7 +16,7 @@ from functools import partial
 from relay.clock import SECOND_NS, Clock
 from relay.policy.model import Policy, SpoolEngine
 from relay.spool.disk.durable import Disk
-from relay.spool.interface import Intake, Spool
+from relay.spool.interface import Intake, Spool, WrongSpool
 from relay.spool.log import layout as log_layout
 from relay.spool.log.engine import LogSpool
 from relay.spool.log.intake import LogIntake
@@ -69,28 +69,28 @@ def open_spool(policy: Policy, disk: Disk, clock: Clock, on_corrupt: OnCorrupt) 
     """Become the owner of the queue, or of this host's part of a queue in a database.
 
     `on_corrupt` is called with the name and the fault of each message that is set aside.
-    Raises SpoolBusy, OSError, Unavailable if the database does not answer, and ValueError for a spool of
+    Raises SpoolBusy, OSError, Unavailable if the database does not answer, and WrongSpool for a spool of
     another engine or version.
     """
     return _engine(policy, disk).spool(str(policy.spool), disk, clock, on_corrupt)
 
 
 def prepare_spool(policy: Policy, disk: Disk) -> None:
-    """Create what `open_intake` assumes, in case no relay has run.  Raises OSError, ValueError."""
+    """Create what `open_intake` assumes, in case no relay has run.  Raises OSError, WrongSpool."""
     _engine(policy, disk).prepare(str(policy.spool), disk)
 
 
 def open_intake(policy: Policy, disk: Disk, clock: Clock) -> Intake:
-    """Open a spool that an owner or `prepare_spool` created.  Raises OSError, SpoolBusy, ValueError."""
+    """Open a spool that an owner or `prepare_spool` created.  Raises OSError, SpoolBusy, WrongSpool."""
     return _wanted(policy).intake(str(policy.spool), disk, clock)
 
 
 def engine_of(root: str, disk: Disk) -> str | None:
-    """Return the engine of the spool in a folder, or None without a spool.  Raises OSError, ValueError."""
+    """Return the engine of the spool in a folder, or None without a spool.  Raises OSError, WrongSpool."""
     if (found := format_of(root, disk)) is None:
         return None
     if found not in _NAMES:
-        raise ValueError(f"{root}/format says {found[:60]!r}, which this version does not know")
+        raise WrongSpool(f"{root}/format says {found[:60]!r}, which this version does not know")
     return _NAMES[found]
 
 
@@ -106,7 +106,7 @@ def engines_of(policy: Policy) -> dict[str, Engine]:
 def _engine(policy: Policy, disk: Disk) -> Engine:
     root, wanted = str(policy.spool), policy.storage.engine
     if (found := engine_of(root, disk)) not in (None, wanted):
-        raise ValueError(
+        raise WrongSpool(
             f"{root} is a spool of the engine {found}, and the policy asks for {wanted}: "
             f"run `relay spool convert --to {wanted}`, or let the policy say `engine: {found}`"
         )

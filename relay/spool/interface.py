@@ -29,6 +29,10 @@ class SpoolBusy(SpoolError):  # noqa: N818 - a state, not an error of ours
     """Another process or host uses the spool; the text says which."""
 
 
+class WrongSpool(ValueError):  # noqa: N818 - a state, not an error of ours
+    """The policy and the spool do not fit: another engine, another version, or others may write to it."""
+
+
 class Full(SpoolError):  # noqa: N818 - a state of the store
     """The store has no room; the call may be repeated later."""
 

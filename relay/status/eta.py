@@ -16,6 +16,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -25,7 +26,6 @@ from relay.queue.queued import RECIPIENTS_SHOWN, Queued, State
 from relay.queue.queues import Queues
 from relay.queue.routes import reason_of
 from relay.spool.interface import SetAside
-from relay.status.filters import Listed
 from relay.status.snapshot import MessageView, QueueState
 from relay.throttle.limit_state import Opening, Usage
 
@@ -166,17 +166,10 @@ class Listing:
         self._ahead: dict[tuple[str, str | None], Load] = {}
         """By (upstream, None) and by (upstream, lane): the waiting mail whose rows were asked for."""
 
-    def messages(self) -> list[MessageView]:
-        rows = map(self.row, sorted(self._queue.ids()))
-        return [each.view for each in rows if each is not None]
-
-    def row(self, queue_id: QueueId) -> Listed | None:
+    def row(self, queue_id: QueueId) -> MessageView | None:
         """Return a message; None if it is gone."""
-        found: Listed | None = None
-        for part in self._queue.parts(queue_id):
-            each = Listed(self.part(part), self._now_ns - part.arrived_at_ns)
-            found = each if found is None else _as_one(found, each)
-        return found
+        views = list(map(self.part, self._queue.parts(queue_id)))
+        return reduce(_as_one, views) if views else None
 
     def message(self, queue_id: QueueId, recipients: tuple[str, ...]) -> MessageView | None:
         """Return one message with all its recipients left; None if it is gone."""
@@ -185,21 +178,21 @@ class Listing:
                 if each.state is State.WAITING and each.queue_id < queue_id:
                     self._pass(each)
         found = self.row(queue_id)
-        return None if found is None else replace(found.view, recipients=recipients)
+        return None if found is None else replace(found, recipients=recipients)
 
-    def set_aside(self, file: SetAside) -> Listed:
+    def set_aside(self, file: SetAside) -> MessageView:
         """Name the row as the file in corrupt/, in general no queue id.  Its age is by the wall clock."""
-        view = MessageView(
+        return MessageView(
             QueueId(file.name),
             QueueState.CORRUPT,
             file.size_bytes,
             file.arrival_at_ns,
+            self._now_ns + self._to_wall_ns - file.arrival_at_ns,
             file.reverse_path,
             file.recipients_left,
             (),
             file.reason,
         )
-        return Listed(view, self._now_ns + self._to_wall_ns - file.arrival_at_ns)
 
     def _pass(self, part: Queued) -> tuple[Load, str, Load]:
         """Count a waiting message; return the load up to it, its lane, and the lane's load up to it."""
@@ -235,6 +228,7 @@ class Listing:
             QueueState(queued.state.value),
             queued.size_bytes,
             shown.arrival_at_ns or queued.arrived_at_ns + self._to_wall_ns,
+            max(0, self._now_ns - queued.arrived_at_ns),
             origin.reverse_path,
             queued.recipients_left,
             shown.recipients[: queued.recipients_left],
@@ -257,29 +251,26 @@ class Listing:
         )
 
 
-def _as_one(one: Listed, other: Listed) -> Listed:
+def _as_one(one: MessageView, other: MessageView) -> MessageView:
     """Merge two parts of a message.  The state is that of the part that is furthest on its way.
 
     The estimate, the reason and `held_by` are those of the part that goes last.
     """
-    first, second = sorted((one.view, other.view), key=lambda view: _FURTHEST_FIRST.index(view.state))
+    first, second = sorted((one, other), key=lambda view: _FURTHEST_FIRST.index(view.state))
     last = max((first, second), key=lambda view: math.inf if view.eta_at_ns is None else view.eta_at_ns)
     odd = first if first.upstream_because else second
     upstreams = dict.fromkeys(
         (first.upstream, *first.further_upstreams, second.upstream, *second.further_upstreams)
     )
-    return Listed(
-        replace(
-            first,
-            recipients_left=first.recipients_left + second.recipients_left,
-            recipients=(*first.recipients, *second.recipients)[:RECIPIENTS_SHOWN],
-            eta_at_ns=last.eta_at_ns,
-            held_by=last.held_by,
-            reason=last.reason,
-            further_upstreams=tuple(upstreams)[1:],
-            upstream_because=odd.upstream_because,
-            upstream_choice=odd.upstream_choice,
-            instead_of=odd.instead_of,
-        ),
-        one.age_ns,
+    return replace(
+        first,
+        recipients_left=first.recipients_left + second.recipients_left,
+        recipients=(*first.recipients, *second.recipients)[:RECIPIENTS_SHOWN],
+        eta_at_ns=last.eta_at_ns,
+        held_by=last.held_by,
+        reason=last.reason,
+        further_upstreams=tuple(upstreams)[1:],
+        upstream_because=odd.upstream_because,
+        upstream_choice=odd.upstream_choice,
+        instead_of=odd.instead_of,
     )

@@ -1,42 +1,32 @@
 """Filters that select messages, sort orders for listings, and summaries.  Pure.
 
 Listings, summaries and verbs share one matcher.  Every filter must match; of one filter's values any one
-suffices.  Filters test the recipients left.  Memory keeps only the first of them: if a match depends on the
-others, the message must be read (`Filters.judge`).
+suffices.  Filters test the recipients left.  Memory keeps only the first of them, so the caller reads a
+message with more recipients before it asks `Filters.fit_recipients`.
 Does not: read a clock or a spool.
 """
 
 import enum
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import nsmallest
 from ipaddress import ip_network
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from relay.clock import SECOND_NS
 from relay.mail.address import comparable, comparable_domain
 from relay.mail.search import matches, parse_search
 from relay.queue.lanes import turn_of
 from relay.queue.sorting import Network, is_address, is_client, is_domain, is_like
-from relay.status.snapshot import MessageView, QueueState, as_json
+from relay.status.snapshot import MessageView, QueueState, to_json
 
 _MINUTE_NS = 60 * SECOND_NS
 AGES = tuple(5 * 2**doubled for doubled in range(9))
 """Upper bounds of a summary's columns in minutes, as in qshape(1); one more column has no bound."""
-
-
-class Listed(NamedTuple):
-    view: MessageView
-    age_ns: int
-    """Since acceptance."""
-
-    @property
-    def knows_recipients(self) -> bool:
-        return len(self.view.recipients) == self.view.recipients_left
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,28 +61,19 @@ class Filters:
     def is_any(self) -> bool:
         return self == EVERYTHING
 
-    def judge(self, listed: Listed) -> bool | None:
-        """Return whether a message matches; None if that depends on recipients that are not in memory."""
-        view = listed.view
-        if not self._fits(view, listed.age_ns):
-            return False
-        if view.state is QueueState.CORRUPT:
-            return not (self.recipients or self.domains) and self._has_text(view, ())
-        # Any one recipient suffices, so a match on some of them is a match on all.
-        return self.fits_recipients(view, view.recipients) or (False if listed.knows_recipients else None)
+    @property
+    def need_recipients(self) -> bool:
+        return bool(self.recipients or self.domains or self.text)
 
-    def fits_recipients(self, view: MessageView, recipients: Sequence[str]) -> bool:
-        return (
-            (not self.recipients or any(is_address(self.recipients, each) for each in recipients))
-            and (not self.domains or any(is_domain(self.domains, _domain(each)) for each in recipients))
-            and self._has_text(view, recipients)
-        )
+    def match(self, view: MessageView) -> bool:
+        """Return whether a message with all its recipients left matches."""
+        return self.fit(view) and self.fit_recipients(view)
 
-    def _fits(self, view: MessageView, age_ns: int) -> bool:
+    def fit(self, view: MessageView) -> bool:
         """Test only the filters that need no recipients."""
         return (
             (not self.states or view.state in self.states)
-            and age_ns >= self.older_ns
+            and view.age_ns >= self.older_ns
             and view.size_bytes >= self.size_bytes
             and (not self.lanes or view.lane in self.lanes)
             and (
@@ -104,11 +85,15 @@ class Filters:
             and any(self.reason.lower() in why.lower() for why in (view.reason, view.held_by))
         )
 
-    def _has_text(self, view: MessageView, recipients: Sequence[str]) -> bool:
-        if not self.text:
-            return True
+    def fit_recipients(self, view: MessageView) -> bool:
+        """Test the other filters, on a message with all its recipients left."""
+        recipients = view.recipients
+        if self.recipients and not any(is_address(self.recipients, each) for each in recipients):
+            return False
+        if self.domains and not any(is_domain(self.domains, _domain(each)) for each in recipients):
+            return False
         names = view.queue_id, view.message_id, view.subject, view.client_queue_id
-        return matches(parse_search(self.text), names, (view.reverse_path, *recipients))
+        return not self.text or matches(parse_search(self.text), names, (view.reverse_path, *recipients))
 
 
 EVERYTHING = Filters()
@@ -164,21 +149,12 @@ USAGE_KEYS: Mapping[str, Callable[[str, str, str], str]] = {
 """The keys by which the use of a window is summed; a mailing list with VERP is one sender (`turn_of`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    filters: Filters = EVERYTHING
-    sort: str = ""
-    """One of SORTS; empty: oldest first, corrupt messages last."""
-    limit: int | None = None
-
-    def arranged(self, views: Iterable[MessageView]) -> list[MessageView]:
-        by = _SORTS.get(self.sort)
-        if by is None:
-            return list(islice(views, self.limit))
-        return sorted(views, key=by) if self.limit is None else nsmallest(self.limit, views, key=by)
-
-
-WHOLE_QUEUE = Wanted()
+def arranged(views: Iterable[MessageView], sort: str, limit: int | None) -> list[MessageView]:
+    """Return the first `limit` views by one of SORTS; an empty `sort` leaves them in their order."""
+    by = _SORTS.get(sort)
+    if by is None:
+        return list(islice(views, limit))
+    return sorted(views, key=by) if limit is None else nsmallest(limit, views, key=by)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +171,7 @@ class GroupRow:
 
 def group_to_json(group: GroupRow) -> dict[str, Any]:
     columns = [*(f"below_{minutes}m" for minutes in AGES), f"from_{AGES[-1]}m"]
-    return {**as_json(group), "messages_by_age": dict(zip(columns, group.messages_by_age, strict=True))}
+    return {**to_json(group), "messages_by_age": dict(zip(columns, group.messages_by_age, strict=True))}
 
 
 class Summary:
@@ -204,14 +180,14 @@ class Summary:
         self._sums = defaultdict[str | None, list[int]](lambda: [0] * (4 + len(AGES)))
         """For each key, and under None for all: messages, recipients, bytes, and messages by age."""
 
-    def add(self, listed: Iterable[Listed]) -> None:
+    def add(self, views: Iterable[MessageView]) -> None:
         """Add messages.  For a summary by domain, each must list all its recipients left."""
-        for each in listed:
-            for key, recipients in (None, each.view.recipients_left), *_shares(each, self._by).items():
+        for each in views:
+            for key, recipients in (None, each.recipients_left), *_shares(each, self._by).items():
                 sums = self._sums[key]
                 sums[0] += 1
                 sums[1] += recipients
-                sums[2] += each.view.size_bytes
+                sums[2] += each.size_bytes
                 sums[3 + bisect_right(AGES, each.age_ns // _MINUTE_NS)] += 1
 
     def rows(self, limit: int | None = None) -> list[GroupRow]:
@@ -228,9 +204,8 @@ class Summary:
         return rows if limit is None else rows[: 1 + limit]
 
 
-def _shares(listed: Listed, by: By) -> Mapping[str, int]:
+def _shares(view: MessageView, by: By) -> Mapping[str, int]:
     """Return the keys of the rows that a message counts in, with its number of recipients there."""
-    view = listed.view
     if by is By.DOMAIN:
         return Counter(comparable_domain(_domain(each)) for each in view.recipients)
     key = {

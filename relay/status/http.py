@@ -8,8 +8,8 @@ internal address.  A web page in a browser on this host could reach the server b
 /healthz is 200 while the event loop runs, whatever else is wrong: a restart would not empty a full relay.
 /readyz is 503, with the reason, while the relay accepts no mail.
 
-`ConnectionLimit`, also used by the control socket, allows at most `most` connections at once.  One more
-aborts the oldest, whatever that one does or waits for.  A connection serves one request.
+`ConnectionLimit`, also used by the control socket, allows MOST_CONNECTIONS connections at once.  One more
+aborts the oldest, whatever that one does or waits for.
 """
 
 import asyncio
@@ -56,9 +56,9 @@ _HEADERS = {
 class ConnectionLimit:
     """For one event loop."""
 
-    def __init__(self, events: Events, where: str, *, most: int = MOST_CONNECTIONS) -> None:
+    def __init__(self, events: Events, where: str) -> None:
         """`where` names the server in events."""
-        self._events, self._where, self._most = events, where, most
+        self._events, self._where = events, where
         self._runner: web.AppRunner | None = None
         self._acceptor: Acceptor | None = None
         self._open: list[asyncio.Transport] = []
@@ -73,7 +73,6 @@ class ConnectionLimit:
         """
         bound = bind()
         bound.listen(BACKLOG)
-        app.on_response_prepare.append(_close_after)
         self._runner = runner = web.AppRunner(
             app,
             access_log=None,
@@ -88,7 +87,7 @@ class ConnectionLimit:
         async def begin(accepted: socket.socket, _peer: object) -> None:
             transport, _ = await asyncio.get_running_loop().connect_accepted_socket(server, accepted)
             self._open = [each for each in self._open if not each.is_closing()]
-            if len(self._open) >= self._most:
+            if len(self._open) >= MOST_CONNECTIONS:
                 self._open.pop(0).abort()
             self._open.append(transport)
 
@@ -97,20 +96,12 @@ class ConnectionLimit:
         )
         return bound
 
-    async def close(self) -> bool:
-        """Wait up to STOP_SECONDS for running responses; return whether the server was open."""
+    async def close(self) -> None:
+        """Wait up to STOP_SECONDS for running responses."""
         if self._acceptor is not None:
             await self._acceptor.close()
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            await runner.cleanup()
-        return runner is not None
-
-
-async def _close_after(_request: web.Request, response: web.StreamResponse) -> None:
-    # The headers are made already, so `force_close` alone would not tell the client.
-    response.headers["Connection"] = "close"
-    response.force_close()
+        if self._runner is not None:
+            await self._runner.cleanup()
 
 
 class Source(Protocol):
@@ -163,8 +154,6 @@ class StatusServer:
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         try:
-            if request.method not in ("GET", "HEAD"):
-                raise web.HTTPMethodNotAllowed(request.method, ("GET", "HEAD"))
             if not self._is_ours(request.headers.get("Host", "")):
                 # RFC 9110, 15.5.20: 421, this server does not speak for that host.
                 raise web.HTTPMisdirectedRequest(text="Use an IP address, localhost or the `hostname`.\n")
@@ -173,11 +162,13 @@ class StatusServer:
             )
         except web.HTTPException as refusal:
             refusal.headers.update(_HEADERS)
+            refusal.force_close()
             raise
         except Exception as error:  # noqa: BLE001 - a page that fails must be seen in the log
             self._events.fault(where="http", error=error)
             response = web.Response(status=500, text="A fault of the relay; see its log.\n")
         response.headers.update(_HEADERS)
+        response.force_close()
         return response
 
     async def _in_turn(self, handler: _Handler, request: web.Request) -> web.StreamResponse:

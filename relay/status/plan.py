@@ -5,10 +5,8 @@ line where it stands: the plan moves none for an edit of routes or lanes.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from relay.policy.source import Difference
-from relay.status.snapshot import as_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +44,3 @@ class Plan:
     over: tuple[OverLimit, ...]
     upstreams: tuple[PlannedUpstream, ...]
     """The upstreams for which mail waits."""
-
-
-def plan_to_json(plan: Plan) -> dict[str, Any]:
-    told: dict[str, Any] = as_json(plan)
-    for difference, its in zip(plan.differences, told["differences"], strict=True):
-        its["words"] = difference.words
-    return told

@@ -59,7 +59,7 @@ class QueueState(enum.StrEnum):
 class LimitStatus:
     upstream: str
     label: str
-    """The form for programs, e.g. `8 messages per 60s`."""
+    """Its name, e.g. `8 messages per 1m`."""
     unit: Literal["messages", "recipients", "connections", "bytes"]
     used: int
     """Slots occupied, by the fullest key if the limit has keys; above `count` after N was lowered."""
@@ -72,8 +72,6 @@ class LimitStatus:
     for_each: str | None = None
     key: str | None = None
     """The fullest key, which the other fields describe."""
-    words: str = ""
-    """The label as people write it, e.g. `8 messages per 1m`."""
 
     def opening_words(self, at_ns: int) -> str:
         return "room now" if self.opens_at_ns is None else f"next slot in {span(self.opens_at_ns - at_ns)}"
@@ -309,8 +307,8 @@ class RecipientView:
     """The message's next attempt, if the recipient is to do."""
     reported: bool = False
     """The recipient ended, and the sender was told of that while other recipients were left."""
-    route: int | None = None
-    """The number, from 1, of the policy's route that takes it; None without routes, or if nothing is left."""
+    routes: tuple[int, ...] = ()
+    """The numbers, as in `RouteStatus`, of the route that it goes by; empty without one, or if it ended."""
     upstream: str = ""
     """The upstream in whose line it stands; empty if nothing is left to send to it."""
     notify: str = ""
@@ -324,6 +322,8 @@ class MessageView:
     state: QueueState
     size_bytes: int
     arrival_at_ns: int
+    age_ns: int
+    """Since acceptance, by a clock that nobody sets."""
     reverse_path: str
     recipients_left: int
     recipients: tuple[str, ...]
@@ -399,16 +399,11 @@ def public(value: Any) -> Any:
     return replace(value, **{each.name: public(getattr(value, each.name)) for each in fields(value)})  # type: ignore[type-var]  # no class
 
 
-_NULL_WHERE_EMPTY = frozenset({
-    "refusing_because", "paused_because", "paused_by", "proving_after", "held_by", "last_error",
-    "reason", "upstream", "upstream_because", "instead_of", "lane",
-    "rewritten_as", "host",
-})  # fmt: skip
 _READ_ONLY = ("helo", "protocol", "ret", "envid", "recipient_statuses", "header")
 """The fields of a `MessageView` that a listing leaves empty."""
 
 
-def as_json(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     """Return a value in the form for scripts: texts for instants, seconds for spans.
 
     Keys are the names of fields.  A field may be added, never renamed.
@@ -419,9 +414,9 @@ def as_json(value: Any) -> Any:
         case str() | int() | float() | None:
             return value
         case Mapping():
-            return {as_json(key): as_json(its) for key, its in value.items()}
+            return {to_json(key): to_json(its) for key, its in value.items()}
         case tuple():
-            return [as_json(each) for each in value]
+            return [to_json(each) for each in value]
     told: dict[str, Any] = {}
     for each in fields(value):
         name, its = each.name, getattr(value, each.name)
@@ -430,30 +425,10 @@ def as_json(value: Any) -> Any:
         elif name.endswith("_ns"):
             told[name.removesuffix("_ns") + "_seconds"] = None if its is None else its / SECOND_NS
         else:
-            told[name] = None if its == "" and name in _NULL_WHERE_EMPTY else as_json(its)
-    return told
-
-
-def to_json(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the form for scripts.  It has every queue state, also without messages."""
-    every = {state: snapshot.counts(state) for state in QueueState}
-    told: dict[str, Any] = as_json(replace(snapshot, queue=every))
-    for upstream, its in zip(snapshot.upstreams, told["upstreams"], strict=True):
-        drained_ns = upstream.drained_at_ns
-        its["drain_seconds"] = None if drained_ns is None else (drained_ns - snapshot.at_ns) / SECOND_NS
-        if snapshot.condition is Condition.DOWN and upstream.state is UpstreamState.OPEN:
-            # No mail goes while the relay is down, whatever the upstream would allow.
-            its["state"] = Condition.DOWN.value
-        for limit, shown in zip(upstream.limits, its["limits"], strict=True):
-            wait_ns = 0 if limit.opens_at_ns is None else max(0, limit.opens_at_ns - snapshot.at_ns)
-            shown["limit"] = limit.label
-            shown["opens_in_seconds"] = wait_ns / SECOND_NS
+            told[name] = to_json(its)
     return told
 
 
 def message_to_json(message: MessageView) -> dict[str, Any]:
-    return {key: its for key, its in as_json(message).items() if key not in _READ_ONLY}
-
-
-def detail_to_json(message: MessageView) -> dict[str, Any]:
-    return dict(as_json(message))
+    is_listed = not message.recipient_statuses
+    return {key: its for key, its in to_json(message).items() if not (is_listed and key in _READ_ONLY)}

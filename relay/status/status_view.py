@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from relay import __version__
 from relay.clock import Clock
+from relay.policy.database import DatabaseLogin
 from relay.policy.lane import lanes_of, route_numbers_of
 from relay.policy.model import Policy, Upstream
 from relay.policy.source import differences
@@ -21,7 +22,6 @@ from relay.sender.account import UpstreamView, is_mended
 from relay.sender.sender import Sender
 from relay.spool.root.headroom import why_no_room
 from relay.status.eta import NOT_IN_POLICY, AccountForecast, Listing, Load
-from relay.status.hosts import databases_of, listed_hosts
 from relay.status.plan import OverLimit, Plan, PlannedUpstream
 from relay.status.snapshot import (
     CertificateStatus,
@@ -68,7 +68,7 @@ class StatusView:
         """Query the hosts' databases once, or every `every_s` seconds for ever."""
         while True:
             if databases_of(self.policy):
-                self.hosts = await asyncio.to_thread(listed_hosts, self.policy)
+                self.hosts = await asyncio.to_thread(_listed_hosts, self.policy)
             if every_s is None:
                 return
             await asyncio.sleep(every_s)
@@ -305,7 +305,6 @@ class StatusView:
                 self._wall(usage.opens_at_ns) if usage.used >= usage.limit.count else None,
                 usage.limit.for_each,
                 usage.key,
-                usage.limit.words,
             )
             for usage in (() if seen.limits is None else seen.limits.usage())
         )
@@ -329,3 +328,29 @@ def _state(seen: UpstreamView) -> UpstreamState:
     if seen.state.operator is not None or seen.state.shown is Health.PAUSED:
         return UpstreamState.PAUSED
     return UpstreamState.STOPPED if seen.state.shown in ENDLESS else UpstreamState.OPEN
+
+
+def databases_of(policy: Policy) -> dict[str, DatabaseLogin]:
+    histories = (policy.history_of(name).database for name in policy.upstreams)
+    return {each.postgresql: each for each in (policy.storage, *histories) if each and each.postgresql}
+
+
+def _listed_hosts(policy: Policy) -> tuple[HostStatus, ...]:
+    """Query each database; skip one that cannot be queried: the queue and the history report it."""
+    found: list[HostStatus] = []
+    for url, login in databases_of(policy).items():
+        from relay.spool.database import DatabaseError  # noqa: PLC0415 - it needs an extra
+        from relay.spool.database.connection import database_of, once  # noqa: PLC0415 - as above
+        from relay.spool.database.schema import hosts_of  # noqa: PLC0415 - as above
+
+        places = ((name, policy.history_of(name)) for name in policy.upstreams)
+        names = {name: its.account for name, its in places if its.database and its.database.postgresql == url}
+        try:
+            with once(database_of(login)) as connection:
+                rows = hosts_of(connection)
+        except DatabaseError:
+            continue
+        for host, claimed, lease_seconds, ages in rows:
+            used = {name: ages[account] for name, account in names.items() if account in ages}
+            found.append(HostStatus(host, claimed, lease_seconds, used))
+    return tuple(found)

@@ -6,7 +6,7 @@ The limits of an upstream, the ceilings of its lanes and the cap on reports all 
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from relay.mail.formats import in_seconds, period, size
+from relay.mail.formats import period
 from relay.policy.lane import ALL_PERCENT, Lanes, LimitSettings, Unit
 from relay.policy.model import Upstream
 
@@ -24,7 +24,7 @@ class Limit:
     per_ns: int
     """T."""
     label: str
-    """Names the limit in metrics, `--json` and the log, with the window in seconds."""
+    """Names the limit everywhere: `100 messages per 1h for each sender`, `1G per 24h`."""
     for_each: ForEach | None = None
     """The kind of key that has a window each; None: one window for everything."""
     only: str | None = None
@@ -40,17 +40,6 @@ class Limit:
     def reason(self) -> str:
         """Why a message waits.  The estimates use it too, because reasons are counted by their text."""
         return f"limit {self.label}" if self.only is None else f"ceiling of lane {self.only}"
-
-    @property
-    def words(self) -> str:
-        """The limit as people write it: `100 messages per 1h for each sender`, `1G per 1d`."""
-        each = ""
-        if self.for_each == "lane":
-            each = f" for lane {self.only}"
-        elif self.for_each is not None:
-            each = f" for each {self.for_each.replace('_', ' ')}"
-        counted = size(self.count) if self.unit == "bytes" else f"{self.count} {self.unit}"
-        return f"{counted} per {period(self.per_ns)}{each}"
 
 
 def limit_of(settings: LimitSettings, guard_ns: int | None = None) -> Limit:
@@ -71,6 +60,6 @@ def with_ceilings(upstream: Upstream, lanes: Lanes) -> tuple[Limit, ...]:
         for name, lane in lanes.items():
             if limit.for_each is None and limit.unit in ("messages", "recipients") and lane.ceiling:
                 count = max(1, limit.count * lane.ceiling // ALL_PERCENT)
-                label = f"{count} {limit.unit} per {in_seconds(limit.per_ns)} for lane {name}"
+                label = f"{count} {limit.unit} per {period(limit.per_ns)} for lane {name}"
                 found.append(replace(limit, count=count, label=label, for_each="lane", only=name))
     return tuple(found)

@@ -32,8 +32,8 @@ REPORT = QueueId("0000000000000002r")
 
 def a_limit(*, used: int = 8, count: int = 8, opens_in_s: int | None = 20) -> LimitStatus:
     opens_at_ns = None if opens_in_s is None else AT_NS + opens_in_s * SECOND_NS
-    label = f"{count} messages per 60s"
-    return LimitStatus("isp", label, "messages", used, count, 60 * SECOND_NS, opens_at_ns, words=label)
+    label = f"{count} messages per 1m"
+    return LimitStatus("isp", label, "messages", used, count, 60 * SECOND_NS, opens_at_ns)
 
 
 def an_upstream(
@@ -58,7 +58,7 @@ def an_upstream(
         waiting_recipients=2 * waiting,
         in_flight=2,
         drained_at_ns=None if state is UpstreamState.STOPPED else AT_NS + 50 * 60 * SECOND_NS,
-        held_by="limit 8 messages per 60s",
+        held_by="limit 8 messages per 1m",
         certificate_ends_at_ns=AT_NS + 60 * 86_400 * SECOND_NS,
         client_certificate_ends_at_ns=AT_NS + 30 * 86_400 * SECOND_NS,
     )
@@ -98,7 +98,7 @@ def a_message(
     *,
     state: QueueState = QueueState.WAITING,
     reverse_path: str = "list@example.org",
-    reason: str = "limit 8 messages per 60s",
+    reason: str = "limit 8 messages per 1m",
     size_bytes: int = 1_500,
 ) -> MessageView:
     return MessageView(
@@ -106,6 +106,7 @@ def a_message(
         state=state,
         size_bytes=size_bytes,
         arrival_at_ns=AT_NS - 90 * SECOND_NS,
+        age_ns=90 * SECOND_NS,
         reverse_path=reverse_path,
         recipients_left=2,
         recipients=("ann@example.net", "bob@example.com"),
@@ -113,7 +114,7 @@ def a_message(
         next_attempt_at_ns=None,
         eta_at_ns=AT_NS + 20 * SECOND_NS,
         upstream="isp",
-        held_by="limit 8 messages per 60s",
+        held_by="limit 8 messages per 1m",
     )
 
 

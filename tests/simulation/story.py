@@ -590,10 +590,10 @@ class Story:
 
     def _what_is_left(self, calm_ns: int) -> str:
         left = [
-            f"{view.queue_id} is {view.state}"
+            f"{queued.queue_id} is {queued.state.value}"
             for process in self._processes
             if process.is_up and process.relay is not None
-            for view in process.relay.status_view.listing().messages()
+            for queued in process.relay.sender.queue
         ]
         return f"after {calm_ns / SECOND_NS:g} s {len(left)} are left, such as {left[:5]}"
 
@@ -633,8 +633,8 @@ class Story:
 
 
 def _queued(relay: SimulatedRelay | None, *, with_reports: bool = True) -> list[QueueId]:
-    views = relay.status_view.listing().messages() if relay is not None and relay.is_up else ()
-    return sorted({view.queue_id for view in views if view.reverse_path or with_reports})
+    queue = relay.sender.queue if relay is not None and relay.is_up else ()
+    return sorted({queued.queue_id for queued in queue if queued.origin.reverse_path or with_reports})
 
 
 def _heal(disk: SimulatedDisk) -> None:

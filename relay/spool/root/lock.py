@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.replacing import put_in_place
-from relay.spool.interface import SpoolBusy
+from relay.spool.interface import SpoolBusy, WrongSpool
 
 
 def format_of(root: str, disk: Disk) -> bytes | None:
@@ -27,14 +27,14 @@ def format_of(root: str, disk: Disk) -> bytes | None:
 def prepare_root(root: str, disk: Disk, form: bytes, folders: Sequence[str]) -> None:
     """Create a spool's folders, the outer ones first, and then its `format`.
 
-    Raises OSError, and ValueError for another format or version, or if others may write to the root.
+    Raises OSError, and WrongSpool for another format or version, or if others may write to the root.
     """
     # Check this before creating a folder: the spool may be of another engine.
     found = _own_format(root, disk, form)
     for folder in (root, *folders):
         disk.make_directory(folder)
     if (why := disk.why_others_may_write(root)) is not None:
-        raise ValueError(f"{root} {why}")
+        raise WrongSpool(f"{root} {why}")
     if found is None:
         # Several processes may start at once.  Each writes its own draft; any of them may win the rename.
         # Crash here: folders without a format, or a leftover draft that nothing reads.
@@ -46,7 +46,7 @@ def prepare_root(root: str, disk: Disk, form: bytes, folders: Sequence[str]) -> 
 def take_lock(root: str, disk: Disk, form: bytes) -> int:
     """Become the owner of a prepared spool; return the lock's descriptor.
 
-    Raises OSError, SpoolBusy, which names the owner, and ValueError for a spool of another format.
+    Raises OSError, SpoolBusy, which names the owner, and WrongSpool for a spool of another format.
     """
     path = f"{root}/lock"
     fd = disk.lock(path, wait=False)
@@ -67,7 +67,7 @@ def take_lock(root: str, disk: Disk, form: bytes) -> int:
 def take_intake_lock(root: str, disk: Disk, form: bytes) -> int:
     """Keep conversions from starting until the returned descriptor is closed.
 
-    Raises OSError, SpoolBusy, and ValueError for a spool of another format.
+    Raises OSError, SpoolBusy, and WrongSpool for a spool of another format.
     """
     fd = disk.lock(f"{root}/intakes", wait=False, is_shared=True)
     if fd is None:
@@ -98,7 +98,7 @@ def _verified(root: str, disk: Disk, form: bytes, fd: int) -> int:
 
 
 def _own_format(root: str, disk: Disk, form: bytes) -> bytes | None:
-    """Return a spool's format, or None without a spool.  Raises OSError, and ValueError for another."""
+    """Return a spool's format, or None without a spool.  Raises OSError, and WrongSpool for another."""
     if (found := format_of(root, disk)) not in (None, form):
-        raise ValueError(f"{root}/format is {found[:60]!r}, but this engine needs {form!r}")
+        raise WrongSpool(f"{root}/format is {found[:60]!r}, but this engine needs {form!r}")
     return found

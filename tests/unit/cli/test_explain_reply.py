@@ -25,7 +25,7 @@ def test_verdict_rule_source_and_consequence_are_printed(run: Run, octets: str) 
     assert code == 0
     assert (told["verdict"], told["by"], told["wait"]) == (
         "pause",
-        "the wording",
+        "wording",
         "1m 32s, as the reply asks",
     )
     assert told["rule"].startswith("verdicts.yaml:")
@@ -34,7 +34,7 @@ def test_verdict_rule_source_and_consequence_are_printed(run: Run, octets: str) 
 
 def test_a_refusal_that_the_shield_doubts_is_explained_as_the_relay_acts_on_it(run: Run) -> None:
     out = run("explain-reply", "rcpt", UNKNOWN).out
-    assert out.startswith("verdict  bounce recipient\nby       the default for its phase and code\n")
+    assert out.startswith("verdict  bounce recipient\nby       default\n")
     assert "this recipient is tried again after a back-off" in out
     assert "\nshield   no rule matches its text" in out
     assert "\nshield   10 such refusals of different senders stop the upstream" in out
@@ -59,7 +59,7 @@ def test_an_owners_rule_is_named_and_each_upstream_that_gets_mail_is_explained(r
     Path("policy.yaml").write_text(f"{SMALL}{owners}{others}{routes}")
 
     out = run("explain-reply", "mail", "550 quota").out
-    assert "verdict  stop\nby       your rule\nrule     upstreams.isp.verdicts[1]\n" in out
+    assert "verdict  stop\nby       operator\nrule     upstreams.isp.verdicts[1]\n" in out
     assert [line for line in out.splitlines() if line.startswith("upstream ")] == [
         "upstream isp:",
         "upstream two:",

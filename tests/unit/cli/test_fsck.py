@@ -123,7 +123,7 @@ def test_audit_proves_that_no_limit_was_exceeded(history: Path, run: Run) -> Non
     assert "50 recipients per 24h: at most 6 at once at 20" in recipients
     by_messages, by_recipients = map(json.loads, run("audit", "--json").out.splitlines())
     disk.close(held)
-    told = {"upstream": "isp", "limit": "3 messages per 3600s", "most": 3, "exceeded": False}
+    told = {"upstream": "isp", "limit": "3 messages per 1h", "most": 3, "exceeded": False}
     told |= {"transactions": 3, "connections": 1, "period_seconds": 3600.0, "history": str(history)}
     assert by_messages | told == by_messages
     assert (by_recipients["unit"], by_recipients["most"]) == ("recipients", 6)
@@ -141,9 +141,12 @@ def test_audit_exits_1_if_a_limit_was_exceeded_and_65_for_damage(
     code, _, err = run("audit")
     assert (code, "not a history" in err) == (os.EX_DATAERR, True)
 
+    # Its lock remembers a history that was removed.
+    history.unlink()
+    assert run("audit").code == os.EX_DATAERR
     for path in history.parent.iterdir():
         path.unlink()
     code, out, _ = run("audit")
-    assert (code, "nothing was sent under a limit" in out) == (0, True)
-    assert run("audit", "--json") == (0, "", "")
+    assert (code, ": at most 0 at once: never exceeded; by 0 transactions" in out) == (0, True)
+    assert [each["most"] for each in told(run("audit", "--json"))] == [0, 0]
     assert run("audit", "--policy", str(policy_path.with_name("absent.yaml"))).code == os.EX_CONFIG

@@ -14,7 +14,7 @@ from relay.mail.formats import rfc3339
 from relay.spool.disk.durable import RealDisk
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.layout import prepare
-from relay.status.snapshot import PolicyStatus, Snapshot, UpstreamState, to_json
+from relay.status.snapshot import PolicyStatus, QueueState, Snapshot, UpstreamState, to_json
 from relay.telemetry.outcomes import PastOutcome
 from tests.fakes.snapshots import AT_NS, a_limit, a_snapshot, an_upstream
 from tests.unit.cli.conftest import Run
@@ -39,10 +39,10 @@ REFUSED_EDIT = PolicyStatus("ab", AT_NS, last_reload_ok=False, last_error="p.yam
             a_snapshot(upstream=an_upstream(limits=LIMITS)),
             [
                 "isp smtp.example.net:587 open 3 open, 1 idle 2 400 messages, 800 recipients limit 8",
-                "isp 8 messages per 60s 8/8 in 3h",
-                "isp 10000 messages per 60s 7/10000 now",
-                "isp 8 messages per 60s 5/8 by list@here.example in 20s",
-                "isp 8 messages per 60s 5/8 by <> in 20s",
+                "isp 8 messages per 1m 8/8 in 3h",
+                "isp 10000 messages per 1m 7/10000 now",
+                "isp 8 messages per 1m 5/8 by list@here.example in 20s",
+                "isp 8 messages per 1m 5/8 by <> in 20s",
                 "waiting 400 800 1000000 1m 30s",
             ],
         ),
@@ -68,6 +68,7 @@ def test_status_json_is_one_object_with_the_whole_snapshot(up: Up, run: Run) -> 
     told, known = json.loads(run("status", "--json").out), to_json(up.client.snapshot())
     # Other processes write to this disk meanwhile.
     assert told.pop("disk").keys() == known.pop("disk").keys()
+    assert told["queue"].keys() == {state.value for state in QueueState}
     assert told == json.loads(json.dumps(known))
 
 
@@ -142,7 +143,7 @@ def test_only_mail_of_a_lane_used_the_window_of_its_ceiling(policy_path: Path, r
         policy_path.parent, f"{limits}lanes: {{lists: {{sender: list@here.example, ceiling: 50}}}}\n"
     ):
         told = json.loads(run("status", "--by", "sender", "--json").out)["usage"]
-    of_all, of_lane = "8 messages per 60s", "4 messages per 60s for lane lists"
+    of_all, of_lane = "8 messages per 1m", "4 messages per 1m for lane lists"
     used = [(of_all, "bob@here.example"), (of_all, "list@here.example"), (of_lane, "list@here.example")]
     assert [(each["limit"], each["key"]) for each in told] == used
 
@@ -167,7 +168,7 @@ def test_status_tells_by_sender_client_or_lane_who_used_a_window(policy_path: Pa
         told = json.loads(run("status", "--by", "sender", "--json").out)
         by_client, by_lane = (" ".join(run("status", "--by", by).out.split()) for by in ("client", "lane"))
 
-    limit = {"upstream": "isp", "limit": "8 messages per 60s", "by": "sender"}
+    limit = {"upstream": "isp", "limit": "8 messages per 1m", "by": "sender"}
     assert told["usage"] == [
         limit | {"key": "list@here.example", "messages": 2, "recipients": 3, "size_bytes": 200},
         limit | {"key": "list-return-7@here.example", "messages": 2, "recipients": 2, "size_bytes": 200},

@@ -11,7 +11,7 @@ import pytest
 
 from relay.control.client import SOCKET_NAME, ControlClient
 from relay.control.operations import OK, Unreachable
-from relay.status.filters import By, Filters, Wanted
+from relay.status.filters import By, Filters
 from relay.status.snapshot import QueueState
 from relay.verdicts.account import PauseAsked
 from tests.unit.cli.control import POLICY, answering, relay_up
@@ -31,8 +31,8 @@ def test_values_arrive_as_they_were_sent(tmp_path: Path) -> None:
         # Other processes write to this disk meanwhile.
         assert replace(client.snapshot(), disk=known.disk) == known
         assert client.queue() == up.do(up.relay.listed())
-        assert client.queue(Wanted(limit=1)) == client.queue()[:1]
-        assert [each.queue_id for each in client.queue(Wanted(held, "size", 3))] == [second]
+        assert client.queue(limit=1) == client.queue()[:1]
+        assert [each.queue_id for each in client.queue(held, "size", 3)] == [second]
         assert client.policy() == up.do(operator.policy())
         assert client.plan(edited, tmp_path) == up.do(operator.plan(edited, tmp_path))
         assert client.show(first) == up.do(operator.show(first))

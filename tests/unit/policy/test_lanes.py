@@ -68,8 +68,8 @@ def test_a_ceiling_is_a_percentage_of_message_and_recipient_limits_and_at_least_
 
     assert found[:4] == tuple(map(limit_of, its.limits))
     assert [(each.unit, each.count, each.only, each.label) for each in found[4:]] == [
-        ("messages", 33, "a", "33 messages per 3600s for lane a"),
-        ("recipients", 1, "a", "1 recipients per 86400s for lane a"),
+        ("messages", 33, "a", "33 messages per 1h for lane a"),
+        ("recipients", 1, "a", "1 recipients per 24h for lane a"),
     ]
     assert {each.guard_ns for each in found} == {SECOND_NS}
     assert {each.guard_ns for each in with_ceilings(its.model_copy(update={"guard_ns": 7}), {})} == {7}

@@ -22,7 +22,7 @@ def test_the_documented_policy_loads() -> None:
     assert (isp.host, isp.port, isp.tls, isp.connections) == ("smtp.example.net", 587, Tls.STARTTLS, 4)
     assert isp.auth is not None
     assert (isp.ca_file, isp.auth.password_file) == (Path("/etc/ssl/isp.pem"), Path("/etc/relay/secrets/isp"))
-    assert [limit.label for limit in isp.limits] == ["8 messages per 60s", "10000 recipients per 86400s"]
+    assert [limit.label for limit in isp.limits] == ["8 messages per 1m", "10000 recipients per 24h"]
     assert policy.history_path("isp") == Path("/etc/relay/var/history/isp")
     assert (policy.retry.min_ns, policy.retry.warn_after_ns) == (300 * SECOND_NS, 4 * 3600 * SECOND_NS)
 

@@ -83,7 +83,7 @@ async def test_the_limit_is_enforced_and_named_in_the_reply() -> None:
     decided = (await replies(smarthost(3), 4 * MESSAGE))[3::4]
 
     assert [each[:9] for each in decided[:3]] == ["250 2.0.0"] * 3
-    assert decided[3] == "550 5.7.1 You have exceeded your sending limit of 3 messages per 60s"
+    assert decided[3] == "550 5.7.1 You have exceeded your sending limit of 3 messages per 1m"
 
 
 @pytest.mark.parametrize("step", [1, 0])

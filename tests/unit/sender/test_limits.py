@@ -11,7 +11,7 @@ MINUTE_NS = 60 * 10**9
 
 
 def _reasons(relay: Relay) -> set[str]:
-    return {message.reason for message in relay.status_view.listing().messages()}
+    return {queued.why.text for queued in relay.sender.queue}
 
 
 async def test_an_edit_lets_waiting_mail_go_at_once_if_the_new_limit_has_room(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ async def test_an_edit_lets_waiting_mail_go_at_once_if_the_new_limit_has_room(tm
     async with Smarthost() as host, Relay(limited(1)) as relay:
         for number in range(4):
             relay.accept(f"r{number}@x.example")
-        only_one = {"limit 1 messages per 3600s for each sender"}
+        only_one = {"limit 1 messages per 1h for each sender"}
         await relay.until(lambda: len(host.relayed) == 1 and _reasons(relay) == only_one)
         began_ns = relay.clock.boottime_ns()
         await relay.sender.apply(limited(3))
@@ -37,7 +37,7 @@ async def test_a_limit_that_an_edit_adds_counts_what_was_sent_before(tmp_path: P
         await relay.sender.apply(policy_of(tmp_path, host.port, ", limits: [{messages: 5, per: 1h}]"))
         for number in range(8):
             relay.accept(f"r{number}@x.example")
-        await relay.until(lambda: "limit 5 messages per 3600s" in _reasons(relay))
+        await relay.until(lambda: "limit 5 messages per 1h" in _reasons(relay))
         assert len(host.relayed) == 5
 
 
@@ -124,8 +124,8 @@ async def test_a_lane_never_exceeds_its_ceiling_of_a_limit_and_delays_no_other_m
             usages = relay.account.throttle.view.usage()
             usage = {each.limit.label: (each.used, each.limit.count) for each in usages}
             assert usage == {
-                "6 messages per 3600s": (6, 6),
-                "3 messages per 3600s for lane list": (3, 3),
+                "6 messages per 1h": (6, 6),
+                "3 messages per 1h for lane list": (3, 3),
             }
     assert [each.reverse_path for each in host.relayed[3:]] == ["else@here.example"] * 3
 
@@ -144,10 +144,9 @@ async def test_a_refusal_is_logged_with_what_our_windows_held(tmp_path: Path) ->
 
         (line,) = (line for line in relay.logged().splitlines() if "event=cut_off" in line)
         assert (
-            "reports an exceeded limit of 19; the windows of the relay held 20/20 recipients per 3600s, "
-            in line
+            "reports an exceeded limit of 19; the windows of the relay held 20/20 recipients per 1h, " in line
         )
-        assert "2/1000 messages per 60s" in line
+        assert "2/1000 messages per 1m" in line
 
 
 async def test_a_history_that_begins_empty_is_announced_once(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ async def test_reports_beyond_the_limit_are_shown_and_logged_and_edits_count_at_
         await relay.until(lambda: len(waiting(relay)) == len(relay.sender.queue) == 5)
         assert len(reports(host)) == 2
         assert relay.status_view.snapshot().counts(QueueState.REPORTING).messages == 5
-        listed = relay.status_view.listing().messages()[0]
+        listed = (await relay.listed())[0]
         assert "only its report is left" in listed.reason
         assert (listed.held_by, listed.eta_at_ns) == ("reports.per_hour", None)
         assert relay.logged().count("reports.per_hour is reached") == 1

@@ -191,6 +191,8 @@ async def test_each_change_of_a_route_is_logged_once_and_diverted_mail_is_counte
             relay.accept(f"r{number}@x.example")
         await relay.until(lambda: len(relay.sender.queue) == 10)
         assert told(relay) == []
+        (to,) = (await relay.operator.show((await relay.listed())[0].queue_id)).recipient_statuses
+        assert (to.routes, to.upstream) == ((1, 2), "one")
         await leap(relay, 16 * MINUTE_NS)
         await relay.until_empty()
         diverted = "warning: route 1, 2: mail goes through two instead of one: failover"

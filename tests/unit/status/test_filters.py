@@ -1,4 +1,4 @@
-"""Filters judge a message from memory alone, or with its recipients read from the spool."""
+"""Filters, sort orders and summaries of messages that an operator lists."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
 from relay.queue.queued import RECIPIENTS_SHOWN
-from relay.status.filters import AGES, SORTS, By, Filters, Listed, Summary, Wanted
-from relay.status.snapshot import QueueState
-from tests.fakes.snapshots import FIRST, a_message
+from relay.status.filters import AGES, SORTS, By, Filters, Summary, arranged
+from relay.status.snapshot import MessageView, QueueState
+from tests.fakes.snapshots import a_message
 
 LONG = f"{'x' * 60}.{'y' * 60}.example"
 ADDRESSES = st.builds(
@@ -23,12 +23,8 @@ PATTERNS = st.sampled_from(["ann@here.example", "@there.example", "list-*@*", "A
 DOMAINS = st.sampled_from(["here.example", "*.here.example", "xn--bro-hoa.example", LONG, "*.example"])
 
 
-def listed(recipients: list[str], age_ns: int = 0, **others: object) -> Listed:
-    """Return a message as memory has it: with its first recipients only."""
-    view = replace(
-        a_message(), recipients=tuple(recipients[:RECIPIENTS_SHOWN]), recipients_left=len(recipients)
-    )
-    return Listed(replace(view, **others), age_ns)  # type: ignore[arg-type]  # as named
+def to(recipients: list[str], **others: Any) -> MessageView:
+    return replace(a_message(), recipients=tuple(recipients), recipients_left=len(recipients), **others)
 
 
 @given(
@@ -37,13 +33,14 @@ def listed(recipients: list[str], age_ns: int = 0, **others: object) -> Listed:
     st.lists(DOMAINS, max_size=2),
     st.sampled_from(["", "ann@", "LIST-1@there.example", "bü", a_message().queue_id[3:9]]),
 )
-def test_a_judgement_from_memory_alone_never_contradicts_the_recipients(
+def test_filters_that_do_not_need_recipients_match_without_those_that_memory_lacks(
     recipients: list[str], patterns: list[str], domains: list[str], text: str
 ) -> None:
     filters = Filters(recipients=tuple(patterns), domains=tuple(domains), text=text)
-    message = listed(recipients)
+    message = to(recipients)
+    in_memory = replace(message, recipients=message.recipients[:RECIPIENTS_SHOWN])
 
-    assert filters.judge(message) in (None, filters.fits_recipients(message.view, recipients))
+    assert filters.need_recipients or filters.match(in_memory) == filters.match(message)
 
 
 @pytest.mark.parametrize(
@@ -70,8 +67,8 @@ def test_each_filter_matches_its_messages_and_no_others(filters: Filters, others
         "held_by": "back-off",
     }  # fmt: skip
 
-    assert filters.judge(listed(["b@there.example"], **{**other, **others})) is True
-    assert filters.judge(listed(["b@there.example"], **other)) is False
+    assert filters.match(to(["b@there.example"], **{**other, **others}))
+    assert not filters.match(to(["b@there.example"], **other))
 
 
 def test_each_sort_order_begins_with_what_an_operator_looks_for() -> None:
@@ -80,8 +77,8 @@ def test_each_sort_order_begins_with_what_an_operator_looks_for() -> None:
         for at, left, eta in ((2, 1, None), (1, 9, 2), (3, 1, 1))
     ]
 
-    assert [len(Wanted(sort=sort, limit=2).arranged(views)) for sort in SORTS] == [2] * len(SORTS)
-    firsts = {sort: Wanted(sort=sort).arranged(views)[0].arrival_at_ns for sort in ("", *SORTS[:4], "eta")}
+    assert [len(arranged(views, sort, 2)) for sort in SORTS] == [2] * len(SORTS)
+    firsts = {sort: arranged(views, sort, None)[0].arrival_at_ns for sort in ("", *SORTS[:4], "eta")}
 
     assert firsts == {"": 2, "arrival": 1, "newest": 3, "size": 3, "recipients": 1, "eta": 3}
 
@@ -91,22 +88,14 @@ def test_each_sort_order_begins_with_what_an_operator_looks_for() -> None:
     st.sampled_from(list(By)),
 )
 def test_a_summary_adds_up_to_all_messages(mails: list[tuple[list[str], int]], by: By) -> None:
-    messages = [
-        Listed(
-            replace(a_message(FIRST), recipients=tuple(to), recipients_left=len(to), reverse_path=to[0]),
-            minutes * 60 * SECOND_NS,
-        )
-        for to, minutes in mails
-    ]
-
     adding = Summary(by)
-    adding.add(messages)
+    adding.add(to(each, reverse_path=each[0], age_ns=minutes * 60 * SECOND_NS) for each, minutes in mails)
     total, *rows = adding.rows()
 
     assert (total.key, total.messages) == (None, len(mails))
     assert all(sum(row.messages_by_age) == row.messages for row in (total, *rows))
     assert total.messages_by_age[-1] == sum(minutes >= AGES[-1] for _, minutes in mails)
-    assert sum(row.recipients for row in rows) == total.recipients == sum(len(to) for to, _ in mails)
+    assert sum(row.recipients for row in rows) == total.recipients == sum(len(each) for each, _ in mails)
     if by is not By.DOMAIN:
         assert sum(row.messages for row in rows) == total.messages
     assert [row.messages for row in rows] == sorted((row.messages for row in rows), reverse=True)

@@ -25,7 +25,6 @@ from relay.status.http import MOST_CONNECTIONS, StatusServer
 from relay.status.page import GAP, MINUTES, Samples
 from relay.status.snapshot import (
     PolicyStatus,
-    QueueState,
     Snapshot,
     UpstreamState,
     public,
@@ -184,7 +183,7 @@ def test_the_page_shows_windows_and_their_past() -> None:
 
     for shown in (
         *("last hour: at most 400 waiting", "last day: at most 8 used", "smtp.example.net:587"),
-        *("8/8, next slot in 20s", "7/10000, room now", "limit 8 messages per 60s"),
+        *("8/8, next slot in 20s", "7/10000, room now", "limit 8 messages per 1m"),
     ):
         assert shown in html
 
@@ -254,7 +253,7 @@ async def test_a_connection_above_the_limit_closes_the_oldest(world: World) -> N
     assert answered == [*numbers[1:]]
 
 
-KEY = ("isp", "8 messages per 60s")
+KEY = ("isp", "8 messages per 1m")
 
 
 @given(st.lists(st.tuples(st.integers(0, 3 * MINUTES), st.integers(0, 9)), min_size=1, max_size=30))
@@ -270,16 +269,15 @@ def test_the_chart_of_the_day_has_the_highest_number_of_each_minute(looks: list[
     assert samples.day(KEY) == expected
 
 
-def test_status_json_has_rfc_3339_instants_seconds_and_every_state() -> None:
+def test_status_json_has_rfc_3339_instants_and_seconds() -> None:
     shown = json.loads(json.dumps(to_json(a_snapshot())))
 
     assert shown["at"] == "2025-10-09T08:53:20.000Z"
-    assert list(shown["queue"]) == [state.value for state in QueueState]
     assert shown["queue"]["waiting"]["oldest_age_seconds"] == 90.0
     (upstream,) = shown["upstreams"]
-    assert (upstream["drained_at"], upstream["drain_seconds"]) == ("2025-10-09T09:43:20.000Z", 3000.0)
+    assert upstream["drained_at"] == "2025-10-09T09:43:20.000Z"
     (limit,) = upstream["limits"]
-    assert (limit["opens_at"], limit["opens_in_seconds"]) == ("2025-10-09T08:53:40.000Z", 20.0)
+    assert (limit["opens_at"], limit["period_seconds"]) == ("2025-10-09T08:53:40.000Z", 60.0)
 
 
 def test_the_public_snapshot_names_no_address_and_no_key_of_a_limit() -> None:

@@ -74,7 +74,8 @@ async def test_a_listing_gives_way_to_the_loop_and_survives_changes_of_the_queue
             sizes.append(len(some))
             gone = MANY - len(seen) // 2
             relay.sender.queue.remove(name_of(gone))
-            relay.sender.queue.remove(some[0].queue_id)
+            for view in some[:1]:
+                relay.sender.queue.remove(view.queue_id)
             fill(relay, MANY + len(seen), MANY + len(seen) + 1)
         names = [each.queue_id for each in seen]
         counting.cancel()

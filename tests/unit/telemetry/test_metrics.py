@@ -134,7 +134,7 @@ def test_each_call_changes_its_own_metric(world: World) -> None:
 
 
 def test_a_scrape_shows_the_snapshot(world: World) -> None:
-    isp, limit = {"upstream": "isp"}, {"upstream": "isp", "limit": "8 messages per 60s"}
+    isp, limit = {"upstream": "isp"}, {"upstream": "isp", "limit": "8 messages per 1m"}
     world.values(
         ("queue_messages", {"state": "waiting"}, 400),
         ("queue_messages", {"state": "held"}, 0),
