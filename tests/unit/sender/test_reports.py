@@ -24,7 +24,7 @@ from relay.telemetry.metrics import Metrics, Telemetry
 from relay.verdicts.account import PauseAsked
 from tests.fakes.smarthost import Recorded, Script, Smarthost, Turn, Until
 from tests.fakes.unsynced import Unsynced
-from tests.fakes.virtual_time import WorkersInTurn, pass_time
+from tests.fakes.virtual_time import InTurn, pass_time
 from tests.unit.sender.in_process_relay import (
     Relay,
     hurry,
@@ -236,7 +236,7 @@ async def test_a_report_whose_message_ends_meanwhile_keeps_no_other_back(tmp_pat
     clock, queue, made = virtual_clock(), Queues(), list[QueueId]()
     queue.use(["isp"], ())
     telemetry = Telemetry(Events(io.StringIO(), "text", clock), Metrics(clock), clock)
-    owed = OwedReports(capped(tmp_path, 9, "5"), queue, Host(clock, Unsynced(), WorkersInTurn()), telemetry)
+    owed = OwedReports(capped(tmp_path, 9, "5"), queue, Host(clock, Unsynced(), InTurn), telemetry)
 
     async def report(queue_id: QueueId) -> bool:
         """Lose the message to an operator, while late mail asks for a slot."""

@@ -18,7 +18,7 @@ from relay.sender.account import GRACE_SECONDS
 from relay.verdicts.account import PauseAsked
 from tests.fakes.smarthost import CLOSE, Script, Smarthost, Turn, Until, turns
 from tests.fakes.unsynced import Unsynced
-from tests.fakes.virtual_time import InTurn, WorkersInTurn, pass_time
+from tests.fakes.virtual_time import InTurn, pass_time
 from tests.unit.sender.in_process_relay import (
     CONTENT,
     PATIENCE_SECONDS,
@@ -227,12 +227,12 @@ async def test_a_refusal_of_the_account_is_no_full_session(tmp_path: Path, refus
             assert len(host.sessions) == 1
 
 
-class HeldHistory(WorkersInTurn):
+class HeldHistory:
     """Workers of a host where another process may hold the history until shortly after the grace."""
 
     is_held = False
 
-    def one(self, name: str) -> InTurn:
+    def __call__(self, name: str) -> InTurn:
         return OfHeldHistory(self) if name == "history" else InTurn()
 
 
