@@ -120,7 +120,7 @@ class Logins:
         )
 
     def refused(self, token: BearerToken | None) -> bool:
-        """Record a refused login; return whether a second login with another token is worthwhile."""
+        """Record a refused login; return whether a login with another token is worthwhile."""
         return token is not None and self._tokens is not None and self._tokens.refused(token.token)
 
     def worked(self, token: BearerToken | None) -> None:
@@ -278,51 +278,34 @@ async def open_with_slot(
 ) -> Connection:
     """Return a connection that is ready for MAIL; `on_step` is called as by `open_connection`.
 
-    `may_begin` is asked once the slot is reserved: another host may have been refused meanwhile.  If a
-    token that had worked is refused, the login is tried once more with another token.
+    `may_begin` is asked once the slot is reserved: another host may have been refused meanwhile.
     Raises UpstreamUnavailable, NoRoomToConnect, and HistoryError before the connection begins.
     """
     # The token comes first: no slot is reserved while it is fetched.
-    login, refused = await logins.current_server(judge), None
+    login = await logins.current_server(judge)
     if login.token is not None:
         on_step("token", "access token available")
-    while True:
-        try:
-            connection = await _open(throttle, login, clock, may_begin, on_step)
-        except UpstreamUnavailable as unavailable:
-            answer = unavailable.answer
-            is_refused = answer.phase is Phase.AUTH and answer.verdict is Verdict.STOP
-            if not (is_refused and logins.refused(login.token)) or refused is not None:
-                raise
-            refused, login = login, await logins.current_server(judge)
-            if login.token == refused.token:
-                raise
-            on_step("login", f"{answer.text}: retrying with another token")
-        else:
-            logins.worked(login.token)
-            return connection
-
-
-async def _open(
-    throttle: ThrottleThread,
-    login: UpstreamServer,
-    clock: Clock,
-    may_begin: Callable[[], bool],
-    on_step: OnStep,
-) -> Connection:
     reservation = await throttle.call(
         lambda throttle: throttle.reserve_connection(OPENING_SECONDS * SECOND_NS)
     )
     if isinstance(reservation, Wait):
         raise NoRoomToConnect(reservation.limit.reason, reservation.until_ns)
-    if not may_begin():
-        throttle.ended(reservation)
-        raise NoRoomToConnect("the account is paused", reservation.reserved_at_ns)
     try:
+        if not may_begin():
+            raise NoRoomToConnect("the account is paused", reservation.reserved_at_ns)
         async with asyncio.timeout(OPENING_SECONDS):
-            return await open_connection(login, clock, on_step=on_step)
+            connection = await open_connection(login, clock, on_step=on_step)
     except TimeoutError:
         text = f"the connection was not ready for mail within {OPENING_SECONDS} s"
         raise UpstreamUnavailable(Answer(Verdict.PAUSE, Phase.CONNECT, None, text)) from None
+    except UpstreamUnavailable as unavailable:
+        answer = unavailable.answer
+        is_stop = answer.phase is Phase.AUTH and answer.verdict is Verdict.STOP
+        if is_stop and logins.refused(login.token):
+            # The next login fetches another token, which may work.
+            raise UpstreamUnavailable(answer._replace(verdict=Verdict.PAUSE, ruling=None)) from None
+        raise
     finally:
         throttle.ended(reservation)
+    logins.worked(login.token)
+    return connection

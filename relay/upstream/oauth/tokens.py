@@ -6,8 +6,8 @@ Guarantees
 - A rotated refresh token is durable before it is sent.  Until it is durable, no request is made, and each
   login, and `close`, tries again to make it durable.
 - A valid token is used as long as the secrets are those that it was got with, or that came with it.
-- If the upstream refuses a token that worked before, another token is worth a second login at once.  After a
-  token that never worked it is not.  In both cases the next login requests another.
+- If the upstream refuses a token that worked before, another token is worth a login.  After a token that
+  never worked, or that was granted again, it is not.  In all cases the next login requests another.
 Does not: wait between attempts without a token: the upstream's pause does that (`relay.verdicts.account`).
 Assumes: one event loop.
 """
@@ -126,6 +126,8 @@ class Tokens:
             await self._keep(secrets.refresh_token, new)
         self._owner.token_granted(answer.life_seconds, is_rotated=is_rotated)
         life_ns = max(answer.life_seconds, 1) * SECOND_NS
+        if answer.access_token == self._token:
+            self._worked = ""
         self._token = answer.access_token
         self._usable_until_ns = asked_at_ns + life_ns - min(MARGIN_NS, life_ns // 10)
         return self._token
