@@ -126,7 +126,7 @@ async def test_the_pool_rests_after_a_failure_and_then_opens_again() -> None:
 
 OPERATIONS = st.sampled_from(
     ["take", "take", "grant", "grant", "refuse", "release", "release", "give back", "discard", "die",
-     "use up", "age", "fewer", "more", "renew", "expect", "turn"]
+     "use up", "age", "fewer", "more", "renew", "turn"]
 )  # fmt: skip
 TIGHT = Caps(connections=2, max_messages=5, max_age_ns=1000, idle_ns=500)
 
@@ -138,8 +138,6 @@ class Play(World):
         super().__init__(TIGHT)
         self.openers = [self.opener]
         self.cap = self.highest_cap = 2
-        self.expected_until_ns = 0
-        """Until this instant the pool knows that a session takes two messages."""
         self.held: list[Line] = []
         self.discarded: list[Line] = []
 
@@ -177,9 +175,6 @@ class Play(World):
             case "discard" if self.held:
                 self.discarded.append(self.held.pop(pick % len(self.held)))
                 self.pool.discard(self.discarded[-1])
-            case "expect":
-                self.pool.limit_session_messages(2)
-                self.expected_until_ns = self.clock.boottime_ns() + TIGHT.max_age_ns
             case "fewer" | "more" | "renew":
                 self._configure(operation)
 
@@ -202,14 +197,13 @@ class Play(World):
         now_ns = self.clock.boottime_ns()
         assert line.is_usable
         assert line.of is self.openers[-1]
-        assert line.transactions < (2 if now_ns < self.expected_until_ns else TIGHT.max_messages)
+        assert line.transactions < TIGHT.max_messages
         assert now_ns - line.opened_at_ns < TIGHT.max_age_ns
         assert now_ns - line.idle_since_ns < TIGHT.idle_ns
 
     def _configure(self, operation: str) -> None:
         if operation == "renew":
             self.openers.append(Opener(self.clock))
-            self.expected_until_ns = 0
         else:
             self.cap = 1 if operation == "fewer" else 3
         self.highest_cap = max(self.cap, self.highest_cap)
