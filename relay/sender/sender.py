@@ -60,7 +60,7 @@ class Sender:
         self._stopping: set[asyncio.Task[None]] = set()
         """The stops of accounts that left the policy, and at the end of all others."""
         self._is_finished = False
-        self._owed = OwedReports(policy, self.queue, host, telemetry)
+        self._owed = OwedReports(policy, host, telemetry)
         self.settling = Settling(
             self.queue,
             self.spool_thread,

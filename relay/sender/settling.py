@@ -123,6 +123,8 @@ class Settling:
         self._newest.pop(message.queue_id, None)
         self._owed.ask(message.queue_id)
 
+            if queue_id not in self.queue:
+                return True
     async def report(self, queue_id: QueueId) -> bool:
         """Publish an owed report, and end a message that has no recipient left.
 
@@ -134,7 +136,7 @@ class Settling:
                 retry_seconds = self.spool_thread.unreadable_retry_ns / SECOND_NS
                 asyncio.get_running_loop().call_later(retry_seconds, self._owed.ask, queue_id)
                 return True
-            if message is None or queue_id not in self.queue:
+            if message is None:
                 return True
             what = Settlement(queue_id, message.envelope)
             if (owed := message.owed_report) is not None:
