@@ -31,13 +31,7 @@ from relay.verdicts.outcome import Answer
 
 REPLIES_KEPT, REPLIES_EACH = 1000, 32
 """Limits of `replies`: messages, and recipients of each."""
-_Became = Literal["relayed", "bounced", "expired", "deleted"]
-_WORST_FIRST: tuple[tuple[Status, _Became], ...] = (
-    (Status.BOUNCED, "bounced"),
-    (Status.EXPIRED, "expired"),
-    (Status.DELETED, "deleted"),
-)
-_WORDS = dict(_WORST_FIRST)
+_WORST_FIRST = (Status.BOUNCED, Status.EXPIRED, Status.DELETED, Status.SUCCESS, Status.RELAYED)
 
 
 class Settling:
@@ -123,14 +117,14 @@ class Settling:
         self._newest.pop(message.queue_id, None)
         self._owed.ask(message.queue_id)
 
-            if queue_id not in self.queue:
-                return True
     async def report(self, queue_id: QueueId) -> bool:
         """Publish an owed report, and end a message that has no recipient left.
 
         Returns False if there is no slot for the report.
         """
         async with self._lock(queue_id):
+            if queue_id not in self.queue:
+                return True
             (message,) = await self.load([queue_id])
             if isinstance(message, Unavailable):
                 retry_seconds = self.spool_thread.unreadable_retry_ns / SECOND_NS
@@ -156,30 +150,17 @@ class Settling:
         Raises Full, Unavailable, Absent and Corrupt, as `delete` does: nothing has happened yet.
         """
         at_ns, subject = self._clock.wall_ns(), _subject(message, queued)
-        async with self._lock(message.queue_id):
-            message = self._as_settled(message)
-            marks = dict.fromkeys(message.left, Status.BOUNCED)
-            notes = [Note(i, answer.status, "operator", answer.text, None, at_ns) for i in marks]
-            what = Settlement(message.queue_id, message.envelope, marks, notes)
-            if (after := await self._settle(message, what, is_asked=True)) is not None:
-                self._go_on(after)
+        notes = [Note(i, answer.status, "operator", answer.text, None, at_ns) for i in message.left]
+        await self._end_left(message, Status.BOUNCED, notes)
         delays = Delays(queued_ns=max(0, at_ns - message.envelope.arrival_at_ns))
-        self._tell(subject, dict.fromkeys(marks, (Fate.BOUNCED, answer)), delays, NO_TRANSACTION)
+        self._tell(subject, dict.fromkeys(message.left, (Fate.BOUNCED, answer)), delays, NO_TRANSACTION)
 
     async def delete(self, message: Message, queued: Queued) -> None:
         """Delete all recipients left, by an operator's command, without any report."""
         subject = _subject(message, queued)
         queue_id, message_id, envelope = message.queue_id, subject.names.message_id, message.envelope
-        async with self._lock(queue_id):
-            message = self._as_settled(message)
-            what = Settlement(queue_id, envelope, dict.fromkeys(message.left, Status.DELETED))
-            if (owed := message.owed_report) is not None:
-                # Told, so that it is not sent either if a power loss brings the message back.
-                what.told = owed.indices
-            if (after := await self._settle(message, what, is_asked=True)) is not None:
-                self._go_on(after)
-        if what.told:
-            self._events.tell("report_omitted", queue_id=queue_id, nrcpt=len(what.told))
+        if told := await self._end_left(message, Status.DELETED):
+            self._events.tell("report_omitted", queue_id=queue_id, nrcpt=len(told))
         for index in message.left:
             self._events.tell(
                 "recipient_deleted",
@@ -190,6 +171,18 @@ class Settling:
                 recipient=envelope.recipients[index],
             )
         self._events.tell("deleted", queue_id=queue_id, message_id=message_id, nrcpt=len(message.left))
+
+    async def _end_left(self, message: Message, status: Status, notes: Sequence[Note] = ()) -> Sequence[int]:
+        """End all recipients left; return those of which no report tells because they were deleted."""
+        async with self._lock(message.queue_id):
+            message = self._as_settled(message)
+            what = Settlement(message.queue_id, message.envelope, dict.fromkeys(message.left, status), notes)
+            if status is Status.DELETED and (owed := message.owed_report) is not None:
+                # Told, so that it is not sent either if a power loss brings the message back.
+                what.told = owed.indices
+            if (after := await self._settle(message, what, is_asked=True)) is not None:
+                self._go_on(after)
+        return what.told
 
     async def warn(self, message: Message, delays: Sequence[Note], until_at_ns: int) -> bool:
         """Warn the sender, durably and once, that recipients wait; return False if no slot is free."""
@@ -249,7 +242,7 @@ class Settling:
             if is_asked:
                 raise
             return None
-        self._metrics.count_fates(_words(what))
+        self._metrics.count_fates(status.word for status in what.marks.values())
         if what.report is not None:
             self._tell_published(after, what, what.report)
         return after
@@ -295,10 +288,8 @@ class Settling:
             elif untold:
                 self._events.tell("report_omitted", queue_id=message.queue_id, nrcpt=len(untold))
         # The worst result of its recipients counts as the message's.
-        self._metrics.count(
-            "relay_queue_removed_total",
-            next((word for status, word in _WORST_FIRST if status in statuses), "relayed"),
-        )
+        worst = next(status for status in _WORST_FIRST if status in statuses)
+        self._metrics.count("relay_queue_removed_total", worst.word)
         self._events.tell("removed", queue_id=message.queue_id)
 
     def _put_back(self, attempt: Attempt, decision: Decision) -> None:
@@ -337,11 +328,6 @@ def _notes(attempt: Attempt, decision: Decision, indices: Sequence[int], at_ns: 
 
 def _subject(message: Message, queued: Queued) -> Subject:
     return Subject(message, queued.shown.names, queued.lane)
-
-
-def _words(settlement: Settlement) -> list[_Became]:
-    """Return what became of the recipients that a settlement marks."""
-    return [_WORDS.get(status, "relayed") for status in settlement.marks.values()]
 
 
 def _final(fate: Fate, answer: Answer) -> Answer:
