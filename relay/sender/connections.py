@@ -16,10 +16,9 @@ Open connections go on with the pair that they showed.
 """
 
 import asyncio
-import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from relay.clock import SECOND_NS, Clock
@@ -41,9 +40,9 @@ from relay.spool.disk.replacing import put_in_place
 from relay.telemetry.metrics import Telemetry
 from relay.throttle.admission import Wait
 from relay.upstream.connection import Connection, OnStep, UpstreamServer, UpstreamUnavailable, open_connection
-from relay.upstream.oauth.token_server import Ask, Denied
+from relay.upstream.oauth.token_server import Ask, Denied, TokenAnswer
 from relay.upstream.oauth.token_server import ask as ask_server
-from relay.upstream.oauth.tokens import TokenOwner, Tokens
+from relay.upstream.oauth.tokens import Tokens
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Judge, Ruling, Scope, Verdict
 
@@ -150,11 +149,18 @@ class Logins:
     async def _token(self, upstream: Upstream, auth: Auth, oauth2: OAuth2) -> BearerToken:
         """Return a token for a login now.  Raises UpstreamUnavailable and SecretError."""
         if self._tokens is None or self._tokens_of != auth:
-            read = functools.partial(self._secrets, auth)
-            path, clock, before = oauth2.refresh_token_file, self._telemetry.clock, self._tokens
+            path = oauth2.refresh_token_file
             file = None if path is None else RefreshTokenFile(path, self._disk)
-            owner = _Owner(self._name, read, file, self._telemetry)
-            self._tokens = Tokens(oauth2, auth.user, self._ask, owner, clock, before=before)
+            self._tokens = Tokens(
+                oauth2,
+                auth.user,
+                self._ask,
+                self._telemetry.clock,
+                secrets=partial(self._secrets, auth),
+                record=partial(self._record, file),
+                on_answer=self._answered,
+                before=self._tokens,
+            )
             self._tokens_of = auth
         token = await self._tokens.token()
         if isinstance(token, Denied):
@@ -174,6 +180,28 @@ class Logins:
         secrets = await asyncio.to_thread(read_secrets, auth)
         self._last = secrets.digest()
         return secrets
+
+    async def _record(self, file: "RefreshTokenFile | None", old: str, new: str) -> str:
+        error = "the policy sets no refresh_token_file" if file is None else ""
+        if file is not None:
+            try:
+                await asyncio.to_thread(file.rotate, old, new)
+            except (OSError, ValueError) as failure:
+                error = clean(str(failure))
+        if error:
+            self._telemetry.events.tell("refresh_token_unrecorded", upstream=self._name, error=error)
+        return error
+
+    def _answered(self, answer: TokenAnswer) -> None:
+        (events, metrics, clock), name = self._telemetry, self._name
+        if isinstance(answer, Denied):
+            metrics.count("relay_token_requests_total", name, "denied")
+            return
+        metrics.count("relay_token_requests_total", name, "granted")
+        ends_at_s = clock.wall_ns() / SECOND_NS + answer.life_seconds
+        metrics.set("relay_token_end_timestamp_seconds", name, to=ends_at_s)
+        life_seconds, is_rotated = answer.life_seconds, answer.refresh_token != ""
+        events.tell("token_granted", upstream=name, life_seconds=life_seconds, is_rotated=is_rotated)
 
     async def _read_pair(self, upstream: Upstream) -> KeyPair | None:
         """Read the client's certificate and key; None without one.  Raises SecretError."""
@@ -231,40 +259,6 @@ class RefreshTokenFile:
     def _put(self, token: str) -> None:
         # Crash here: the file has the old token, or the new one.
         self._disk.close(put_in_place(self._disk, self._path, f"{token}\n".encode()))
-
-
-@dataclass(frozen=True)
-class _Owner(TokenOwner):
-    """Reads the secrets for the tokens of one `auth`, keeps its refresh tokens, and logs."""
-
-    name: str
-    read: Callable[[], Awaitable[AccountSecrets]]
-    file: RefreshTokenFile | None
-    telemetry: Telemetry
-
-    async def secrets(self) -> AccountSecrets:
-        return await self.read()
-
-    async def record_refresh_token(self, old: str, new: str) -> str:
-        error = "the policy sets no refresh_token_file" if self.file is None else ""
-        if self.file is not None:
-            try:
-                await asyncio.to_thread(self.file.rotate, old, new)
-            except (OSError, ValueError) as failure:
-                error = clean(str(failure))
-        if error:
-            self.telemetry.events.tell("refresh_token_unrecorded", upstream=self.name, error=error)
-        return error
-
-    def token_granted(self, life_seconds: int, *, is_rotated: bool) -> None:
-        events, metrics, clock = self.telemetry
-        metrics.count("relay_token_requests_total", self.name, "granted")
-        ends_at_s = clock.wall_ns() / SECOND_NS + life_seconds
-        metrics.set("relay_token_end_timestamp_seconds", self.name, to=ends_at_s)
-        events.tell("token_granted", upstream=self.name, life_seconds=life_seconds, is_rotated=is_rotated)
-
-    def token_denied(self) -> None:
-        self.telemetry.metrics.count("relay_token_requests_total", self.name, "denied")
 
 
 async def open_with_slot(
