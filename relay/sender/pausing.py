@@ -11,7 +11,6 @@ Assumes: one writer of a file at a time; the lock of the spool sees to that.
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,8 +156,7 @@ class Pausing:
         self._is_recalled = self._is_unsaved = False
         self._saving: asyncio.Task[str] | None = None
         self._upstream = upstream
-        self._tell = partial(telemetry.events.tell, upstream=upstream)
-        self._metrics, self._clock = telemetry.metrics, telemetry.clock
+        self._events, self._metrics, self._clock = telemetry
         self._view, self._on_change = view, on_change
 
     @property
@@ -184,7 +182,7 @@ class Pausing:
         try:
             await asyncio.to_thread(self.store.look)
         except (OSError, ValueError, Unavailable) as error:
-            self._tell("pause_unrecorded", error=clean(str(error)))
+            self._events.tell("pause_unrecorded", upstream=self._upstream, error=clean(str(error)))
         self.learn()
         if replaced is None:
             return
@@ -235,7 +233,7 @@ class Pausing:
         if is_first and (ruling := answer.ruling) is not None and ruling.is_too_much:
             self._metrics.count("relay_upstream_cut_offs_total", self._upstream)
             windows = ", ".join(f"{each.used}/{each.limit.label}" for each in self._view.usage()) or "none"
-            self._tell("cut_off", windows=windows, named_slots=ruling.named)
+            self._events.tell("cut_off", upstream=self._upstream, windows=windows, named_slots=ruling.named)
 
     def observe(self, outcome: Outcome, began_ns: int = 0) -> None:
         """Apply the outcome of a transaction that began at `began_ns` (boottime)."""
@@ -300,35 +298,38 @@ class Pausing:
                 await asyncio.to_thread(self.store.save, self.state)
             except (OSError, Unavailable) as failed:
                 error = clean(str(failed))
-                self._tell("pause_unrecorded", error=error)
+                self._events.tell("pause_unrecorded", upstream=self._upstream, error=error)
         return error
 
     def _tell_word(self, before: OperatorPause | None, pause: OperatorPause | None) -> None:
+        events, name = self._events, self._upstream
         if pause is not None and pause != before:
             until_at_ns = None if pause.is_lasting else self._wall_ns(pause.until_ns)
-            self._tell("operator_paused", by=pause.by, until_at_ns=until_at_ns)
+            events.tell("operator_paused", upstream=name, by=pause.by, until_at_ns=until_at_ns)
         elif pause is None and before is not None:
             is_over = before.until_ns <= self._clock.boottime_ns()
-            self._tell("operator_pause_ended", reason=EventKind.LAPSE if is_over else EventKind.RESUME)
+            why = EventKind.LAPSE if is_over else EventKind.RESUME
+            events.tell("operator_pause_ended", upstream=name, reason=why)
 
     def _tell_health(self, before: AccountState, state: AccountState) -> None:
+        events, name = self._events, self._upstream
         if state.health in RESTING:
             if (state.health, state.until_ns) == (before.health, before.until_ns):
                 return
             if state.is_refused:
-                self._tell("upstream_stopped", reason=state.because)
+                events.tell("upstream_stopped", upstream=name, reason=state.because)
             else:
                 until_at_ns = self._wall_ns(state.until_ns)
-                self._tell("upstream_paused", reason=state.because, until_at_ns=until_at_ns)
+                events.tell("upstream_paused", upstream=name, reason=state.because, until_at_ns=until_at_ns)
         elif state.fault:
             if not before.fault:
-                self._tell("upstream_stopped", reason=state.fault)
+                events.tell("upstream_stopped", upstream=name, reason=state.fault)
         elif state.is_proving:
             if not before.is_proving or before.fault:
-                self._tell("upstream_proving")
+                events.tell("upstream_proving", upstream=name)
         elif before.is_proving:
             # Logged only now: if the probe is refused, the upstream never resumed.
-            self._tell("upstream_resumed")
+            events.tell("upstream_resumed", upstream=name)
 
     def _wall_ns(self, at_ns: int) -> int:
         return self._clock.wall_ns() + at_ns - self._clock.boottime_ns()
