@@ -186,10 +186,7 @@ class Transactions:
             if is_over or attempt.ended_ns > reservation.deadline_ns + SUSPENDED_NS:
                 self._throttle.ended(reservation)
             attempt.conn_use = max(1, connection.transactions)
-            if connection.is_usable:
-                self._pool.release(connection)
-            else:
-                self._pool.discard(connection)
+            self._pool.release(connection)
             self._on_end()
         if is_any_relayed(outcome):
             known_ns, took_ns = self.transaction_ns, attempt.took_ns

@@ -66,7 +66,7 @@ class Pool:
     def take(self, most: int) -> list[Connection]:
         """Return up to `most` idle connections, the last used first; begin to open more if there are fewer.
 
-        The caller gives each back by `release` or `discard`.
+        The caller gives each back by `release`.
         """
         has_failed = self._drop_unfit(list(self._places))
         taken = [each for each, place in reversed(self._places.items()) if not place.is_busy][:most]
@@ -81,13 +81,9 @@ class Pool:
         return taken
 
     def release(self, connection: Connection, *, was_used: bool = True) -> None:
-        """Keep the connection if it may be used again.  If not `was_used`, its idle time continues."""
+        """Keep the connection if it may be used again, or close it; if not `was_used`, it stayed idle."""
         place = self._places.pop(connection)
         self._keep(connection, place.opener, self._clock.boottime_ns() if was_used else place.idle_since_ns)
-
-    def discard(self, connection: Connection) -> None:
-        del self._places[connection]
-        connection.abort()
 
     def configure(self, caps: Caps, opener: Open | None = None) -> None:
         """Change the caps at once, and the opener if one is given.
