@@ -13,8 +13,9 @@ from typing import NamedTuple
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.mail.header import Names, names_of
-from relay.policy.lane import route_numbers_of, routes_of, sorter_of
+from relay.policy.lane import lanes_of, price_of, route_numbers_of, routes_of, sorter_of
 from relay.policy.model import Policy
+from relay.queue.lanes import Arrangement
 from relay.queue.lines import earliest
 from relay.queue.queued import NO_REASON, ListedWords, Queued, State, WaitReason, origin_of
 from relay.queue.routes import WHOLE, Because, Choice, Part, Route
@@ -158,8 +159,14 @@ class Arrivals:
             self._sort_all()
 
     def _go_by(self, policy: Policy) -> None:
+        """Settle by the policy's `retry`; order each line by its lanes and what its upstream counts."""
+        self._settling.use(policy)
         self._longest_wait_ns = policy.retry.max_ns
         self._numbers = route_numbers_of(policy.routes)
+        lanes = lanes_of(policy.lanes)
+        for name, upstream in policy.upstreams.items():
+            by = Arrangement(lanes, price_of(upstream.limits), upstream.max_recipients)
+            self._queue.line(name).arrange(by)
         self._queue.use(list(policy.upstreams), routes_of(policy.routes))
 
     def stop(self) -> None:

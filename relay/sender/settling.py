@@ -276,21 +276,17 @@ class Settling:
 
     def _ended(self, message: Message) -> None:
         self.forget(message.queue_id)
-        statuses, tells_of = message.statuses, message.envelope.tells_of
-        if any(status.is_failure for status in statuses):
-            failed = [index for index, status in enumerate(statuses) if status.is_failure]
-            untold = [index for index in failed if not tells_of(index, Notify.FAILURE)]
-            if is_notice(message.queue_id):
-                self._metrics.count("relay_reports_dropped_total")
-                self._events.tell(
-                    "report_dropped", queue_id=message.queue_id, recipient=message.envelope.recipients[0]
-                )
-            elif untold:
-                self._events.tell("report_omitted", queue_id=message.queue_id, nrcpt=len(untold))
+        queue_id, statuses, envelope = message.queue_id, message.statuses, message.envelope
+        failed = [index for index, status in enumerate(statuses) if status.is_failure]
+        if failed and is_notice(queue_id):
+            self._metrics.count("relay_reports_dropped_total")
+            self._events.tell("report_dropped", queue_id=queue_id, recipient=envelope.recipients[0])
+        elif untold := [index for index in failed if not envelope.tells_of(index, Notify.FAILURE)]:
+            self._events.tell("report_omitted", queue_id=queue_id, nrcpt=len(untold))
         # The worst result of its recipients counts as the message's.
         worst = next(status for status in _WORST_FIRST if status in statuses)
         self._metrics.count("relay_queue_removed_total", worst.word)
-        self._events.tell("removed", queue_id=message.queue_id)
+        self._events.tell("removed", queue_id=queue_id)
 
     def _put_back(self, attempt: Attempt, decision: Decision) -> None:
         """Put a part back into its line; the caller wakes the accounts."""
