@@ -17,7 +17,6 @@ Open connections go on with the pair that they showed.
 
 import asyncio
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -36,7 +35,7 @@ from relay.sender.throttle_thread import ThrottleThread
 from relay.smtp.reply import Phase
 from relay.smtp.sasl import BearerToken
 from relay.spool.disk.durable import Disk, opened
-from relay.spool.disk.replacing import put_in_place
+from relay.spool.disk.replacing import replace_file
 from relay.telemetry.metrics import Telemetry
 from relay.throttle.admission import Wait
 from relay.upstream.connection import Connection, OnStep, UpstreamServer, UpstreamUnavailable, open_connection
@@ -149,15 +148,13 @@ class Logins:
     async def _token(self, upstream: Upstream, auth: Auth, oauth2: OAuth2) -> BearerToken:
         """Return a token for a login now.  Raises UpstreamUnavailable and SecretError."""
         if self._tokens is None or self._tokens_of != auth:
-            path = oauth2.refresh_token_file
-            file = None if path is None else RefreshTokenFile(path, self._disk)
             self._tokens = Tokens(
                 oauth2,
                 auth.user,
                 self._ask,
                 self._telemetry.clock,
                 secrets=partial(self._secrets, auth),
-                record=partial(self._record, file),
+                record=partial(self._record, oauth2.refresh_token_file),
                 on_answer=self._answered,
                 before=self._tokens,
             )
@@ -181,11 +178,11 @@ class Logins:
         self._last = secrets.digest()
         return secrets
 
-    async def _record(self, file: "RefreshTokenFile | None", old: str, new: str) -> str:
-        error = "the policy sets no refresh_token_file" if file is None else ""
-        if file is not None:
+    async def _record(self, path: Path | None, old: str, new: str) -> str:
+        error = "the policy sets no refresh_token_file" if path is None else ""
+        if path is not None:
             try:
-                await asyncio.to_thread(file.rotate, old, new)
+                await asyncio.to_thread(write_refresh_token, path, self._disk, new, old=old)
             except (OSError, ValueError) as failure:
                 error = clean(str(failure))
         if error:
@@ -216,49 +213,30 @@ class Logins:
         return pair
 
 
-class RefreshTokenFile:
-    """A refresh token on disk, in a file of mode 0600: replaced whole, and never in the place of a newer one.
+def read_refresh_token(path: Path, disk: Disk) -> str | None:
+    """Return the token in a file, None without a file.  Raises OSError and ValueError."""
+    if disk.inode(str(path)) is None:
+        return None
+    with opened(disk, disk.open_read(str(path))) as fd:
+        return disk.pread(fd, LARGEST_TOKEN_BYTES, 0).decode("utf-8").rstrip("\r\n")
 
-    A token that `rotate` or `write` put there is durable when the call returns.  A crash leaves the old token
-    or the new one.  Another process may write too (`relay login`, another relay), if it takes PATH.lock.
+
+def write_refresh_token(path: Path, disk: Disk, new: str, *, old: str | None = None) -> bool:
+    """Make a token durable, in a file of mode 0600 that is replaced whole.  Raises OSError and ValueError.
+
+    If `new` was got with `old`, and the file has a third token, that one is newer: return False.
+    Another process may write too (`relay login`, another relay), if it takes PATH.lock.
     """
-
-    def __init__(self, path: Path, disk: Disk) -> None:
-        self._path, self._disk = str(path), disk
-
-    def read(self) -> str | None:
-        """Return the token, None without a file.  Raises OSError and ValueError."""
-        if self._disk.inode(self._path) is None:
-            return None
-        with opened(self._disk, self._disk.open_read(self._path)) as fd:
-            return self._disk.pread(fd, LARGEST_TOKEN_BYTES, 0).decode("utf-8").rstrip("\r\n")
-
-    def rotate(self, old: str, new: str) -> bool:
-        """Replace the token `old`, with which `new` was got; durable when this returns.
-
-        Returns False if the file has a third token: that one is newer.  Raises OSError and ValueError.
-        """
-        with self._locked():
-            # The file may have the new token already, from an attempt whose last sync failed.
-            if self.read() not in {old, new}:
-                return False
-            self._put(new)
-            return True
-
-    def write(self, token: str) -> None:
-        """Put a token in the place of any other, durably.  Raises OSError."""
-        with self._locked():
-            self._put(token)
-
-    def _locked(self) -> AbstractContextManager[int]:
-        fd = self._disk.lock(f"{self._path}.lock", wait=True)
-        if fd is None:
-            raise AssertionError("lock(wait=True) returned no lock")
-        return opened(self._disk, fd)
-
-    def _put(self, token: str) -> None:
+    lock = disk.lock(f"{path}.lock", wait=True)
+    if lock is None:
+        raise AssertionError("lock(wait=True) returned no lock")
+    with opened(disk, lock):
+        # The file may have the new token already, from an attempt whose last sync failed.
+        if old is not None and read_refresh_token(path, disk) not in {old, new}:
+            return False
         # Crash here: the file has the old token, or the new one.
-        self._disk.close(put_in_place(self._disk, self._path, f"{token}\n".encode()))
+        replace_file(disk, str(path), f"{new}\n".encode())
+        return True
 
 
 async def open_with_slot(
