@@ -61,7 +61,7 @@ class Arrivals:
         """Messages from before an edit, yet to be sorted by it."""
         self._sorts_at_ns = 0
         """Boottime at which `_to_sort` is due."""
-        self._new_mail = asyncio.Event()
+        self._new_mail = settling.new_mail
         self._may_stand_elsewhere = asyncio.Event()
         self._queue.on_change = self._may_stand_elsewhere.set
         self._queue.on_routed = self._tell_route
@@ -72,13 +72,8 @@ class Arrivals:
         await self._claim()
 
     def listen(self) -> None:
-        """Look for new mail at once, and each time the trigger is pulled."""
+        """Look for new mail each time the trigger is pulled."""
         asyncio.get_running_loop().add_reader(self._trigger.listen(), self._pulled)
-        self.look()
-
-    def look(self) -> None:
-        """Have `run` look for new mail at once."""
-        self._new_mail.set()
 
     async def run(self) -> None:
         """Claim mail for ever: when woken, and every few seconds in case a pull of the trigger was lost."""

@@ -59,14 +59,7 @@ class Sender:
         """The stops of accounts that left the policy, and at the end of all others."""
         self._is_finished = False
         self._owed = OwedReports(policy, host, telemetry)
-        self.settling = Settling(
-            self.queue,
-            self.spool_thread,
-            telemetry,
-            hostname=hostname,
-            owed=self._owed,
-            on_report=lambda: self._arrivals.look(),  # noqa: PLW0108 - self._arrivals is made later
-        )
+        self.settling = Settling(self.queue, self.spool_thread, telemetry, hostname=hostname, owed=self._owed)
         self._arrivals = Arrivals(host, self.settling, policy, telemetry, self._owed)
 
     async def read(self) -> None:

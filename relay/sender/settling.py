@@ -10,7 +10,7 @@ of which recipients its sender was told, depends on all parts.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 from weakref import WeakValueDictionary
 
@@ -48,14 +48,13 @@ class Settling:
         *,
         hostname: str,
         owed: OwedReports,
-        on_report: Callable[[], None],
     ) -> None:
-        """`on_report` is called when a report was published: it waits in the spool to be claimed."""
         self.queue, self.spool_thread = queue, spool_thread
         self._events, self._metrics, self._clock = telemetry
         self._owed = owed
         self._reporter = Reporter(hostname)
-        self._on_report = on_report
+        self.new_mail = asyncio.Event()
+        """Set when a report was published, or a listener pulled the trigger: the spool has mail to claim."""
         self._locks: WeakValueDictionary[QueueId, asyncio.Lock] = WeakValueDictionary()
         """One for each message that is being settled."""
         self._newest: dict[QueueId, Message] = {}
@@ -266,7 +265,7 @@ class Settling:
         self._events.tell(
             f"{kind}_published", queue_id=what.queue_id, report_id=report_id, size_bytes=size_bytes
         )
-        self._on_report()
+        self.new_mail.set()
 
     def _tell(
         self, subject: Subject, answered: Mapping[int, tuple[Fate, Answer]], delays: Delays, via: Via
