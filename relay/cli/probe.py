@@ -24,7 +24,7 @@ from relay.policy.model import SECRETS, Auth, GrantType, OAuth2, Policy
 from relay.policy.secrets import NotLoggedIn, SecretError, read_secrets, secret_of
 from relay.policy.shipped import rules_of
 from relay.policy.source import read_policy
-from relay.sender.connections import Logins, NoRoomToConnect, RefreshTokenFile, open_with_slot
+from relay.sender.connections import Logins, NoRoomToConnect, open_with_slot, write_refresh_token
 from relay.sender.throttle_thread import ThrottleThread
 from relay.smtp.reply import Phase
 from relay.spool.disk.durable import RealDisk
@@ -148,7 +148,7 @@ def login(policy_path: Path, upstream: str) -> None:
         _refuse_unwritable(path)
         token = asyncio.run(_consent(auth, oauth2))
         # Crash here: the consent is lost; the next login asks for it again.
-        RefreshTokenFile(path, RealDisk()).write(token)
+        write_refresh_token(path, RealDisk(), token)
     except LoginFailed as error:
         why = str(error).replace("UPSTREAM", upstream)
         raise failed(why, os.EX_TEMPFAIL if error.may_pass else os.EX_NOPERM) from error

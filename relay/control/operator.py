@@ -45,7 +45,7 @@ from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Absent, Corrupt, Full, Message, Settlement, Status, Unavailable
 from relay.status.filters import EVERYTHING, By, Filters, GroupRow, Summary
 from relay.status.plan import Plan
-from relay.status.snapshot import MessageView, QueueState, RecipientStatus, RecipientView, Snapshot
+from relay.status.snapshot import MessageView, QueueState, RecipientView, Snapshot
 from relay.status.status_view import StatusView
 from relay.telemetry.events import Events
 from relay.verdicts.account import EventKind, PauseAsked
@@ -69,15 +69,6 @@ REMOVED = Answer(
 
 _TOLD: Mapping[MessageVerb, str] = {"hold": "held", "release": "released", "retry": "retried"}
 """The event of each verb that moves a message; the other verbs end it."""
-
-_STATUS_WORDS: Mapping[Status, RecipientStatus] = {
-    Status.TODO: "to do",
-    Status.RELAYED: "relayed",
-    Status.SUCCESS: "relayed",
-    Status.BOUNCED: "bounced",
-    Status.EXPIRED: "expired",
-    Status.DELETED: "deleted",
-}
 
 
 def _checked(name: str) -> str:
@@ -211,7 +202,7 @@ class Operator:
             part = parts.get(index)
             yield RecipientView(
                 address,
-                _STATUS_WORDS[status],
+                status.word,
                 "" if note is None else note.diagnostic or "",
                 None if note is None else note.at_ns,
                 next_attempt_at_ns if status is Status.TODO else None,

@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from relay.clock import Clock
 from relay.policy.model import Policy
 from relay.sender.account import UpstreamView
-from relay.sender.pausing import AccountFile, account_row, pause_path
+from relay.sender.pausing import AccountStore, account_store
 from relay.spool.disk.durable import Disk
+from relay.spool.interface import Unavailable
 from relay.throttle.history import HistoryError
 from relay.throttle.history_access import recorded_book
 from relay.throttle.limit import with_ceilings
 from relay.throttle.throttle import View
-from relay.verdicts.account import AccountState, Event, EventKind, PauseAsked, PauseRecord, step, with_shared
+from relay.verdicts.account import AccountState, Event, EventKind, PauseAsked, at_a_start, step
 
 
 def recorded_upstreams(policy: Policy, disk: Disk, clock: Clock) -> Mapping[str, UpstreamView]:
@@ -27,26 +28,22 @@ def recorded_upstreams(policy: Policy, disk: Disk, clock: Clock) -> Mapping[str,
 def record(policy: Policy, name: str, asked: PauseAsked | None, disk: Disk, clock: Clock) -> bool:
     """Have the next start pause the upstream as asked; with None asked, use it again, one message first.
 
-    Return whether that changes anything.  Raises OSError, DatabaseError.
+    Return whether that changes anything.  Raises OSError, Unavailable.
     """
-    kept, now_ns = _kept(policy, name, disk, clock), clock.boottime_ns()
+    store, now_ns = account_store(policy, name, disk, clock), clock.boottime_ns()
+    kept = _kept(store)
     event = Event(EventKind.RESUME, now_ns)
     if asked is not None:
         event = Event(EventKind.KEEP, now_ns, pause=asked.begun(now_ns, clock.wall_ns()))
-    if is_new := asked is not None or kept.is_resting:
-        # Crash here: the previous record stays in force, and the operator has no answer.
-        after = PauseRecord(clock.boot_id(), now_ns, clock.wall_ns(), step(kept, event))
-        AccountFile(pause_path(policy, name), disk).save(after)
-    # Also if nothing is new: the database row may differ, and is unreadable while the database is away.
-    if (row := account_row(policy.history_of(name), clock)) is not None:
-        row.apply([event])
-    return is_new
+    # Crash here: the previous record stays in force, and the operator has no answer.
+    store.record(event)
+    store.save(step(kept, event))
+    return asked is not None or kept.is_resting
 
 
 def _recorded(policy: Policy, name: str, disk: Disk, clock: Clock) -> UpstreamView:
-    now_ns = clock.boottime_ns()
-    kept = PauseRecord(clock.boot_id(), now_ns, clock.wall_ns(), _kept(policy, name, disk, clock))
-    state, limits = kept.at_a_start(now_ns), with_ceilings(policy.upstreams[name], policy.lanes)
+    now_ns, limits = clock.boottime_ns(), with_ceilings(policy.upstreams[name], policy.lanes)
+    state = at_a_start(_kept(account_store(policy, name, disk, clock)), now_ns)
     try:
         book = recorded_book(policy.history_of(name), limits, disk, clock)
     except HistoryError as error:
@@ -54,16 +51,8 @@ def _recorded(policy: Policy, name: str, disk: Disk, clock: Clock) -> UpstreamVi
     return UpstreamView(state, View(book, clock))
 
 
-def _kept(policy: Policy, name: str, disk: Disk, clock: Clock) -> AccountState:
+def _kept(store: AccountStore) -> AccountState:
     """Return the recorded state of the account, by the clock of this boot."""
-    record = None
-    with contextlib.suppress(OSError, ValueError):
-        record = AccountFile(pause_path(policy, name), disk).load()
-    now_ns, state = clock.boottime_ns(), AccountState()
-    if record is not None:
-        state = record.moved(clock.boot_id(), now_ns, clock.wall_ns()).state
-    if (row := account_row(policy.history_of(name), clock)) is not None:
-        row.look()
-        if (shared := row.news()) is not None:
-            state = with_shared(state, shared, now_ns)
-    return state
+    with contextlib.suppress(OSError, ValueError, Unavailable):
+        store.look()
+    return store.news() or AccountState()

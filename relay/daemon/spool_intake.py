@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope
 from relay.policy.model import Policy
-from relay.sender.host import THREADS, Batch, Host, Workers
+from relay.sender.host import Batch, CallThread, Host, Workers
 from relay.smtp.commands import Refused
 from relay.spool.engines import open_intake
 from relay.spool.interface import Full, Intake, Unavailable
@@ -22,8 +22,6 @@ from relay.telemetry.events import Events
 NO_ROOM = "452 4.3.1 Insufficient system storage, try again later"
 NO_LUCK = "451 4.3.0 Local error, try again later"
 
-_SPILLS_AT_ONCE = 4
-
 
 class SpoolIntake:
     def __init__(
@@ -31,7 +29,7 @@ class SpoolIntake:
         intake: Intake,
         trigger: TriggerPort,
         on_error: Callable[[Unavailable], None] = lambda _error: None,
-        workers: Workers = THREADS,
+        workers: Workers = CallThread,
         look_seconds: float = 1.0,
     ) -> None:
         """`on_error` gets each failure of the spool, except a lack of room; its client is not told why.
@@ -40,8 +38,7 @@ class SpoolIntake:
         """
         self._intake, self._trigger = intake, trigger
         self._on_error, self._look_seconds = on_error, look_seconds
-        self._commits = workers.one("commit")
-        self._spills = workers.several(_SPILLS_AT_ONCE, "spill")
+        self._commits = workers("commit")
         self._batch: Batch[tuple[Draft, Envelope], None] = Batch(self._commit, self._commits)
         self._room_bytes = sys.maxsize
         """As of the last look; before the first look nothing is refused."""
@@ -67,7 +64,7 @@ class SpoolIntake:
             await asyncio.sleep(self._look_seconds)
 
     async def spill(self, draft: Draft) -> None:
-        writing = asyncio.get_running_loop().run_in_executor(self._spills, draft.spill)
+        writing = asyncio.get_running_loop().run_in_executor(None, draft.spill)
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
@@ -85,13 +82,12 @@ class SpoolIntake:
 
     async def discard(self, draft: Draft) -> None:
         if draft.is_on_disk:
-            await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._spills, draft.discard))
+            await asyncio.shield(asyncio.to_thread(draft.discard))
         else:
             draft.discard()
 
     def close(self) -> None:
         self._commits.close()
-        self._spills.shutdown()
         self._intake.close()
         self._trigger.close()
 

@@ -5,8 +5,8 @@ arrivals          puts mail into the queue, at a start and as listeners accept i
 account           the loop of one account: take messages, get connections, reserve durably, send
 transactions      reads messages, sends them on their connections, judges and settles them
 attempt           what one transaction is about, and which extensions an upstream offers
-pausing           whether the upstream is used, kept in a file over a restart
-account_row       the same, shared by the hosts of a database
+pausing           whether the upstream is used; the file that keeps it over a restart
+account_row       keeps it in a database, where several hosts share it
 connections       what a connection logs in with; opens each with a slot of its own, before a message's slot
 settling          makes the outcome of an attempt durable, logs it, moves the message on in the queue
 reports           reports and warnings: their text, which are owed, and how many go in an hour

@@ -25,7 +25,7 @@ from relay.queue.upstream_queue import ThrottledMessage
 from relay.sender.attempt import Attempt, OfferedExtensions
 from relay.sender.connections import Logins, NoRoomToConnect, open_with_slot
 from relay.sender.host import Host, woken
-from relay.sender.pausing import AccountFile, Pausing, account_row, pause_path
+from relay.sender.pausing import Pausing, account_store
 from relay.sender.settling import Settling
 from relay.sender.throttle_thread import ThrottleThread
 from relay.sender.transactions import Transactions
@@ -46,7 +46,7 @@ UNSETTLED = 2
 """Unsettled transactions for each connection: the next one need not wait for the disk."""
 HISTORY_RETRY_NS = 60 * SECOND_NS
 SHARED_RETRY_NS = 5 * SECOND_NS
-"""For a history in a database, which may answer again without a notification."""
+"""For a history in a database."""
 GRACE_SECONDS = 60.0
 """How long transactions in flight may take at a stop; most of them then end within a second."""
 ENOUGH_NS = 30 * SECOND_NS
@@ -107,10 +107,9 @@ class Account:
         self._line.on_change = self._wake.set
         self._judge = Judge(())
         history = self._history = policy.history_of(name)
-        row = account_row(history, host.clock, self._tell_unrecorded)
-        on_row = (lambda _: None) if row is None else row.note_row
+        store = account_store(policy, name, host.disk, host.clock)
         exact = Throttle(
-            open_history(history, host.disk, host.clock, on_row),
+            open_history(history, host.disk, host.clock, store.note_row),
             with_ceilings(self.upstream, policy.lanes),
             host.clock,
             transaction_ns=self.upstream.max_transaction_ns,
@@ -119,8 +118,7 @@ class Account:
         self.pausing = Pausing(
             name,
             telemetry,
-            AccountFile(pause_path(policy, name), host.disk, self._tell_unrecorded),
-            row=row,
+            store,
             view=self.throttle.view,
             on_change=partial(settling.queue.set_availability, name),
         )
@@ -178,8 +176,7 @@ class Account:
         self._running = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        row = self.pausing.row
-        listening = None if row is None else asyncio.create_task(row.listen(self._learn))
+        listening = asyncio.create_task(self.pausing.store.listen(self._learn))
         try:
             while not self._is_over:
                 self._wake.clear()
@@ -191,8 +188,7 @@ class Account:
         except Exception as error:  # noqa: BLE001 - whatever it is, mail must not silently stop
             self._on_fault(error)
         finally:
-            if listening is not None:
-                listening.cancel()
+            listening.cancel()
 
     async def _beat(self) -> int | None:
         """Run one pass; return when the next is due (boottime; None: when woken).  Raises HistoryError."""
@@ -264,7 +260,6 @@ class Account:
 
     def _learn(self) -> None:
         self.pausing.learn()
-        self.pausing.ask_history()
         self.wake()
 
     def _request(self, attempt: Attempt) -> Request:
@@ -289,9 +284,6 @@ class Account:
                 lane=self._line.lane_of(queued) or None,
             )
 
-    def _tell_unrecorded(self, error: str) -> None:
-        self._events.tell("pause_unrecorded", upstream=self.name, error=error)
-
     async def _open_history(self) -> None:
         """Read the history unless it is open already.  Raises HistoryError."""
         if not self._has_history:
@@ -305,7 +297,7 @@ class Account:
         """Pause the account until the history is sound; return when to read it again (boottime)."""
         self._has_history = False
         self._tell_history(error)
-        retry_ns = HISTORY_RETRY_NS if self.pausing.row is None else SHARED_RETRY_NS
+        retry_ns = HISTORY_RETRY_NS if self._history.database is None else SHARED_RETRY_NS
         until_ns = self._clock.boottime_ns() + retry_ns
         self.pausing.apply(EventKind.FAULT, text=str(error), until_ns=until_ns)
         return until_ns

@@ -13,8 +13,9 @@ from typing import NamedTuple
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.mail.header import Names, names_of
-from relay.policy.lane import route_numbers_of, routes_of, sorter_of
+from relay.policy.lane import lanes_of, price_of, route_numbers_of, routes_of, sorter_of
 from relay.policy.model import Policy
+from relay.queue.lanes import Arrangement
 from relay.queue.lines import earliest
 from relay.queue.queued import NO_REASON, ListedWords, Queued, State, WaitReason, origin_of
 from relay.queue.routes import WHOLE, Because, Choice, Part, Route
@@ -61,7 +62,7 @@ class Arrivals:
         """Messages from before an edit, yet to be sorted by it."""
         self._sorts_at_ns = 0
         """Boottime at which `_to_sort` is due."""
-        self._new_mail = asyncio.Event()
+        self._new_mail = settling.new_mail
         self._may_stand_elsewhere = asyncio.Event()
         self._queue.on_change = self._may_stand_elsewhere.set
         self._queue.on_routed = self._tell_route
@@ -72,13 +73,8 @@ class Arrivals:
         await self._claim()
 
     def listen(self) -> None:
-        """Look for new mail at once, and each time the trigger is pulled."""
+        """Look for new mail each time the trigger is pulled."""
         asyncio.get_running_loop().add_reader(self._trigger.listen(), self._pulled)
-        self.look()
-
-    def look(self) -> None:
-        """Have `run` look for new mail at once."""
-        self._new_mail.set()
 
     async def run(self) -> None:
         """Claim mail for ever: when woken, and every few seconds in case a pull of the trigger was lost."""
@@ -161,8 +157,14 @@ class Arrivals:
             self._sort_all()
 
     def _go_by(self, policy: Policy) -> None:
+        """Settle by the policy's `retry`; order each line by its lanes and what its upstream counts."""
+        self._settling.use(policy)
         self._longest_wait_ns = policy.retry.max_ns
         self._numbers = route_numbers_of(policy.routes)
+        lanes = lanes_of(policy.lanes)
+        for name, upstream in policy.upstreams.items():
+            by = Arrangement(lanes, price_of(upstream.limits), upstream.max_recipients)
+            self._queue.line(name).arrange(by)
         self._queue.use(list(policy.upstreams), routes_of(policy.routes))
 
     def stop(self) -> None:

@@ -16,10 +16,8 @@ Open connections go on with the pair that they showed.
 """
 
 import asyncio
-import functools
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from relay.clock import SECOND_NS, Clock
@@ -37,13 +35,13 @@ from relay.sender.throttle_thread import ThrottleThread
 from relay.smtp.reply import Phase
 from relay.smtp.sasl import BearerToken
 from relay.spool.disk.durable import Disk, opened
-from relay.spool.disk.replacing import put_in_place
+from relay.spool.disk.replacing import replace_file
 from relay.telemetry.metrics import Telemetry
 from relay.throttle.admission import Wait
 from relay.upstream.connection import Connection, OnStep, UpstreamServer, UpstreamUnavailable, open_connection
-from relay.upstream.oauth.token_server import Ask, Denied
+from relay.upstream.oauth.token_server import Ask, Denied, TokenAnswer
 from relay.upstream.oauth.token_server import ask as ask_server
-from relay.upstream.oauth.tokens import TokenOwner, Tokens
+from relay.upstream.oauth.tokens import Tokens
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Judge, Ruling, Scope, Verdict
 
@@ -120,7 +118,7 @@ class Logins:
         )
 
     def refused(self, token: BearerToken | None) -> bool:
-        """Record a refused login; return whether a second login with another token is worthwhile."""
+        """Record a refused login; return whether a login with another token is worthwhile."""
         return token is not None and self._tokens is not None and self._tokens.refused(token.token)
 
     def worked(self, token: BearerToken | None) -> None:
@@ -150,11 +148,16 @@ class Logins:
     async def _token(self, upstream: Upstream, auth: Auth, oauth2: OAuth2) -> BearerToken:
         """Return a token for a login now.  Raises UpstreamUnavailable and SecretError."""
         if self._tokens is None or self._tokens_of != auth:
-            read = functools.partial(self._secrets, auth)
-            path, clock, before = oauth2.refresh_token_file, self._telemetry.clock, self._tokens
-            file = None if path is None else RefreshTokenFile(path, self._disk)
-            owner = _Owner(self._name, read, file, self._telemetry)
-            self._tokens = Tokens(oauth2, auth.user, self._ask, owner, clock, before=before)
+            self._tokens = Tokens(
+                oauth2,
+                auth.user,
+                self._ask,
+                self._telemetry.clock,
+                secrets=partial(self._secrets, auth),
+                record=partial(self._record, oauth2.refresh_token_file),
+                on_answer=self._answered,
+                before=self._tokens,
+            )
             self._tokens_of = auth
         token = await self._tokens.token()
         if isinstance(token, Denied):
@@ -175,6 +178,28 @@ class Logins:
         self._last = secrets.digest()
         return secrets
 
+    async def _record(self, path: Path | None, old: str, new: str) -> str:
+        error = "the policy sets no refresh_token_file" if path is None else ""
+        if path is not None:
+            try:
+                await asyncio.to_thread(write_refresh_token, path, self._disk, new, old=old)
+            except (OSError, ValueError) as failure:
+                error = clean(str(failure))
+        if error:
+            self._telemetry.events.tell("refresh_token_unrecorded", upstream=self._name, error=error)
+        return error
+
+    def _answered(self, answer: TokenAnswer) -> None:
+        (events, metrics, clock), name = self._telemetry, self._name
+        if isinstance(answer, Denied):
+            metrics.count("relay_token_requests_total", name, "denied")
+            return
+        metrics.count("relay_token_requests_total", name, "granted")
+        ends_at_s = clock.wall_ns() / SECOND_NS + answer.life_seconds
+        metrics.set("relay_token_end_timestamp_seconds", name, to=ends_at_s)
+        life_seconds, is_rotated = answer.life_seconds, answer.refresh_token != ""
+        events.tell("token_granted", upstream=name, life_seconds=life_seconds, is_rotated=is_rotated)
+
     async def _read_pair(self, upstream: Upstream) -> KeyPair | None:
         """Read the client's certificate and key; None without one.  Raises SecretError."""
         pair = None
@@ -188,83 +213,30 @@ class Logins:
         return pair
 
 
-class RefreshTokenFile:
-    """A refresh token on disk, in a file of mode 0600: replaced whole, and never in the place of a newer one.
+def read_refresh_token(path: Path, disk: Disk) -> str | None:
+    """Return the token in a file, None without a file.  Raises OSError and ValueError."""
+    if disk.inode(str(path)) is None:
+        return None
+    with opened(disk, disk.open_read(str(path))) as fd:
+        return disk.pread(fd, LARGEST_TOKEN_BYTES, 0).decode("utf-8").rstrip("\r\n")
 
-    A token that `rotate` or `write` put there is durable when the call returns.  A crash leaves the old token
-    or the new one.  Another process may write too (`relay login`, another relay), if it takes PATH.lock.
+
+def write_refresh_token(path: Path, disk: Disk, new: str, *, old: str | None = None) -> bool:
+    """Make a token durable, in a file of mode 0600 that is replaced whole.  Raises OSError and ValueError.
+
+    If `new` was got with `old`, and the file has a third token, that one is newer: return False.
+    Another process may write too (`relay login`, another relay), if it takes PATH.lock.
     """
-
-    def __init__(self, path: Path, disk: Disk) -> None:
-        self._path, self._disk = str(path), disk
-
-    def read(self) -> str | None:
-        """Return the token, None without a file.  Raises OSError and ValueError."""
-        if self._disk.inode(self._path) is None:
-            return None
-        with opened(self._disk, self._disk.open_read(self._path)) as fd:
-            return self._disk.pread(fd, LARGEST_TOKEN_BYTES, 0).decode("utf-8").rstrip("\r\n")
-
-    def rotate(self, old: str, new: str) -> bool:
-        """Replace the token `old`, with which `new` was got; durable when this returns.
-
-        Returns False if the file has a third token: that one is newer.  Raises OSError and ValueError.
-        """
-        with self._locked():
-            # The file may have the new token already, from an attempt whose last sync failed.
-            if self.read() not in {old, new}:
-                return False
-            self._put(new)
-            return True
-
-    def write(self, token: str) -> None:
-        """Put a token in the place of any other, durably.  Raises OSError."""
-        with self._locked():
-            self._put(token)
-
-    def _locked(self) -> AbstractContextManager[int]:
-        fd = self._disk.lock(f"{self._path}.lock", wait=True)
-        if fd is None:
-            raise AssertionError("lock(wait=True) returned no lock")
-        return opened(self._disk, fd)
-
-    def _put(self, token: str) -> None:
+    lock = disk.lock(f"{path}.lock", wait=True)
+    if lock is None:
+        raise AssertionError("lock(wait=True) returned no lock")
+    with opened(disk, lock):
+        # The file may have the new token already, from an attempt whose last sync failed.
+        if old is not None and read_refresh_token(path, disk) not in {old, new}:
+            return False
         # Crash here: the file has the old token, or the new one.
-        self._disk.close(put_in_place(self._disk, self._path, f"{token}\n".encode()))
-
-
-@dataclass(frozen=True)
-class _Owner(TokenOwner):
-    """Reads the secrets for the tokens of one `auth`, keeps its refresh tokens, and logs."""
-
-    name: str
-    read: Callable[[], Awaitable[AccountSecrets]]
-    file: RefreshTokenFile | None
-    telemetry: Telemetry
-
-    async def secrets(self) -> AccountSecrets:
-        return await self.read()
-
-    async def record_refresh_token(self, old: str, new: str) -> str:
-        error = "the policy sets no refresh_token_file" if self.file is None else ""
-        if self.file is not None:
-            try:
-                await asyncio.to_thread(self.file.rotate, old, new)
-            except (OSError, ValueError) as failure:
-                error = clean(str(failure))
-        if error:
-            self.telemetry.events.tell("refresh_token_unrecorded", upstream=self.name, error=error)
-        return error
-
-    def token_granted(self, life_seconds: int, *, is_rotated: bool) -> None:
-        events, metrics, clock = self.telemetry
-        metrics.count("relay_token_requests_total", self.name, "granted")
-        ends_at_s = clock.wall_ns() / SECOND_NS + life_seconds
-        metrics.set("relay_token_end_timestamp_seconds", self.name, to=ends_at_s)
-        events.tell("token_granted", upstream=self.name, life_seconds=life_seconds, is_rotated=is_rotated)
-
-    def token_denied(self) -> None:
-        self.telemetry.metrics.count("relay_token_requests_total", self.name, "denied")
+        replace_file(disk, str(path), f"{new}\n".encode())
+        return True
 
 
 async def open_with_slot(
@@ -278,51 +250,34 @@ async def open_with_slot(
 ) -> Connection:
     """Return a connection that is ready for MAIL; `on_step` is called as by `open_connection`.
 
-    `may_begin` is asked once the slot is reserved: another host may have been refused meanwhile.  If a
-    token that had worked is refused, the login is tried once more with another token.
+    `may_begin` is asked once the slot is reserved: another host may have been refused meanwhile.
     Raises UpstreamUnavailable, NoRoomToConnect, and HistoryError before the connection begins.
     """
     # The token comes first: no slot is reserved while it is fetched.
-    login, refused = await logins.current_server(judge), None
+    login = await logins.current_server(judge)
     if login.token is not None:
         on_step("token", "access token available")
-    while True:
-        try:
-            connection = await _open(throttle, login, clock, may_begin, on_step)
-        except UpstreamUnavailable as unavailable:
-            answer = unavailable.answer
-            is_refused = answer.phase is Phase.AUTH and answer.verdict is Verdict.STOP
-            if not (is_refused and logins.refused(login.token)) or refused is not None:
-                raise
-            refused, login = login, await logins.current_server(judge)
-            if login.token == refused.token:
-                raise
-            on_step("login", f"{answer.text}: retrying with another token")
-        else:
-            logins.worked(login.token)
-            return connection
-
-
-async def _open(
-    throttle: ThrottleThread,
-    login: UpstreamServer,
-    clock: Clock,
-    may_begin: Callable[[], bool],
-    on_step: OnStep,
-) -> Connection:
     reservation = await throttle.call(
         lambda throttle: throttle.reserve_connection(OPENING_SECONDS * SECOND_NS)
     )
     if isinstance(reservation, Wait):
         raise NoRoomToConnect(reservation.limit.reason, reservation.until_ns)
-    if not may_begin():
-        throttle.ended(reservation)
-        raise NoRoomToConnect("the account is paused", reservation.reserved_at_ns)
     try:
+        if not may_begin():
+            raise NoRoomToConnect("the account is paused", reservation.reserved_at_ns)
         async with asyncio.timeout(OPENING_SECONDS):
-            return await open_connection(login, clock, on_step=on_step)
+            connection = await open_connection(login, clock, on_step=on_step)
     except TimeoutError:
         text = f"the connection was not ready for mail within {OPENING_SECONDS} s"
         raise UpstreamUnavailable(Answer(Verdict.PAUSE, Phase.CONNECT, None, text)) from None
+    except UpstreamUnavailable as unavailable:
+        answer = unavailable.answer
+        is_stop = answer.phase is Phase.AUTH and answer.verdict is Verdict.STOP
+        if is_stop and logins.refused(login.token):
+            # The next login fetches another token, which may work.
+            raise UpstreamUnavailable(answer._replace(verdict=Verdict.PAUSE, ruling=None)) from None
+        raise
     finally:
         throttle.ended(reservation)
+    logins.worked(login.token)
+    return connection

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar
@@ -43,16 +43,6 @@ class Worker(Protocol):
         ...
 
 
-class Workers(Protocol):
-    """Both raise RuntimeError if the kernel gives no thread."""
-
-    def one(self, name: str) -> Worker: ...
-
-    def several(self, count: int, name: str) -> Executor:
-        """Return an executor for calls that may overlap, `count` at most."""
-        ...
-
-
 def started(count: int, name: str) -> ThreadPoolExecutor:
     """Return an executor whose threads all run.  Raises RuntimeError if the kernel gives fewer.
 
@@ -71,6 +61,10 @@ def started(count: int, name: str) -> ThreadPoolExecutor:
         threads.shutdown(cancel_futures=True)
         raise
     return threads
+
+
+Workers = Callable[[str], Worker]
+"""Returns a worker of that name.  Raises RuntimeError if the kernel gives no thread."""
 
 
 class CallThread:
@@ -164,22 +158,11 @@ class Batch(Generic[Value, Result]):
             return [error] * len(values)
 
 
-class Threads:
-    def one(self, name: str) -> Worker:
-        return CallThread(name)
-
-    def several(self, count: int, name: str) -> Executor:
-        return started(count, name)
-
-
-THREADS = Threads()
-
-
 @dataclass(frozen=True, slots=True)
 class Host:
     clock: Clock
     disk: Disk
-    workers: Workers = THREADS
+    workers: Workers = CallThread
     trigger: Callable[[str, Disk], TriggerPort] = Trigger
     """Makes the trigger in the spool's folder."""
     look_seconds: float = 1.0

@@ -4,7 +4,7 @@
 if the refusal or its rule asks for that.  The time of a pause does not count as a message's age.
 
 The saved state takes part in no promise: losing it loses no mail, and only an operator's command waits for
-it.  A file that is unreadable or foreign is logged and ignored; the next record replaces it.
+it.  One that is unreadable or foreign is logged and ignored; the next `save` replaces it.
 Assumes: one writer of a file at a time; the lock of the spool sees to that.
 """
 
@@ -18,10 +18,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from relay.clock import Clock
 from relay.mail.text import clean
-from relay.policy.model import HistoryPlace, Policy
+from relay.policy.model import Policy
 from relay.queue.routes import Availability
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.replacing import replace_file
+from relay.spool.interface import Unavailable
 from relay.telemetry.metrics import Telemetry
 from relay.throttle.throttle import View
 from relay.verdicts.account import (
@@ -32,6 +33,7 @@ from relay.verdicts.account import (
     EventKind,
     OperatorPause,
     PauseRecord,
+    at_a_start,
     lapsed,
     merge_spans,
     refusal_event,
@@ -43,7 +45,7 @@ from relay.verdicts.shield import Shield
 from relay.verdicts.verdict import Scope, Verdict
 
 if TYPE_CHECKING:
-    from relay.sender.account_row import AccountRow
+    from relay.spool.database.account import RowState
 
 LARGEST_BYTES = 64 * 1024
 """Twice the size of the largest record."""
@@ -55,78 +57,81 @@ def pause_path(policy: Policy, upstream: str) -> Path:
     return history.with_name(f"{history.name}.pause")
 
 
-def account_row(
-    place: HistoryPlace, clock: Clock, on_error: Callable[[str], None] = lambda _: None
-) -> "AccountRow | None":
-    """Return the row that hosts share for the account, None if its history is a file."""
-    if place.database is None:
-        return None
-    from relay.sender.account_row import AccountRow  # noqa: PLC0415 - it needs an extra
-    from relay.spool.database.account import account_of  # noqa: PLC0415 - it needs an extra
-
-    return AccountRow(account_of(place.database, place.account, place.host), clock, on_error)
-
-
 def render(record: PauseRecord) -> bytes:
     return _RECORDS.dump_json(record, indent=1) + b"\n"
 
 
-def parse(content: bytes) -> PauseRecord:
-    """Return the record.  Raises ValueError if the content is not one."""
+def parse(content: bytes, name: str) -> PauseRecord:
+    """Return the record.  Raises ValueError if the content of `name` is not one."""
     try:
         record = _RECORDS.validate_json(content, strict=True)
     except ValidationError as error:
-        raise ValueError(f"not a pause record (errors: {error.error_count()})") from None
+        raise ValueError(f"{name}: not a pause record (errors: {error.error_count()})") from None
     if fault := record.fault():
-        raise ValueError(f"not a pause record: {fault}")
+        raise ValueError(f"{name}: not a pause record: {fault}")
     return record
 
 
-class AccountFile:
-    """The pause state of an account in a JSON file beside its history, readable with `cat`.
+class AccountStore:
+    """Keeps the state of an account over a restart.  This class keeps nothing; a subclass overrides it.
 
-    The file is there whole or not at all.  `save_soon` never raises and never blocks the loop; it writes the
-    newest of several records.  Belongs to one event loop, or to a relay that is down.
+    `look` and `save` wait for a disk or a network, in a thread; the rest belongs to one event loop.
     """
 
-    def __init__(self, path: Path, disk: Disk, on_error: Callable[[str], None] = lambda _: None) -> None:
-        """`on_error` gets the file's name and the error if `save_soon` could not write."""
-        self.path, self._disk, self._on_error = str(path), disk, on_error
-        self._next: PauseRecord | None = None
-        self._writing: asyncio.Task[str] | None = None
+    def look(self) -> None:
+        """Read the stored state, which becomes news.  Raises OSError, ValueError, Unavailable."""
 
-    def load(self) -> PauseRecord | None:
-        """Return the record, None without a file.  Raises OSError and ValueError."""
+    def news(self) -> AccountState | None:
+        """Return a state that was read and not returned yet, by the clock of this boot; None without one."""
+
+    def record(self, event: Event) -> None:
+        """Note an event that changed the state on this host; the next `save` makes it durable."""
+
+    def save(self, state: AccountState) -> None:
+        """Make the state, after all recorded events, durable.  Raises OSError, Unavailable."""
+
+    def note_row(self, row: "RowState") -> None:
+        """Take the row of the account as the history read it, in any thread; only a database has one."""
+
+    async def listen(self, on_news: Callable[[], None]) -> None:
+        """Call `on_news` each time another host changed the state; return if no other host shares it."""
+
+
+class AccountFile(AccountStore):
+    """A JSON file beside the history, of this host alone; there whole or not at all, readable with `cat`."""
+
+    def __init__(self, path: Path, disk: Disk, clock: Clock) -> None:
+        self.path, self._disk, self._clock = str(path), disk, clock
+        self._read: AccountState | None = None
+
+    def look(self) -> None:
         if self._disk.inode(self.path) is None:
-            return None
+            return
         with opened(self._disk, self._disk.open_read(self.path)) as fd:
             # A larger file is cut here, and is not JSON then.
-            return parse(self._disk.pread(fd, LARGEST_BYTES, 0))
+            record = parse(self._disk.pread(fd, LARGEST_BYTES, 0), self.path)
+        clock = self._clock
+        self._read = record.moved(clock.boot_id(), clock.boottime_ns(), clock.wall_ns()).state
 
-    def save(self, record: PauseRecord) -> None:
-        """Replace the record, durably.  Raises OSError."""
+    def news(self) -> AccountState | None:
+        read, self._read = self._read, None
+        return read
+
+    def save(self, state: AccountState) -> None:
+        clock = self._clock
+        record = PauseRecord(clock.boot_id(), clock.boottime_ns(), clock.wall_ns(), state)
         replace_file(self._disk, self.path, render(record))
 
-    def save_soon(self, record: PauseRecord) -> None:
-        """Write a record soon, in the background."""
-        self._next = record
-        if self._writing is None or self._writing.done():
-            self._writing = asyncio.create_task(self._write())
 
-    async def written(self) -> str:
-        """Wait until the last record is durable; return the error, empty if there is none."""
-        return "" if self._writing is None else await asyncio.shield(self._writing)
+def account_store(policy: Policy, upstream: str, disk: Disk, clock: Clock) -> AccountStore:
+    """Return the row that hosts share for the account, or the file of this host; reads nothing yet."""
+    place = policy.history_of(upstream)
+    if place.database is None:
+        return AccountFile(pause_path(policy, upstream), disk, clock)
+    from relay.sender.account_row import AccountRow  # noqa: PLC0415 - it needs an extra
+    from relay.spool.database.account import account_of  # noqa: PLC0415 - it needs an extra
 
-    async def _write(self) -> str:
-        error = ""
-        while (record := self._next) is not None:
-            self._next, error = None, ""
-            try:
-                await asyncio.to_thread(self.save, record)
-            except OSError as failed:
-                error = clean(str(failed))
-                self._on_error(f"{self.path}: {error}")
-        return error
+    return AccountRow(account_of(place.database, place.account, place.host), clock)
 
 
 class Pausing:
@@ -134,17 +139,13 @@ class Pausing:
         self,
         upstream: str,
         telemetry: Telemetry,
-        state_file: AccountFile,
+        store: AccountStore,
         *,
-        row: "AccountRow | None" = None,
         view: View,
         on_change: Callable[[Availability], None],
     ) -> None:
-        """`row` is the state that all hosts of the account share; None if the account is this host's alone.
-
-        `view` is of the account's limits.  `on_change` is called with what routing sees, at each change.
-        """
-        self.state, self.state_file, self.row, self.shield = AccountState(), state_file, row, Shield()
+        """`view` is of the account's limits.  `on_change` gets what routing sees, at each change."""
+        self.state, self.store, self.shield = AccountState(), store, Shield()
         self.is_tried = False
         """Whether a transaction or a refusal has shown since the start if the upstream works."""
         self._is_retired = False
@@ -152,6 +153,8 @@ class Pausing:
         self.relayed_from_ns = 0
         """When the latest transaction began that relayed something (boottime)."""
         self._refused_at_ns = 0
+        self._is_recalled = self._is_unsaved = False
+        self._saving: asyncio.Task[str] | None = None
         self._upstream = upstream
         self._events, self._metrics, self._clock = telemetry
         self._view, self._on_change = view, on_change
@@ -176,45 +179,32 @@ class Pausing:
         `replaced` is the state of the account that an edit replaced by this one.  The operator's pause is
         taken from it, and not from this account's own record.
         """
-        record, why = None, ""
         try:
-            record = await asyncio.to_thread(self.state_file.load)
-        except (OSError, ValueError) as error:
-            why = clean(f"{self.state_file.path}: {error}")
-        if record is not None:
-            now_ns = self._clock.boottime_ns()
-            record = record.moved(self._clock.boot_id(), now_ns, self._clock.wall_ns())
-            self._become(record.at_a_start(now_ns))
-            self.shield.recall(record.state.doubts)
-        if self.row is not None:
-            why = await asyncio.to_thread(self.row.look) or why
-            self.learn()
-            self.apply(EventKind.RESTART)
-        if why:
-            self._events.tell("pause_unrecorded", upstream=self._upstream, error=why)
+            await asyncio.to_thread(self.store.look)
+        except (OSError, ValueError, Unavailable) as error:
+            self._events.tell("pause_unrecorded", upstream=self._upstream, error=clean(str(error)))
+        self.learn()
         if replaced is None:
             return
         # The messages in this line waited through the pauses of the replaced account.
-        now_ns = self._clock.boottime_ns()
-        before = [(since_ns, min(until_ns, now_ns)) for since_ns, until_ns in replaced.spans]
-        spans = merge_spans((*self.state.spans, *before))
-        self._become(replace(self.state, spans=tuple(spans[-MOST_SPANS:])))
+        self._become(_with_rests_of(self.state, replaced, self._clock.boottime_ns()))
         if replaced.operator is not None:
             self.apply(EventKind.KEEP, at_ns=replaced.spans[-1][0], pause=replaced.operator)
         elif self.state.operator is not None:
             self.end()
 
     def learn(self) -> None:
-        """Adopt the state that another host wrote, if there is news."""
-        if self.row is not None and (shared := self.row.news()) is not None:
-            self._become(with_shared(self.state, shared, self._clock.boottime_ns()))
-            self.shield.recall(self.state.doubts)
-
-    def ask_history(self) -> None:
-        """Have a failed history read at once: its database answers again."""
-        if self.state.fault:
-            now_ns = self._clock.boottime_ns()
-            self._become(replace(self.state, fault_until_ns=min(now_ns, self.state.fault_until_ns)))
+        """Adopt the state that the store read: at a start the saved one, later that of another host."""
+        if (found := self.store.news()) is None:
+            return
+        state, now_ns = self.state, self._clock.boottime_ns()
+        if not self._is_recalled:
+            self._is_recalled = True
+            if (started := at_a_start(found, now_ns)) != found:
+                self.store.record(Event(EventKind.RESTART, now_ns))
+            found, state = started, _with_rests_of(state, started, now_ns)
+        self._become(with_shared(state, found, now_ns))
+        self.shield.recall(self.state.doubts)
 
     def retire(self) -> AccountState:
         """Return the last state that is saved and announced: the account is used no more."""
@@ -223,7 +213,7 @@ class Pausing:
 
     async def recorded(self) -> str:
         """Wait until the state is durable; return the error, empty if there is none."""
-        return await self.state_file.written() or ("" if self.row is None else await self.row.written())
+        return "" if self._saving is None else await asyncio.shield(self._saving)
 
     def until_ns(self, now_ns: int) -> int | None:
         """End the pauses that are over; return when the first of the others ends (boottime), or None.
@@ -260,8 +250,6 @@ class Pausing:
         """End the pause for a failed history: it was read, and is sound."""
         if self.state.fault:
             self.apply(EventKind.SOUND)
-        if self.row is not None:
-            self.row.write()
 
     def end(self, why: EventKind = EventKind.RESUME) -> None:
         """End the pause by an operator's command, and clear the shield; one transaction goes first.
@@ -276,10 +264,10 @@ class Pausing:
         self._apply(Event(kind, self._clock.boottime_ns() if at_ns is None else at_ns, **about))
 
     def _apply(self, event: Event) -> None:
-        before = self.state
-        self._become(step(before, event))
-        if self.row is not None and self.state != before and not self._is_retired:
-            self.row.record(event)
+        after = step(self.state, event)
+        if after != self.state and not self._is_retired:
+            self.store.record(event)
+        self._become(after)
 
     def _become(self, after: AccountState) -> None:
         """Take a new state; save it, and log how it differs from the one before."""
@@ -290,53 +278,67 @@ class Pausing:
         if rests != rested:
             change = "pauses" if rests else "resumes"
             self._metrics.count(f"relay_upstream_{change}_total", self._upstream)
-        clock = self._clock
         if not self._is_retired:
-            record = PauseRecord(clock.boot_id(), clock.boottime_ns(), clock.wall_ns(), after)
-            self.state_file.save_soon(record)
+            self._save_soon()
             self._on_change(self.availability)
         self._tell_word(before.operator, after.operator)
         self._tell_health(before, after)
 
+    def _save_soon(self) -> None:
+        """Save the state in the background; of several states in a row, the last is enough."""
+        self._is_unsaved = True
+        if self._saving is None or self._saving.done():
+            self._saving = asyncio.create_task(self._save())
+
+    async def _save(self) -> str:
+        error = ""
+        while self._is_unsaved:
+            self._is_unsaved, error = False, ""
+            try:
+                await asyncio.to_thread(self.store.save, self.state)
+            except (OSError, Unavailable) as failed:
+                error = clean(str(failed))
+                self._events.tell("pause_unrecorded", upstream=self._upstream, error=error)
+        return error
+
     def _tell_word(self, before: OperatorPause | None, pause: OperatorPause | None) -> None:
+        events, name = self._events, self._upstream
         if pause is not None and pause != before:
             until_at_ns = None if pause.is_lasting else self._wall_ns(pause.until_ns)
-            self._events.tell(
-                "operator_paused", upstream=self._upstream, by=pause.by, until_at_ns=until_at_ns
-            )
+            events.tell("operator_paused", upstream=name, by=pause.by, until_at_ns=until_at_ns)
         elif pause is None and before is not None:
             is_over = before.until_ns <= self._clock.boottime_ns()
-            self._events.tell(
-                "operator_pause_ended",
-                upstream=self._upstream,
-                reason=EventKind.LAPSE if is_over else EventKind.RESUME,
-            )
+            why = EventKind.LAPSE if is_over else EventKind.RESUME
+            events.tell("operator_pause_ended", upstream=name, reason=why)
 
     def _tell_health(self, before: AccountState, state: AccountState) -> None:
+        events, name = self._events, self._upstream
         if state.health in RESTING:
             if (state.health, state.until_ns) == (before.health, before.until_ns):
                 return
             if state.is_refused:
-                self._events.tell("upstream_stopped", upstream=self._upstream, reason=state.because)
+                events.tell("upstream_stopped", upstream=name, reason=state.because)
             else:
-                self._events.tell(
-                    "upstream_paused",
-                    upstream=self._upstream,
-                    reason=state.because,
-                    until_at_ns=self._wall_ns(state.until_ns),
-                )
+                until_at_ns = self._wall_ns(state.until_ns)
+                events.tell("upstream_paused", upstream=name, reason=state.because, until_at_ns=until_at_ns)
         elif state.fault:
             if not before.fault:
-                self._events.tell("upstream_stopped", upstream=self._upstream, reason=state.fault)
+                events.tell("upstream_stopped", upstream=name, reason=state.fault)
         elif state.is_proving:
             if not before.is_proving or before.fault:
-                self._events.tell("upstream_proving", upstream=self._upstream)
+                events.tell("upstream_proving", upstream=name)
         elif before.is_proving:
             # Logged only now: if the probe is refused, the upstream never resumed.
-            self._events.tell("upstream_resumed", upstream=self._upstream)
+            events.tell("upstream_resumed", upstream=name)
 
     def _wall_ns(self, at_ns: int) -> int:
         return self._clock.wall_ns() + at_ns - self._clock.boottime_ns()
+
+
+def _with_rests_of(state: AccountState, other: AccountState, now_ns: int) -> AccountState:
+    """Return the state as if this account had also rested whenever `other` rested until now."""
+    rests = [(since_ns, min(until_ns, now_ns)) for since_ns, until_ns in other.spans]
+    return replace(state, spans=tuple(merge_spans((*state.spans, *rests))[-MOST_SPANS:]))
 
 
 def _is_proof(answer: Answer) -> bool:

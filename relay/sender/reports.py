@@ -16,6 +16,7 @@ Does not: choose the recipients of a report (`relay.spool.interface.owed_report`
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from relay.clock import SECOND_NS
@@ -24,7 +25,6 @@ from relay.mail.envelope import Envelope, QueueId
 from relay.mail.report import Reason, ReportedMessage, ReportedRecipient, report
 from relay.policy.model import Policy
 from relay.queue.queued import Queued, State, WaitKind, WaitReason
-from relay.queue.queues import Queues
 from relay.queue.upstream_queue import SLICE
 from relay.sender.host import Host, seconds, woken
 from relay.sender.throttle_thread import ThrottleThread
@@ -51,13 +51,13 @@ _LOST = "The reason is no longer known."
 _REASONS = {Status.EXPIRED: Reason.EXPIRED, Status.SUCCESS: Reason.RELAYED}
 
 
+@dataclass
 class Reporter:
     """Writes reports and warnings, which are messages from the relay to a sender.  Pure."""
 
-    def __init__(self, hostname: str) -> None:
-        self._hostname = hostname
-        self.sender: str | None = None
-        """The policy's `reports.from`, which may change; None for MAILER-DAEMON at the host."""
+    hostname: str
+    sender: str | None = None
+    """The policy's `reports.from`, which may change; None for MAILER-DAEMON at the host."""
 
     def report(self, message: Message, owed: OwedReport) -> Report:
         """Return the report on recipients that ended, by their notes; it quotes the head of long content."""
@@ -86,8 +86,8 @@ class Reporter:
         content = report(
             ReportedMessage(message.queue_id, message.envelope, message.head, is_whole),
             recipients,
-            hostname=self._hostname,
-            sender=self.sender or f"MAILER-DAEMON@{self._hostname}",
+            hostname=self.hostname,
+            sender=self.sender or f"MAILER-DAEMON@{self.hostname}",
             suffix=own_id.removeprefix(message.queue_id),
             until_ns=until_ns,
         )
@@ -111,15 +111,14 @@ def _told(envelope: Envelope, note: Note, reason: Reason) -> ReportedRecipient:
 class OwedReports:
     """The messages that owe a report, in order.  Belongs to one event loop."""
 
-    def __init__(self, policy: Policy, queue: Queues, host: Host, telemetry: Telemetry) -> None:
-        self._events, self._metrics, self._clock = telemetry
-        self._queue = queue
+    def __init__(self, policy: Policy, host: Host, telemetry: Telemetry) -> None:
+        self._events, self._clock = telemetry.events, telemetry.clock
         history = FileHistory(policy.reports_history, host.disk, self._clock)
         throttle = Throttle(history, _limits(policy), self._clock, transaction_ns=PUBLISHING_NS)
         self._gate = ThrottleThread(throttle, self._clock, self._tell_uncounted, workers=host.workers)
         self._waiting: dict[QueueId, None] = {}
-        self._counted = 0
-        """How many of `_waiting`, from its front, are counted as waiting for a slot."""
+        self._is_capped = False
+        """It was logged that the reports in `_waiting` wait for a slot."""
         self._wake = asyncio.Event()
         self._opens_at_ns = 0
         """Boottime at which there may be a slot; in the past if there may be one now."""
@@ -140,17 +139,21 @@ class OwedReports:
         """
         while True:
             self._wake.clear()
-            if (queue_id := self._first()) is None:
+            if (queue_id := next(iter(self._waiting), None)) is None:
+                self._is_capped = False
                 await self._wake.wait()
             elif self._clock.boottime_ns() < self._opens_at_ns:
-                self._tell_waiting()
+                if not self._is_capped:
+                    until_at_ns = self._clock.wall_ns() + self._opens_at_ns - self._clock.boottime_ns()
+                    self._events.tell("reports_capped", until_at_ns=until_at_ns)
+                self._is_capped = True
                 await woken(self._wake, self._opens_at_ns, self._clock)
             elif await report(queue_id):
-                self._forget(queue_id)
+                del self._waiting[queue_id]
 
     async def may_warn(self) -> bool:
         """Take a slot for a warning; return False if there is none, or reports wait for one."""
-        return self._first() is None and await self.take_slot()
+        return not self._waiting and await self.take_slot()
 
     async def take_slot(self) -> bool:
         try:
@@ -171,24 +174,6 @@ class OwedReports:
 
     async def close(self) -> None:
         await self._gate.close()
-
-    def _first(self) -> QueueId | None:
-        """Return the message whose report is next; forget those that have ended."""
-        while (first := next(iter(self._waiting), None)) is not None and first not in self._queue:
-            self._forget(first)
-        return first
-
-    def _forget(self, queue_id: QueueId) -> None:
-        self._waiting.pop(queue_id, None)
-        self._counted = max(0, self._counted - 1)
-
-    def _tell_waiting(self) -> None:
-        """Count each report that waits for a slot once; log only if none waited before."""
-        if self._counted == 0:
-            until_at_ns = self._clock.wall_ns() + self._opens_at_ns - self._clock.boottime_ns()
-            self._events.tell("reports_capped", until_at_ns=until_at_ns)
-        self._metrics.count("relay_reports_capped_total", by=len(self._waiting) - self._counted)
-        self._counted = len(self._waiting)
 
     def _tell_uncounted(self, error: HistoryError) -> None:
         self._events.tell("reports_uncounted", error=str(error))

@@ -12,9 +12,7 @@ from collections.abc import Awaitable, Callable, Collection
 
 from relay.clock import SECOND_NS, StepWatch
 from relay.mail.envelope import QueueId
-from relay.policy.lane import lanes_of, price_of
 from relay.policy.model import Policy
-from relay.queue.lanes import Arrangement
 from relay.queue.queues import Queues
 from relay.sender.account import GRACE_SECONDS, Account, UpstreamView
 from relay.sender.arrivals import Arrivals
@@ -60,17 +58,9 @@ class Sender:
         self._stopping: set[asyncio.Task[None]] = set()
         """The stops of accounts that left the policy, and at the end of all others."""
         self._is_finished = False
-        self._owed = OwedReports(policy, self.queue, host, telemetry)
-        self.settling = Settling(
-            self.queue,
-            self.spool_thread,
-            telemetry,
-            hostname=hostname,
-            owed=self._owed,
-            on_report=lambda: self._arrivals.look(),  # noqa: PLW0108 - self._arrivals is made later
-        )
+        self._owed = OwedReports(policy, host, telemetry)
+        self.settling = Settling(self.queue, self.spool_thread, telemetry, hostname=hostname, owed=self._owed)
         self._arrivals = Arrivals(host, self.settling, policy, telemetry, self._owed)
-        self._go_by(policy)
 
     async def read(self) -> None:
         """Claim the whole queue; relay nothing.  Raises Full, Unavailable."""
@@ -148,7 +138,6 @@ class Sender:
     async def apply(self, policy: Policy) -> None:
         """Apply an edited policy.  Transactions in flight finish under the old one."""
         await self._owed.use(policy)
-        self._go_by(policy)
         self._arrivals.use(policy)
         before, self._policy = self._policy, policy
         self._telemetry.metrics.know_upstreams(policy.upstreams, policy.instead_of_pairs)
@@ -207,14 +196,6 @@ class Sender:
             self.spool_counts = await self.spool_thread.call(lambda spool: spool.look())
         except (Full, Unavailable) as trouble:
             self.spool_thread.tell(trouble)
-
-    def _go_by(self, policy: Policy) -> None:
-        """Order each line by the policy's lanes and what its upstream counts; settle by its `retry`."""
-        self.settling.use(policy)
-        lanes = lanes_of(policy.lanes)
-        for name, upstream in policy.upstreams.items():
-            by = Arrangement(lanes, price_of(upstream.limits), upstream.max_recipients)
-            self.queue.line(name).arrange(by)
 
     async def _add(self, name: str, replaced: AccountState | None) -> None:
         new = Logins(

@@ -10,7 +10,7 @@ of which recipients its sender was told, depends on all parts.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 from weakref import WeakValueDictionary
 
@@ -31,13 +31,7 @@ from relay.verdicts.outcome import Answer
 
 REPLIES_KEPT, REPLIES_EACH = 1000, 32
 """Limits of `replies`: messages, and recipients of each."""
-_Became = Literal["relayed", "bounced", "expired", "deleted"]
-_WORST_FIRST: tuple[tuple[Status, _Became], ...] = (
-    (Status.BOUNCED, "bounced"),
-    (Status.EXPIRED, "expired"),
-    (Status.DELETED, "deleted"),
-)
-_WORDS = dict(_WORST_FIRST)
+_WORST_FIRST = (Status.BOUNCED, Status.EXPIRED, Status.DELETED, Status.SUCCESS, Status.RELAYED)
 
 
 class Settling:
@@ -54,14 +48,13 @@ class Settling:
         *,
         hostname: str,
         owed: OwedReports,
-        on_report: Callable[[], None],
     ) -> None:
-        """`on_report` is called when a report was published: it waits in the spool to be claimed."""
         self.queue, self.spool_thread = queue, spool_thread
         self._events, self._metrics, self._clock = telemetry
         self._owed = owed
         self._reporter = Reporter(hostname)
-        self._on_report = on_report
+        self.new_mail = asyncio.Event()
+        """Set when a report was published, or a listener pulled the trigger: the spool has mail to claim."""
         self._locks: WeakValueDictionary[QueueId, asyncio.Lock] = WeakValueDictionary()
         """One for each message that is being settled."""
         self._newest: dict[QueueId, Message] = {}
@@ -129,12 +122,14 @@ class Settling:
         Returns False if there is no slot for the report.
         """
         async with self._lock(queue_id):
+            if queue_id not in self.queue:
+                return True
             (message,) = await self.load([queue_id])
             if isinstance(message, Unavailable):
                 retry_seconds = self.spool_thread.unreadable_retry_ns / SECOND_NS
                 asyncio.get_running_loop().call_later(retry_seconds, self._owed.ask, queue_id)
                 return True
-            if message is None or queue_id not in self.queue:
+            if message is None:
                 return True
             what = Settlement(queue_id, message.envelope)
             if (owed := message.owed_report) is not None:
@@ -154,30 +149,17 @@ class Settling:
         Raises Full, Unavailable, Absent and Corrupt, as `delete` does: nothing has happened yet.
         """
         at_ns, subject = self._clock.wall_ns(), _subject(message, queued)
-        async with self._lock(message.queue_id):
-            message = self._as_settled(message)
-            marks = dict.fromkeys(message.left, Status.BOUNCED)
-            notes = [Note(i, answer.status, "operator", answer.text, None, at_ns) for i in marks]
-            what = Settlement(message.queue_id, message.envelope, marks, notes)
-            if (after := await self._settle(message, what, is_asked=True)) is not None:
-                self._go_on(after)
+        notes = [Note(i, answer.status, "operator", answer.text, None, at_ns) for i in message.left]
+        await self._end_left(message, Status.BOUNCED, notes)
         delays = Delays(queued_ns=max(0, at_ns - message.envelope.arrival_at_ns))
-        self._tell(subject, dict.fromkeys(marks, (Fate.BOUNCED, answer)), delays, NO_TRANSACTION)
+        self._tell(subject, dict.fromkeys(message.left, (Fate.BOUNCED, answer)), delays, NO_TRANSACTION)
 
     async def delete(self, message: Message, queued: Queued) -> None:
         """Delete all recipients left, by an operator's command, without any report."""
         subject = _subject(message, queued)
         queue_id, message_id, envelope = message.queue_id, subject.names.message_id, message.envelope
-        async with self._lock(queue_id):
-            message = self._as_settled(message)
-            what = Settlement(queue_id, envelope, dict.fromkeys(message.left, Status.DELETED))
-            if (owed := message.owed_report) is not None:
-                # Told, so that it is not sent either if a power loss brings the message back.
-                what.told = owed.indices
-            if (after := await self._settle(message, what, is_asked=True)) is not None:
-                self._go_on(after)
-        if what.told:
-            self._events.tell("report_omitted", queue_id=queue_id, nrcpt=len(what.told))
+        if told := await self._end_left(message, Status.DELETED):
+            self._events.tell("report_omitted", queue_id=queue_id, nrcpt=len(told))
         for index in message.left:
             self._events.tell(
                 "recipient_deleted",
@@ -188,6 +170,18 @@ class Settling:
                 recipient=envelope.recipients[index],
             )
         self._events.tell("deleted", queue_id=queue_id, message_id=message_id, nrcpt=len(message.left))
+
+    async def _end_left(self, message: Message, status: Status, notes: Sequence[Note] = ()) -> Sequence[int]:
+        """End all recipients left; return those of which no report tells because they were deleted."""
+        async with self._lock(message.queue_id):
+            message = self._as_settled(message)
+            what = Settlement(message.queue_id, message.envelope, dict.fromkeys(message.left, status), notes)
+            if status is Status.DELETED and (owed := message.owed_report) is not None:
+                # Told, so that it is not sent either if a power loss brings the message back.
+                what.told = owed.indices
+            if (after := await self._settle(message, what, is_asked=True)) is not None:
+                self._go_on(after)
+        return what.told
 
     async def warn(self, message: Message, delays: Sequence[Note], until_at_ns: int) -> bool:
         """Warn the sender, durably and once, that recipients wait; return False if no slot is free."""
@@ -247,7 +241,7 @@ class Settling:
             if is_asked:
                 raise
             return None
-        self._metrics.count_fates(_words(what))
+        self._metrics.count_fates(status.word for status in what.marks.values())
         if what.report is not None:
             self._tell_published(after, what, what.report)
         return after
@@ -271,7 +265,7 @@ class Settling:
         self._events.tell(
             f"{kind}_published", queue_id=what.queue_id, report_id=report_id, size_bytes=size_bytes
         )
-        self._on_report()
+        self.new_mail.set()
 
     def _tell(
         self, subject: Subject, answered: Mapping[int, tuple[Fate, Answer]], delays: Delays, via: Via
@@ -281,23 +275,17 @@ class Settling:
 
     def _ended(self, message: Message) -> None:
         self.forget(message.queue_id)
-        statuses, tells_of = message.statuses, message.envelope.tells_of
-        if any(status.is_failure for status in statuses):
-            failed = [index for index, status in enumerate(statuses) if status.is_failure]
-            untold = [index for index in failed if not tells_of(index, Notify.FAILURE)]
-            if is_notice(message.queue_id):
-                self._metrics.count("relay_reports_dropped_total")
-                self._events.tell(
-                    "report_dropped", queue_id=message.queue_id, recipient=message.envelope.recipients[0]
-                )
-            elif untold:
-                self._events.tell("report_omitted", queue_id=message.queue_id, nrcpt=len(untold))
+        queue_id, statuses, envelope = message.queue_id, message.statuses, message.envelope
+        failed = [index for index, status in enumerate(statuses) if status.is_failure]
+        if failed and is_notice(queue_id):
+            self._metrics.count("relay_reports_dropped_total")
+            self._events.tell("report_dropped", queue_id=queue_id, recipient=envelope.recipients[0])
+        elif untold := [index for index in failed if not envelope.tells_of(index, Notify.FAILURE)]:
+            self._events.tell("report_omitted", queue_id=queue_id, nrcpt=len(untold))
         # The worst result of its recipients counts as the message's.
-        self._metrics.count(
-            "relay_queue_removed_total",
-            next((word for status, word in _WORST_FIRST if status in statuses), "relayed"),
-        )
-        self._events.tell("removed", queue_id=message.queue_id)
+        worst = next(status for status in _WORST_FIRST if status in statuses)
+        self._metrics.count("relay_queue_removed_total", worst.word)
+        self._events.tell("removed", queue_id=queue_id)
 
     def _put_back(self, attempt: Attempt, decision: Decision) -> None:
         """Put a part back into its line; the caller wakes the accounts."""
@@ -335,11 +323,6 @@ def _notes(attempt: Attempt, decision: Decision, indices: Sequence[int], at_ns: 
 
 def _subject(message: Message, queued: Queued) -> Subject:
     return Subject(message, queued.shown.names, queued.lane)
-
-
-def _words(settlement: Settlement) -> list[_Became]:
-    """Return what became of the recipients that a settlement marks."""
-    return [_WORDS.get(status, "relayed") for status in settlement.marks.values()]
 
 
 def _final(fate: Fate, answer: Answer) -> Answer:

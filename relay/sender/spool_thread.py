@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
-from relay.sender.host import THREADS, Batch, Workers
+from relay.sender.host import Batch, CallThread, Workers
 from relay.spool.interface import Absent, Corrupt, Full, Message, Settlement, Spool, Unavailable
 
 Returned = TypeVar("Returned")
@@ -28,14 +28,14 @@ MOST_BYTES_AT_HAND = 16 * 1024 * 1024
 
 class SpoolThread:
     def __init__(
-        self, spool: Spool, on_trouble: Callable[[Full | Unavailable], None], workers: Workers = THREADS
+        self, spool: Spool, on_trouble: Callable[[Full | Unavailable], None], workers: Workers = CallThread
     ) -> None:
         """`on_trouble` is called with the error of the spool, once for all callers that wait."""
         self._spool, self.is_shared = spool, spool.is_shared
         self.unreadable_retry_ns = int(AGAIN_SECONDS * SECOND_NS) if spool.is_shared else UNREADABLE_RETRY_NS
         """Shorter for a database: once it is back, it gives all messages."""
         self._on_trouble = on_trouble
-        self._thread = workers.one("spool")
+        self._thread = workers("spool")
         self._tells_again_at = 0.0
         """By the clock of the event loop."""
         self._settlements: Batch[Settlement, None] = Batch(spool.settle, self._thread, GATHERS_SECONDS)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from relay.clock import Clock
-from relay.sender.host import THREADS, Workers
+from relay.sender.host import CallThread, Workers
 from relay.throttle.admission import Admission, Request
 from relay.throttle.history import HistoryError
 from relay.throttle.throttle import Reservation, Throttle, View
@@ -28,14 +28,14 @@ class ThrottleThread:
         throttle: Throttle,
         clock: Clock,
         on_error: Callable[[HistoryError], object],
-        workers: Workers = THREADS,
+        workers: Workers = CallThread,
     ) -> None:
         """`on_error` is called if an end could not be written."""
         self.view: View = throttle
         """Answers from memory, without the thread."""
         self._throttle, self._clock = throttle, clock
         self._on_error = on_error
-        self._thread = workers.one("history")
+        self._thread = workers("history")
         self._flushing: asyncio.Task[None] | None = None
 
     async def reserve(self, requests: Sequence[Request]) -> list[Admission]:

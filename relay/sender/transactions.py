@@ -166,7 +166,7 @@ class Transactions:
     async def _send(self, attempt: Attempt, reservation: Reservation) -> None:
         connection, is_over = attempt.connection, True
         try:
-            outcome = self._by_session(connection, await self._speak(attempt))
+            outcome = _by_session(connection, await self._speak(attempt))
             is_over = outcome.is_over
         except asyncio.CancelledError:
             # The grace is over.  If only this upstream leaves the policy, others may go on with the
@@ -186,25 +186,12 @@ class Transactions:
             if is_over or attempt.ended_ns > reservation.deadline_ns + SUSPENDED_NS:
                 self._throttle.ended(reservation)
             attempt.conn_use = max(1, connection.transactions)
-            if connection.is_usable:
-                self._pool.release(connection)
-            else:
-                self._pool.discard(connection)
+            self._pool.release(connection)
             self._on_end()
         if is_any_relayed(outcome):
             known_ns, took_ns = self.transaction_ns, attempt.took_ns
             self.transaction_ns = known_ns + (took_ns - known_ns) // 8 if known_ns else took_ns
         await self._settle(attempt, outcome)
-
-    def _by_session(self, connection: Connection, outcome: Outcome) -> Outcome:
-        """Return the outcome, corrected if the session is full; learn how many messages a session takes."""
-        if is_any_relayed(outcome):
-            connection.relayed += 1
-        elif (untried := of_full_session(outcome)) is not None:
-            # If even the first message of a session is refused so, the session was not full.
-            self._pool.limit_session_messages(connection.transactions - 1 if connection.relayed else None)
-            return untried if connection.relayed else outcome
-        return outcome
 
     async def _speak(self, attempt: Attempt) -> Outcome:
         """Run the transaction; after an exception the connection has ended too."""
@@ -330,3 +317,14 @@ class Transactions:
         due_at_ns = self._clock.boottime_ns() + self._spool_thread.unreadable_retry_ns
         why = WaitReason(f"cannot be read now: {clean(str(error))}")
         self._line.put_back(queued, State.DEFERRED, why=why, due_at_ns=due_at_ns)
+
+
+def _by_session(connection: Connection, outcome: Outcome) -> Outcome:
+    """Return the outcome; if the session is full, end it, and return the outcome that counts then."""
+    if is_any_relayed(outcome):
+        connection.relayed += 1
+    # If even the first message of a session is refused so, the session was not full.
+    elif connection.relayed and (untried := of_full_session(outcome)) is not None:
+        connection.abort()
+        return untried
+    return outcome

@@ -13,7 +13,7 @@ tests/engines/spool/conformance.py is the suite that every engine passes.
 import enum
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from relay.mail.draft import Draft
 from relay.mail.dsn import Notify
@@ -49,6 +49,9 @@ class Corrupt(SpoolError):  # noqa: N818 - what is stored
     """A stored message is torn, foreign or damaged; the text says how.  Never sent, never deleted."""
 
 
+StatusWord = Literal["to do", "relayed", "bounced", "expired", "deleted"]
+
+
 class Status(enum.Enum):
     """The status of a recipient; the value is its byte in the store."""
 
@@ -73,7 +76,20 @@ class Status(enum.Enum):
         """Whether the sender may be owed a report about the recipient."""
         return self.is_failure or self is Status.SUCCESS
 
+    @property
+    def word(self) -> StatusWord:
+        """Return what became of the recipient, for listings and metrics."""
+        return _WORDS[self]
 
+
+_WORDS: Mapping[Status, StatusWord] = {
+    Status.TODO: "to do",
+    Status.RELAYED: "relayed",
+    Status.SUCCESS: "relayed",
+    Status.BOUNCED: "bounced",
+    Status.EXPIRED: "expired",
+    Status.DELETED: "deleted",
+}
 _REPORTED = frozenset(status for status in Status if status.is_reported)
 
 INLINE_BYTES = 256 * 1024

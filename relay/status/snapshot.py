@@ -18,6 +18,7 @@ from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.mail.formats import rfc3339_or_none, span
 from relay.queue.routes import Because, Choice, reason_of
+from relay.spool.interface import StatusWord
 from relay.verdicts.account import Health
 
 
@@ -293,13 +294,10 @@ class Snapshot:
         return self.queue.get(state, QueueCounts())
 
 
-RecipientStatus = Literal["to do", "relayed", "bounced", "expired", "deleted"]
-
-
 @dataclass(frozen=True, slots=True)
 class RecipientView:
     address: str
-    status: RecipientStatus
+    status: StatusWord
     text: str = ""
     """The last reply, or another note about the recipient; empty if it was relayed."""
     last_attempt_at_ns: int | None = None

@@ -126,7 +126,6 @@ _ROWS: tuple[tuple[str, str | tuple[float, ...], str, str], ...] = (
      "Reports and warnings queued for senders."),
     ("relay_reports_dropped_total", "counter", "",
      "Reports and warnings that could not be relayed: their senders were not told."),
-    ("relay_reports_capped_total", "counter", "", "Reports that had to wait for `reports.per_hour`."),
     ("relay_notices_total", "counter", "result=sent|dropped",
      "Notices of `notify` that were accepted, or dropped: too many, too old, or without a hook."),
     ("relay_notice_failures_total", "counter", "", "Failed attempts to send a notice."),

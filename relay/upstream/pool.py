@@ -48,8 +48,6 @@ class Pool:
         """
         self._opener, self._caps, self._clock = opener, caps, clock
         self._on_change, self._on_failed = on_change, on_failed
-        self._session_limit = (1, 0)
-        """How many messages a session takes, and until when that holds (boottime, ns)."""
         self._places: dict[Connection, _Opened] = {}
         self._opening: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
@@ -68,7 +66,7 @@ class Pool:
     def take(self, most: int) -> list[Connection]:
         """Return up to `most` idle connections, the last used first; begin to open more if there are fewer.
 
-        The caller gives each back by `release` or `discard`.
+        The caller gives each back by `release`.
         """
         has_failed = self._drop_unfit(list(self._places))
         taken = [each for each, place in reversed(self._places.items()) if not place.is_busy][:most]
@@ -83,18 +81,9 @@ class Pool:
         return taken
 
     def release(self, connection: Connection, *, was_used: bool = True) -> None:
-        """Keep the connection if it may be used again.  If not `was_used`, its idle time continues."""
+        """Keep the connection if it may be used again, or close it; if not `was_used`, it stayed idle."""
         place = self._places.pop(connection)
         self._keep(connection, place.opener, self._clock.boottime_ns() if was_used else place.idle_since_ns)
-
-    def discard(self, connection: Connection) -> None:
-        del self._places[connection]
-        connection.abort()
-
-    def limit_session_messages(self, messages: int | None) -> None:
-        """Close connections after so many messages, as the upstream does, for `max_age_ns`; None: by caps."""
-        until_ns = 0 if messages is None else self._clock.boottime_ns() + self._caps.max_age_ns
-        self._session_limit = (messages or 1, until_ns)
 
     def configure(self, caps: Caps, opener: Open | None = None) -> None:
         """Change the caps at once, and the opener if one is given.
@@ -107,7 +96,6 @@ class Pool:
         self._rests_until_ns = 0
         if opener is not None:
             self._opener = opener
-            self.limit_session_messages(None)
         self._look()
 
     def stop(self) -> None:
@@ -167,13 +155,11 @@ class Pool:
 
     def _may_stay(self, connection: Connection, place: _Opened) -> bool:
         now_ns, caps = self._clock.boottime_ns(), self._caps
-        most_messages, until_ns = self._session_limit
-        most = caps.max_messages if now_ns >= until_ns else min(caps.max_messages, most_messages)
         return (
             not self._is_stopped
             and place.opener is self._opener
             and connection.is_usable
-            and connection.transactions < most
+            and connection.transactions < caps.max_messages
             and now_ns - connection.opened_at_ns < caps.max_age_ns
             and now_ns - place.idle_since_ns < caps.idle_ns
             and len(self._places) + len(self._opening) <= caps.connections

@@ -308,6 +308,11 @@ def lapsed(state: AccountState, now_ns: int) -> AccountState:
     return state
 
 
+def at_a_start(state: AccountState, now_ns: int) -> AccountState:
+    """Return the state in which a start at that instant begins, by a saved state in the time of this boot."""
+    return lapsed(step(state, Event(EventKind.RESTART, now_ns)), now_ns)
+
+
 def max_recipients_now(usual: int, taken: int | None) -> int:
     """Return how many recipients a transaction may have; `taken` None: no limit but `usual`."""
     return usual if taken is None else min(usual, taken + 1)
@@ -374,10 +379,6 @@ class PauseRecord:
             spans=tuple((later(begin), later(end)) for begin, end in state.spans),
         )
         return PauseRecord(boot_id, self.written_at_ns + by_ns, self.wall_ns, state)
-
-    def at_a_start(self, now_ns: int) -> AccountState:
-        """Return the state in which a start at that instant begins, by a record of this boot."""
-        return lapsed(step(self.state, Event(EventKind.RESTART, now_ns)), now_ns)
 
     def fault(self) -> str:
         """Return what makes no sense in the record, or nothing."""

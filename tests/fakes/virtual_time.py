@@ -12,7 +12,6 @@ import asyncio
 import selectors
 import socket
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
 from relay.clock import SECOND_NS
@@ -90,7 +89,8 @@ class _Selector(selectors.DefaultSelector):
 class InTurn:
     """A worker that makes its calls in the loop's own thread, each in a loop iteration of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "") -> None:
+        del name
         self._is_closed = False
 
     def call(self, function: Callable[[], Any]) -> "asyncio.Future[Any]":
@@ -114,15 +114,6 @@ def _make(function: Callable[[], Any], returned: "asyncio.Future[Any]") -> None:
         returned.set_exception(error)
     else:
         returned.set_result(value)
-
-
-class WorkersInTurn:
-    def one(self, name: str) -> InTurn:
-        del name
-        return InTurn()
-
-    def several(self, count: int, name: str) -> Executor:
-        return ThreadPoolExecutor(count, name)
 
 
 async def pass_time(seconds: float) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import io
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,16 +86,6 @@ class SimulatedTrigger:
         pass
 
 
-class SimulatedWorkers:
-    def one(self, name: str) -> SimulatedThread:
-        return SimulatedThread(name)
-
-    def several(self, count: int, name: str) -> Executor:
-        """Return an executor. The simulated loop does not use it, because its threads are simulated."""
-        del count, name
-        return ThreadPoolExecutor(1)
-
-
 class SimulatedRelay:
     """The relay. It must be made within a life, and is part of it."""
 
@@ -133,7 +122,7 @@ class SimulatedRelay:
             return SimulatedTrigger(loop, number)
 
         def host_of(disk: SimulatedDisk) -> Host:
-            return Host(clock, disk, SimulatedWorkers(), trigger, self._host.look_s)
+            return Host(clock, disk, SimulatedThread, trigger, self._host.look_s)
 
         # Calls to a database take time, in a thread.
         spool = await SimulatedThread().call(opened) if loop.has_fibers else opened()

@@ -6,15 +6,15 @@ Guarantees
 - A rotated refresh token is durable before it is sent.  Until it is durable, no request is made, and each
   login, and `close`, tries again to make it durable.
 - A valid token is used as long as the secrets are those that it was got with, or that came with it.
-- If the upstream refuses a token that worked before, another token is worth a second login at once.  After a
-  token that never worked it is not.  In both cases the next login requests another.
+- If the upstream refuses a token that worked before, another token is worth a login.  After a token that
+  never worked, or that was granted again, it is not.  In all cases the next login requests another.
 Does not: wait between attempts without a token: the upstream's pause does that (`relay.verdicts.account`).
 Assumes: one event loop.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Protocol
 
 from relay.clock import SECOND_NS, Clock
 from relay.policy.model import GrantType, OAuth2
@@ -32,34 +32,28 @@ MARGIN_NS = 30 * SECOND_NS
 """A token is not used this long before its end, since a login takes time; at most a tenth of its life."""
 
 
-class TokenOwner(Protocol):
-    """The owner of the account: it has the secrets, and is told of tokens."""
-
-    async def secrets(self) -> AccountSecrets:
-        """Read them anew, so a change counts from the next request on.  `Tokens.token` passes errors on."""
-
-    async def record_refresh_token(self, old: str, new: str) -> str:
-        """Make a new refresh token durable in place of the one sent; log and return the error, "" if none."""
-
-    def token_granted(self, life_seconds: int, *, is_rotated: bool) -> None: ...
-
-    def token_denied(self) -> None: ...
-
-
 class Tokens:
     def __init__(
         self,
         oauth2: OAuth2,
         user: str,
         ask: Ask,
-        owner: TokenOwner,
         clock: Clock,
         *,
+        secrets: Callable[[], Awaitable[AccountSecrets]],
+        record: Callable[[str, str], Awaitable[str]],
+        on_answer: Callable[[TokenAnswer], None],
         before: "Tokens | None" = None,
     ) -> None:
-        """`before` had the tokens before an edit of the policy, and may have a request under way."""
+        """`secrets` reads the secrets anew, so a change counts from the next request on.
+
+        `record` makes a new refresh token durable in place of the one sent; it logs and returns the error,
+        "" if there is none.  `on_answer` gets each answer; a refresh token in it is a new one.
+        `before` had the tokens before an edit of the policy, and may have a request under way.
+        """
         self._oauth2, self._user, self._ask_server = oauth2, user, ask
-        self._owner, self._clock, self._before = owner, clock, before
+        self._secrets, self._record, self._on_answer = secrets, record, on_answer
+        self._clock, self._before = clock, before
         self.got_with: frozenset[bytes] = frozenset()
         """Digests of the secrets used for the token, also with the refresh token that came with it."""
         self._token = ""
@@ -70,7 +64,7 @@ class Tokens:
         """A refresh token, and its successor, which is not durable yet."""
 
     async def token(self) -> str | Denied:
-        """Return a token for a login now, or why there is none.  Raises what the owner's `secrets` raises."""
+        """Return a token for a login now, or why there is none.  Raises what `secrets` raises."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._answer())
         # Shielded: the caller may be cancelled, and the answer may have a new refresh token.
@@ -100,7 +94,7 @@ class Tokens:
 
     async def _answer(self) -> str | Denied:
         # Now, not only when the token ends: a crash until then would lose the refresh token.
-        error, secrets = await self._keep_all(), await self._owner.secrets()
+        error, secrets = await self._keep_all(), await self._secrets()
         asked_at_ns = self._clock.boottime_ns()  # the server counts the token's life from a later instant
         if asked_at_ns < self._usable_until_ns and secrets.digest() in self.got_with:
             return self._token
@@ -110,13 +104,13 @@ class Tokens:
         else:
             answer = await self._ask(secrets)
         if isinstance(answer, Denied) and answer.is_final:
-            sent, secrets = secrets, await self._owner.secrets()
+            sent, secrets = secrets, await self._secrets()
             if secrets != sent:
                 # Another process, or a person, replaced the secrets meanwhile.  Logins with the new ones
                 # wait for this answer too, so nobody else would try them.
                 answer = await self._ask(secrets)
         if isinstance(answer, Denied):
-            self._owner.token_denied()
+            self._on_answer(answer)
             return answer
         new = answer.refresh_token or secrets.refresh_token
         is_rotated = self._oauth2.grant is GrantType.REFRESH_TOKEN and new != secrets.refresh_token
@@ -124,15 +118,17 @@ class Tokens:
         if is_rotated:
             # Crash here: the server may refuse the old refresh token, and only a person can mend that.
             await self._keep(secrets.refresh_token, new)
-        self._owner.token_granted(answer.life_seconds, is_rotated=is_rotated)
+        self._on_answer(answer if is_rotated else replace(answer, refresh_token=""))
         life_ns = max(answer.life_seconds, 1) * SECOND_NS
+        if answer.access_token == self._token:
+            self._worked = ""
         self._token = answer.access_token
         self._usable_until_ns = asked_at_ns + life_ns - min(MARGIN_NS, life_ns // 10)
         return self._token
 
     async def _keep(self, old: str, new: str) -> str:
         self._unkept = old, new
-        error = await self._owner.record_refresh_token(old, new)
+        error = await self._record(old, new)
         if not error:
             self._unkept = None
         return error

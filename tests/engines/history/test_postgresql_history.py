@@ -12,7 +12,7 @@ import pytest
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.sender.account_row import AccountRow
-from relay.sender.pausing import AccountFile, Pausing
+from relay.sender.pausing import Pausing
 from relay.smtp.reply import Phase, Reply
 from relay.spool.database.account import SharedAccount
 from relay.spool.database.connection import Database
@@ -23,7 +23,7 @@ from relay.throttle.book import Book
 from relay.throttle.history import HistoryError, Issued
 from relay.throttle.postgresql_history import HighWaterMark, PostgresqlHistory
 from relay.throttle.throttle import Throttle, View
-from relay.verdicts.account import AccountState, Event, EventKind, Health, PauseAsked, step
+from relay.verdicts.account import AccountState, EventKind, Health, PauseAsked
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import Verdict
 from tests.engines.history.limits import TRANSACTION_NS, granted, messages
@@ -206,24 +206,32 @@ class Host:
     """One relay's side: its clock, its state of the account, and the shared row."""
 
     def __init__(self, account: SharedAccount, wrong_by_ns: int, up_ns: int) -> None:
-        self.clock = FakeClock(up_ns, FakeClock().wall_ns() + wrong_by_ns)
+        self.clock = clock = FakeClock(up_ns, FakeClock().wall_ns() + wrong_by_ns)
         for _ in range(up_ns % 7):
-            self.clock.reboot(boottime_ns=up_ns)
-        self.told: list[str] = []
-        self.row = AccountRow(account, self.clock, self.told.append)
-        self.state = AccountState()
+            clock.reboot(boottime_ns=up_ns)
+        self.log, self.row = io.StringIO(), AccountRow(account, clock)
+        self.pausing = Pausing(
+            "isp",
+            Telemetry(Events(self.log, "json", clock), Metrics(clock), clock),
+            self.row,
+            view=View(Book(), clock),
+            on_change=lambda _availability: None,
+        )
+        self.learn()
+
+    @property
+    def state(self) -> AccountState:
+        return self.pausing.state
 
     async def meet(self, kind: EventKind, minutes: int = 0) -> str:
         now_ns = self.clock.boottime_ns()
         pause = PauseAsked("ann", minutes * 60 * SECOND_NS).begun(now_ns, 0) if minutes else None
-        event = Event(kind, now_ns, "450 4.7.1 slow down", pause=pause)
-        self.state = step(self.state, event)
-        self.row.record(event)
-        return await self.row.written()
+        self.pausing.apply(kind, text="450 4.7.1 slow down", pause=pause)
+        return await self.pausing.recorded()
 
     def learn(self) -> AccountState:
-        assert self.row.look() == ""
-        self.state = self.row.news() or self.state
+        self.row.look()
+        self.pausing.learn()
         return self.state
 
 
@@ -263,39 +271,39 @@ async def test_a_restart_on_one_host_makes_all_hosts_try_a_refused_account_again
     assert one.learn().health is Health.PROVING
 
 
-def pausing_of(account: SharedAccount, path: Path) -> Pausing:
-    clock = FakeClock()
-    return Pausing(
-        "isp",
-        Telemetry(Events(io.StringIO(), "json", clock), Metrics(clock), clock),
-        AccountFile(path, RealDisk()),
-        row=AccountRow(account, clock),
-        view=View(Book(), clock),
-        on_change=lambda _availability: None,
-    )
-
-
-async def test_a_stop_by_a_shield_is_over_for_all_hosts_once_one_resumes(
-    account: SharedAccount, tmp_path: Path
-) -> None:
-    one, other = (pausing_of(account, tmp_path / name) for name in ("one", "other"))
+async def test_a_stop_by_a_shield_is_over_for_all_hosts_once_one_resumes(hosts: tuple[Host, Host]) -> None:
+    one, other = hosts
     unknown = Answer(Verdict.BOUNCE, Phase.RCPT, Reply(550, None, "no"), "550 no")
 
     def judged() -> Answer | None:
         """Return the pause for one refusal that no rule knows, as the other host judges it."""
         outcome = Outcome((unknown,))
-        return other.shield.judge(outcome, "a@here", QueueId("0"), [(0, "b@there")], (0, 1)).pause
+        return other.pausing.shield.judge(outcome, "a@here", QueueId("0"), [(0, "b@there")], (0, 1)).pause
 
-    one.rest(unknown._replace(verdict=Verdict.STOP, is_doubted=True))
-    assert await one.recorded() == ""
-    await other.recall(None)
+    one.pausing.rest(unknown._replace(verdict=Verdict.STOP, is_doubted=True))
+    assert await one.pausing.recorded() == ""
+    other.learn()
     assert judged() is not None
-    one.end()
-    assert await one.recorded() == ""
-    assert other.row is not None
-    assert other.row.look() == ""
+    one.pausing.end()
+    assert await one.pausing.recorded() == ""
     other.learn()
     assert judged() is None
+
+
+async def test_a_restart_continues_a_pause_and_its_spans_out_of_the_row(account: SharedAccount) -> None:
+    one = Host(account, YEAR_NS, 1001 * SECOND_NS)
+    await one.meet(EventKind.KEEP, minutes=60)
+    again = Host(account, -YEAR_NS, 5_000_002 * SECOND_NS)
+
+    assert again.state.operator is not None
+    ((since_ns, _),) = again.state.spans
+    assert 0 <= again.clock.boottime_ns() - since_ns < 600 * SECOND_NS
+
+
+async def test_news_of_the_first_refusal_of_an_account_are_no_restart(hosts: tuple[Host, Host]) -> None:
+    one, other = hosts
+    await one.meet(EventKind.REFUSE)
+    assert other.learn().health is Health.REFUSED
 
 
 async def test_a_fault_of_one_history_is_that_hosts_alone(hosts: tuple[Host, Host]) -> None:
@@ -317,15 +325,15 @@ async def test_events_during_a_database_outage_are_written_later(
     server.stop()
     try:
         assert "the database: connection failed" in await one.meet(EventKind.PAUSE)
+        await one.meet(EventKind.FAULT)
     finally:
         server.start()
-    assert one.told
+    assert "pause_unrecorded" in one.log.getvalue()
     # News from the other host do not undo it.
     await other.meet(EventKind.KEEP, minutes=60)
     assert one.learn().health is Health.PAUSED
     assert one.state.operator is not None
-    one.row.write()
-    assert await one.row.written() == ""
+    assert await one.meet(EventKind.SOUND) == ""
     assert other.learn().health is Health.PAUSED
     assert other.state.operator is not None
 
@@ -338,11 +346,10 @@ async def test_a_commit_whose_reply_is_lost_counts_once(server: Server, account:
         line.cut(b"COMMIT")
         assert "the database: " in await one.meet(EventKind.PAUSE)
         assert other.learn().health is Health.PAUSED
-        one.row.write()
-        assert await one.row.written() == ""
+        assert await one.meet(EventKind.FAULT) == ""
         assert line.cuts == 1
     assert (other.learn().health, other.state.in_a_row) == (Health.PAUSED, 1)
-    assert one.learn() == one.state
+    assert (one.learn().health, one.state.in_a_row) == (Health.PAUSED, 1)
 
 
 async def test_a_reservation_learns_the_pause_of_another_host_under_its_lock(
@@ -352,7 +359,6 @@ async def test_a_reservation_learns_the_pause_of_another_host_under_its_lock(
     history = PostgresqlHistory(account, mark(), other.clock, on_state=other.row.note_row)
     await one.meet(EventKind.PAUSE)
     with history.transaction():
-        shared = other.row.news()
+        other.pausing.learn()
     history.close()
-    assert shared is not None
-    assert shared.health is Health.PAUSED
+    assert other.state.health is Health.PAUSED

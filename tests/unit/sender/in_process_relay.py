@@ -20,7 +20,7 @@ from relay.policy.source import parse_policy
 from relay.queue.queued import Queued
 from relay.queue.upstream_queue import UpstreamQueue
 from relay.sender.account import Account
-from relay.sender.host import CallThread, Host, Result, Threads, Worker, Workers
+from relay.sender.host import CallThread, Host, Result, Workers
 from relay.sender.reports import LateMail
 from relay.sender.sender import Sender
 from relay.spool.disk.durable import Disk
@@ -34,7 +34,7 @@ from relay.telemetry.events import Events, LogStyle
 from relay.telemetry.metrics import Metrics, Telemetry
 from tests.fakes.clock import FakeClock
 from tests.fakes.unsynced import Unsynced
-from tests.fakes.virtual_time import VirtualTimeLoop, WorkersInTurn
+from tests.fakes.virtual_time import InTurn, VirtualTimeLoop
 
 PATIENCE_SECONDS = 120.0
 """A wait of this length counts as hung.  No result depends on how long anything takes."""
@@ -87,16 +87,11 @@ class _AwaitedThread(CallThread):
         return done
 
 
-class _AwaitedThreads(Threads):
-    def one(self, name: str) -> Worker:
-        return _AwaitedThread(name)
-
-
 def _workers(*, is_threaded: bool) -> Workers:
     with contextlib.suppress(RuntimeError):
         if isinstance(asyncio.get_running_loop(), VirtualTimeLoop) and not is_threaded:
-            return WorkersInTurn()
-    return _AwaitedThreads()
+            return InTurn
+    return _AwaitedThread
 
 
 async def look_again() -> None:

@@ -34,12 +34,12 @@ class World:
 
     def __init__(self, path: Path) -> None:
         self.clock, self.log = FakeClock(), io.StringIO()
-        self.state_file = AccountFile(path, RealDisk())
+        self.store = AccountFile(path, RealDisk(), self.clock)
         self.events = Events(self.log, "json", self.clock)
         self.pausing = Pausing(
             "isp",
             Telemetry(self.events, Metrics(self.clock), self.clock),
-            self.state_file,
+            self.store,
             view=View(Book(), self.clock),
             on_change=lambda _availability: None,
         )
@@ -98,10 +98,11 @@ async def test_only_changes_of_state_are_logged(tmp_path: Path, words: str, told
 
     assert each == told
     # A start would continue with exactly this state.
-    assert await world.state_file.written() == ""
-    record = world.state_file.load()
-    assert (record is not None) == any(told)
-    assert record is None or record.state == world.pausing.state
+    assert await world.pausing.recorded() == ""
+    world.store.look()
+    saved = world.store.news()
+    assert (saved is not None) == any(told)
+    assert saved is None or saved == world.pausing.state
 
 
 async def test_the_operator_is_told_if_a_pause_is_not_on_disk(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from relay.sender.account import GRACE_SECONDS
 from relay.verdicts.account import PauseAsked
 from tests.fakes.smarthost import CLOSE, Script, Smarthost, Turn, Until, turns
 from tests.fakes.unsynced import Unsynced
-from tests.fakes.virtual_time import InTurn, WorkersInTurn, pass_time
+from tests.fakes.virtual_time import InTurn, pass_time
 from tests.unit.sender.in_process_relay import (
     CONTENT,
     PATIENCE_SECONDS,
@@ -197,8 +197,8 @@ async def test_a_full_session_ends_and_the_next_goes_on_at_once(tmp_path: Path, 
             for recipient in everybody:
                 relay.accept(recipient)
             await relay.until_empty()
-            # One slot is spent to learn how many a session takes; later sessions end before a refusal.
-            assert relay.account.throttle.view.usage()[0].used == 11
+            # One slot is spent for each session that ended.
+            assert relay.account.throttle.view.usage()[0].used == 13
             assert len(host.sessions) == 4
 
         assert "paused" not in relay.logged()
@@ -227,12 +227,12 @@ async def test_a_refusal_of_the_account_is_no_full_session(tmp_path: Path, refus
             assert len(host.sessions) == 1
 
 
-class HeldHistory(WorkersInTurn):
+class HeldHistory:
     """Workers of a host where another process may hold the history until shortly after the grace."""
 
     is_held = False
 
-    def one(self, name: str) -> InTurn:
+    def __call__(self, name: str) -> InTurn:
         return OfHeldHistory(self) if name == "history" else InTurn()
 
 

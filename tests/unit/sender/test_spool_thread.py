@@ -17,13 +17,13 @@ from tests.engines.spool.maildir_engine import MAILDIR
 from tests.engines.spool.world import prepared
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault
-from tests.fakes.virtual_time import WorkersInTurn
+from tests.fakes.virtual_time import InTurn
 
 
 async def test_messages_at_hand_are_bounded_and_dropped_at_their_first_settlement() -> None:
     disk, clock, long = prepared(), FakeClock(), b"x" * 250_000
     spool = MaildirSpool(MAILDIR.root, disk, clock, lambda *_told: None)
-    thread = SpoolThread(spool, lambda _trouble: None, WorkersInTurn())
+    thread = SpoolThread(spool, lambda _trouble: None, InTurn)
     intake = MAILDIR.listener(disk.another(), clock, random.Random(1).randbytes)
     queue_ids = [accept(intake, content=long) for _ in range(80)]
     while page := await thread.claim(9, lambda message: message.queue_id):

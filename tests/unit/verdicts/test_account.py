@@ -23,6 +23,7 @@ from relay.verdicts.account import (
     Health,
     OperatorPause,
     PauseRecord,
+    at_a_start,
     lapsed,
     max_recipients_now,
     refusal_event,
@@ -213,7 +214,7 @@ RECORD = PauseRecord("here", 500, 9_000, STATE)
 
 def test_a_record_reads_back_unchanged() -> None:
     state = replace(STATE, taken=7, operator=OperatorPause(900, "Zo\u00eb", 7), fault="damaged")
-    read = parse(render(replace(RECORD, state=state)))
+    read = parse(render(replace(RECORD, state=state)), "pause")
     assert (read.state, read.state.taken) == (state, 7)
 
 
@@ -224,14 +225,14 @@ def test_a_damaged_record_raises_value_error(old: bytes, new: bytes) -> None:
     content = render(RECORD)
     assert old in content
     with pytest.raises(ValueError, match="not a pause record"):
-        parse(content.replace(old, new, 1))
+        parse(content.replace(old, new, 1), "pause")
 
 
 @given(st.integers(0, 10**18), st.integers(-(10**18), 10**18))
 def test_after_a_reboot_the_wall_clock_says_how_much_pause_is_left(now_ns: int, off_ns: int) -> None:
     assert RECORD.moved("here", now_ns, RECORD.wall_ns + off_ns) == RECORD
     moved = RECORD.moved("there", now_ns, RECORD.wall_ns + off_ns)
-    state = moved.at_a_start(now_ns)
+    state = at_a_start(moved.state, now_ns)
     assert state.until_ns - now_ns == 300 - max(0, off_ns)
     assert [end - begin for begin, end in state.spans[:-1]] == [100]
     assert state.spans[-1][1] == (FOREVER_NS if state.until_ns > now_ns else state.until_ns)
@@ -253,7 +254,7 @@ def test_after_a_reboot_the_wall_clock_says_how_much_pause_is_left(now_ns: int, 
 def test_a_start_continues_the_pauses_that_are_not_over(
     state: AccountState, health: Health, *, is_resting: bool
 ) -> None:
-    started = replace(RECORD, state=state).at_a_start(700)
+    started = at_a_start(state, 700)
     assert (started.health, started.is_resting) == (health, is_resting)
 
 

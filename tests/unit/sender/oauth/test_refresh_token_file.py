@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.sender.connections import RefreshTokenFile
+from relay.sender.connections import read_refresh_token, write_refresh_token
 from relay.spool.disk.durable import RealDisk
 from tests.fakes.disk import Fault, ModelDisk
 
@@ -18,29 +18,27 @@ OLD, NEW, OTHERS = "old-refresh-token", "a-new-and-longer-refresh-token", "by-ha
 def test_a_failed_write_leaves_a_whole_token_and_can_be_repeated(kind: str) -> None:
     disk = ModelDisk()
     disk.make_directory("/secrets")
-    RefreshTokenFile(PATH, disk).write(OLD)
+    write_refresh_token(PATH, disk, OLD)
     disk.fail(Fault(1, errno.ENOSPC, kinds=frozenset({kind})))
-    file = RefreshTokenFile(PATH, disk)
     try:
-        file.rotate(OLD, NEW)
+        write_refresh_token(PATH, disk, NEW, old=OLD)
     except OSError:
-        assert file.read() in {OLD, NEW}
+        assert read_refresh_token(PATH, disk) in {OLD, NEW}
     disk.fault = None
 
-    assert file.rotate(OLD, NEW)
-    images = [RefreshTokenFile(PATH, image).read() for image in disk.cuts(random.Random(2), 64)]
+    assert write_refresh_token(PATH, disk, NEW, old=OLD)
+    images = [read_refresh_token(PATH, image) for image in disk.cuts(random.Random(2), 64)]
     assert set(images) == {NEW}
 
 
 def test_only_the_owner_reads_the_file_and_no_other_writers_token_is_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "m365"
-    file = RefreshTokenFile(path, RealDisk())
-    file.write(OLD)
-    assert file.rotate(OLD, NEW)
+    path, disk = tmp_path / "m365", RealDisk()
+    write_refresh_token(path, disk, OLD)
+    assert write_refresh_token(path, disk, NEW, old=OLD)
 
     assert path.read_text() == f"{NEW}\n"
     assert path.stat().st_mode & 0o777 == 0o600
     assert sorted(each.name for each in tmp_path.iterdir()) == ["m365", "m365.lock"]
-    RefreshTokenFile(path, RealDisk()).write(OTHERS)
-    assert not file.rotate(OLD, NEW)
-    assert file.read() == OTHERS
+    write_refresh_token(path, disk, OTHERS)
+    assert not write_refresh_token(path, disk, NEW, old=OLD)
+    assert read_refresh_token(path, disk) == OTHERS

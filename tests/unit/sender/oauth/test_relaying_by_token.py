@@ -66,6 +66,12 @@ async def _disconnected(relay: Relay) -> None:
     await relay.until(lambda: not relay.account.pool.open)
 
 
+async def _paused(relay: Relay) -> None:
+    """Wait until a refused token pauses the upstream, and end the pause: time is real here."""
+    await relay.until(lambda: relay.account.pausing.state.health is Health.PAUSED)
+    relay.account.use_again(EventKind.RESUME)
+
+
 async def test_connections_share_a_token_and_replace_it_once_if_it_is_refused_early(
     server: TokenServer, tmp_path: Path
 ) -> None:
@@ -81,12 +87,13 @@ async def test_connections_share_a_token_and_replace_it_once_if_it_is_refused_ea
         await _disconnected(relay)
         server.revoke_access()
         relay.accept()
+        await _paused(relay)
         await relay.until_empty()
         assert len(server.requests) == 2
         assert "stopped" not in relay.logged()
 
 
-async def test_a_refused_token_that_is_granted_again_is_not_tried(
+async def test_a_refused_token_that_is_granted_again_is_tried_once_more(
     server: TokenServer, tmp_path: Path
 ) -> None:
     logins: list[str] = []
@@ -102,10 +109,12 @@ async def test_a_refused_token_that_is_granted_again_is_not_tried(
         server.revoke_access()
         again = {"access_token": logins[0], "token_type": "Bearer", "expires_in": 3600}
         server.failures.append((200, json.dumps(again).encode(), {}))
+        logins.clear()
         relay.accept()
+        await _paused(relay)
         await relay.until(lambda: relay.account.pausing.state.health is Health.REFUSED)
 
-        assert logins == [logins[0]] * 2
+        assert logins == [again["access_token"]] * 2
 
 
 async def test_a_token_that_never_worked_is_not_tried_again(server: TokenServer, tmp_path: Path) -> None:

@@ -115,23 +115,31 @@ class Owner:
     async def record_refresh_token(self, old: str, new: str) -> str:
         raise AssertionError(f"{new} took the place of {old}")
 
-    def token_granted(self, life_seconds: int, *, is_rotated: bool) -> None:
-        assert (life_seconds, is_rotated) == (DEFAULT_LIFE_SECONDS, False)
+    def answered(self, answer: TokenAnswer) -> None:
+        assert answer == Granted("a", DEFAULT_LIFE_SECONDS)
 
-    def token_denied(self) -> None:
-        raise AssertionError("nobody has to act")
+    def tokens(self, clock: FakeClock) -> Tokens:
+        return Tokens(
+            _browser(),
+            USER,
+            self.ask,
+            clock,
+            secrets=self.secrets,
+            record=self.record_refresh_token,
+            on_answer=self.answered,
+        )
 
 
 async def test_connections_that_open_at_once_share_one_request() -> None:
     owner = Owner("r")
-    tokens = Tokens(_browser(), USER, owner.ask, owner, FakeClock())
+    tokens = owner.tokens(FakeClock())
     assert await asyncio.gather(*(tokens.token() for _ in range(5))) == ["a"] * 5
     assert owner.asked == ["r"]
 
 
 async def test_a_token_is_not_used_shortly_before_its_end() -> None:
     owner, clock = Owner("r"), FakeClock()
-    tokens = Tokens(_browser(), USER, owner.ask, owner, clock)
+    tokens = owner.tokens(clock)
     for pass_seconds, asked in ((0, 1), (DEFAULT_LIFE_SECONDS - 31, 1), (2, 2)):
         clock.advance(pass_seconds * SECOND_NS)
         assert await tokens.token() == "a"
@@ -140,7 +148,7 @@ async def test_a_token_is_not_used_shortly_before_its_end() -> None:
 
 async def test_a_refresh_token_that_changed_during_the_request_is_tried() -> None:
     owner = Owner("old")
-    assert await Tokens(_browser(), USER, owner.ask, owner, FakeClock()).token() == "a"
+    assert await owner.tokens(FakeClock()).token() == "a"
     assert owner.asked == ["old", "r"]
 
 
