@@ -188,7 +188,7 @@ def _dsn_of(facts: dict[str, Any], recipients: int) -> DsnRequest:
     requests = [
         RecipientRequest(
             "" if words is None else parse_notify(words),
-            "" if address is None else parse_orcpt(address, smtputf8=True),
+            "" if address is None else parse_orcpt(address),
         )
         for words, address in zip(notify, orcpt, strict=True)
     ]
