@@ -192,7 +192,7 @@ def _recipient_fields(each: ReportedRecipient, until_ns: int | None) -> dict[str
 
 
 def _encoded(kind: str, text: bytes, *, is_guessed: bool) -> MIMEPart:
-    """Return a part of text, exact to the octet: as it is, or in base64 if it is no plain text or guessed from."""
+    """Return a part of text, exact to the octet: plain, or in base64 if Mailman would guess from it."""
     if _PLAIN_LINES.match(text) and not is_guessed:
         return _part({"Content-Type": kind}, text.decode())
     fields = {"Content-Type": kind, "Content-Transfer-Encoding": "base64"}
