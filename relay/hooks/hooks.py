@@ -175,10 +175,9 @@ class Hooks:
     def _drop(self, hook: _Hook, notice_ids: Sequence[str], reason: str) -> None:
         for notice_id in notice_ids:
             hook.waiting.pop(notice_id).cancel()
-        if notice_ids:
-            self._metrics.count("relay_notices_total", "dropped", by=len(notice_ids))
-            told = {"notices": len(notice_ids), "hook": hook.settings.shown, "reason": reason}
-            self._events.tell("notices_dropped", **told)
+        if count := len(notice_ids):
+            self._metrics.count("relay_notices_total", "dropped", by=count)
+            self._events.tell("notices_dropped", notices=count, hook=hook.settings.shown, reason=reason)
 
     def _count_waiting(self) -> int:
         return sum(len(hook.waiting) for hook in self._hooks.values())
