@@ -42,22 +42,20 @@ LONGEST_BACK_OFF_NS = 600 * SECOND_NS
 GIVE_UP_NS = 3600 * SECOND_NS
 LAST_SECONDS = 2.0
 
-_EVENTS: dict[tuple[str, Value], HookEvent] = {
-    ("delivery", "bounced"): HookEvent.BOUNCED,
-    ("delivery", "expired"): HookEvent.EXPIRED,
-    ("upstream_paused", None): HookEvent.PAUSED,
-    ("upstream_stopped", None): HookEvent.STOPPED,
-    ("upstream_resumed", None): HookEvent.RESUMED,
-    ("operator_paused", None): HookEvent.PAUSED,
-    ("sender_paused", None): HookEvent.SENDER_PAUSED,
-    ("route_diverted", None): HookEvent.ROUTE_DIVERTED,
-    ("route_down", None): HookEvent.ROUTE_DOWN,
-    ("route_restored", None): HookEvent.ROUTE_RESTORED,
+_EVENTS = {
+    "upstream_paused": HookEvent.PAUSED,
+    "upstream_stopped": HookEvent.STOPPED,
+    "upstream_resumed": HookEvent.RESUMED,
+    "operator_paused": HookEvent.PAUSED,
+    "sender_paused": HookEvent.SENDER_PAUSED,
+    "route_diverted": HookEvent.ROUTE_DIVERTED,
+    "route_down": HookEvent.ROUTE_DOWN,
+    "route_restored": HookEvent.ROUTE_RESTORED,
 }
-"""By the name and the status of an event of the log."""
 # Programs do not get the relay's environment: it may hold passwords.
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 _SAME = ("queue_id", "message_id", "until_at", "routes", "instead_of")
+_FATES = {"bounced": HookEvent.BOUNCED, "expired": HookEvent.EXPIRED}
 
 
 @dataclass(slots=True)
@@ -85,7 +83,7 @@ class Hooks:
         """The newest notice, until one of its tasks runs: recipients that fail together share it."""
         self._hooks: dict[HookSettings, _Hook] = {}
         self.use(policy)
-        self._events.watch(self._on_event, {name for name, _ in _EVENTS})
+        self._events.watch(self._on_event, ("delivery", *_EVENTS))
         self._metrics.read("relay_notices_waiting", self._count_waiting)
 
     def use(self, policy: Policy) -> None:
@@ -107,12 +105,13 @@ class Hooks:
         await asyncio.gather(*telling, return_exceptions=True)
 
     def _on_event(self, name: str, fields: Mapping[str, Value], _: object = None) -> None:
-        event = _EVENTS.get((name, fields.get("status")))
+        is_delivery = name == "delivery"
+        event = _FATES.get(str(fields["status"])) if is_delivery else _EVENTS[name]
         hooks = [hook for hook in self._hooks.values() if event in hook.settings.events]
         if not hooks:
             return
         recipients, by = [], fields.get("by")
-        if name == "delivery":
+        if is_delivery:
             its = {"status": fields["dsn"], "code": fields["code"], "reply": _cut(fields["text"])}
             recipients = [{"recipient": fields["recipient"], **its}]
         notice: dict[str, Any] = {
