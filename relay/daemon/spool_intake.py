@@ -9,8 +9,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Sequence
 
-from relay.mail.draft import Draft
-from relay.mail.envelope import Envelope
+from relay.mail.envelope import Draft, Envelope
 from relay.policy.model import Policy
 from relay.sender.host import Batch, CallThread, Host, Workers
 from relay.smtp.commands import Refused

@@ -18,7 +18,7 @@ import json
 import os
 import secrets
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from subprocess import DEVNULL, PIPE
 from typing import Any
@@ -84,12 +84,14 @@ class Hooks:
         self._hooks: dict[HookSettings, _Hook] = {}
         self.use(policy)
         self._events.watch(self._on_event, ("delivery", *_EVENTS))
+        self._metrics.read("relay_notices_waiting", self._count_waiting)
 
     def use(self, policy: Policy) -> None:
         """Use another policy; notices that wait for a hook which it changes are dropped."""
         self._newest = {}
         for settings in self._hooks.keys() - set(policy.notify):
-            self._drop(self._hooks[settings], "the policy changed or removed the hook")
+            hook = self._hooks[settings]
+            self._drop(hook, list(hook.waiting), "the policy changed or removed the hook")
         self._hooks = {settings: self._hooks.get(settings) or _Hook(settings) for settings in policy.notify}
 
     async def close(self) -> None:
@@ -99,7 +101,7 @@ class Hooks:
         if telling:
             await asyncio.wait(telling, timeout=LAST_SECONDS)
         for hook in hooks:
-            self._drop(hook, "the relay stopped")
+            self._drop(hook, list(hook.waiting), "the relay stopped")
         await asyncio.gather(*telling, return_exceptions=True)
 
     def _on_event(self, name: str, fields: Mapping[str, Value], _: object = None) -> None:
@@ -128,7 +130,7 @@ class Hooks:
         self._newest = notice
         for hook in hooks:
             hook.waiting[notice_id] = asyncio.get_running_loop().create_task(self._tell(hook, notice))
-            self._drop(hook, f"more than {MOST_NOTICES} were waiting", keep=MOST_NOTICES)
+            self._drop(hook, list(hook.waiting)[:-MOST_NOTICES], f"more than {MOST_NOTICES} were waiting")
 
     async def _tell(self, hook: _Hook, notice: Mapping[str, Any]) -> None:
         self._newest = {}
@@ -139,13 +141,12 @@ class Hooks:
             while not await self._is_taken(hook, notice_id, content):
                 left_ns = until_ns - self._clock.boottime_ns()
                 if left_ns <= 0:
-                    self._dropped(hook, 1, "not accepted within an hour")
+                    self._drop(hook, [notice_id], "not accepted within an hour")
                     break
                 await self._sleep(min(back_off_ns, left_ns) / SECOND_NS)
                 back_off_ns = min(2 * back_off_ns, LONGEST_BACK_OFF_NS)
         finally:
             hook.waiting.pop(notice_id, None)
-            self._count_waiting()
 
     async def _is_taken(self, hook: _Hook, notice_id: str, content: bytes) -> bool:
         settings, seconds, error = hook.settings, hook.settings.timeout_ns / SECOND_NS, ""
@@ -170,21 +171,15 @@ class Hooks:
                 self._events.tell("hook_resumed", hook=settings.shown)
         return not error
 
-    def _drop(self, hook: _Hook, reason: str, keep: int = 0) -> None:
-        dropped = list(hook.waiting)[: max(0, len(hook.waiting) - keep)]
-        for notice_id in dropped:
+    def _drop(self, hook: _Hook, notice_ids: Sequence[str], reason: str) -> None:
+        for notice_id in notice_ids:
             hook.waiting.pop(notice_id).cancel()
-        if dropped:
-            self._dropped(hook, len(dropped), reason)
-        self._count_waiting()
+        if count := len(notice_ids):
+            self._metrics.count("relay_notices_total", "dropped", by=count)
+            self._events.tell("notices_dropped", notices=count, hook=hook.settings.shown, reason=reason)
 
-    def _dropped(self, hook: _Hook, count: int, reason: str) -> None:
-        self._metrics.count("relay_notices_total", "dropped", by=count)
-        self._events.tell("notices_dropped", notices=count, hook=hook.settings.shown, reason=reason)
-
-    def _count_waiting(self) -> None:
-        waiting = sum(len(hook.waiting) for hook in self._hooks.values())
-        self._metrics.set("relay_notices_waiting", to=waiting)
+    def _count_waiting(self) -> int:
+        return sum(len(hook.waiting) for hook in self._hooks.values())
 
 
 def _cut(value: Value) -> Value:

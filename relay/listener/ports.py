@@ -2,8 +2,7 @@
 
 from typing import Protocol
 
-from relay.mail.draft import Draft
-from relay.mail.envelope import Envelope, QueueId
+from relay.mail.envelope import Draft, Envelope, QueueId
 
 
 class IntakePort(Protocol):

@@ -14,8 +14,7 @@ from relay.listener.listener_state import ListenerState
 from relay.listener.quotas import Owner
 from relay.listener.received import received_line
 from relay.listener.wire import ClientConnection, SessionEnd
-from relay.mail.draft import Draft
-from relay.mail.envelope import Envelope
+from relay.mail.envelope import Draft, Envelope
 from relay.smtp import replies
 from relay.smtp.commands import Refused
 from relay.smtp.sasl import Credentials, PasswordCheck

@@ -1,4 +1,4 @@
-"""The grammar of addresses: in MAIL and RCPT with their parameters, and in lists of a header.  Pure.
+"""The grammar of addresses, in MAIL and RCPT and in lists of a header.  Pure.
 
 An address is what the client sent between its angle brackets, without blanks at its edges and without a
 source route (RFC 5321, C and F.2).  It stays the same byte for byte, or it is refused: nothing is decoded,
@@ -16,7 +16,6 @@ a display name, or no brackets.  A name without a domain is refused, except the 
 import contextlib
 import re
 import unicodedata
-from collections.abc import Mapping
 from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from typing import NamedTuple
@@ -42,61 +41,47 @@ _DISPLAY_NAME = r'(?:"(?:[^"\\]|\\.)*"|[^<>"\x00-\x1f\x7f])*(?<=[ "])'
 _BARE = re.compile(rf"(?P<address>{_MAILBOX})(?= |\Z)")
 _BRACKETED = re.compile(rf"(?:{_DISPLAY_NAME})?< *(?:{_SOURCE_ROUTE})?(?P<address>{_MAILBOX})? *>")
 _QUOTED_PAIR = re.compile(r"\\(.)", re.DOTALL)
-# RFC 5321, 4.1.2: esmtp-param; the value is any printable octet but `=`, and UTF-8 (RFC 6531, 3.3).
-_PARAMETER = re.compile(rf"([A-Za-z0-9][A-Za-z0-9-]*)(?:=([^\0- ={NO_TEXT}]+))?\Z")
 
 
-class MalformedAddress(ValueError):  # noqa: N818 - it is what the client sent, and reads as such
-    """Not an address by this grammar.  The text says why, quotes nothing, and is safe to send."""
+class Malformed(ValueError):  # noqa: N818 - it is what the client sent, and reads as such
+    """The text is not what its grammar allows.  The error says why, quotes nothing, and is safe to send."""
 
 
-class MalformedParameters(ValueError):  # noqa: N818 - as above
-    """The path is well-formed, and what follows it is not.  The text is safe to send."""
+def split_path(argument: str) -> tuple[str, str]:
+    """Return the address in what follows `MAIL FROM:` or `RCPT TO:`, and what stands behind the path.
 
-
-class NonAsciiAddress(ValueError):  # noqa: N818 - as above
-    """The address needs SMTPUTF8, and MAIL did not ask for it (RFC 6531, 3.4).  The text is safe to send."""
-
-
-class Path(NamedTuple):
-    address: str
-    """Without the brackets; `""` for the null reverse-path."""
-    parameters: Mapping[str, str | None]
-    """By keyword in upper case, in the order sent; None for a keyword without `=`.  Values may be UTF-8."""
-
-
-def parse_reverse_path(argument: str) -> Path:
-    """Parse what follows `MAIL FROM:`; the path may be `<>`.
-
-    Octets outside UTF-8 are lone surrogates, as `surrogateescape` makes them.  UTF-8 is allowed if SMTPUTF8
-    is among the parameters of the same command.
-    Raises MalformedAddress, MalformedParameters or NonAsciiAddress.
+    The address is `""` for `<>`.  Octets outside UTF-8 are lone surrogates, as `surrogateescape` makes them.
+    Raises Malformed.
     """
-    found, rest = _split_path(argument)
-    if found["address"] and "@" not in found["address"]:
-        raise MalformedAddress("the address has no domain")
-    parameters = _parse_parameters(rest)
-    return Path(_checked(found, smtputf8="SMTPUTF8" in parameters), parameters)
-
-
-def parse_forward_path(argument: str, *, smtputf8: bool) -> Path:
-    """Parse what follows `RCPT TO:`; `smtputf8` is whether MAIL asked for SMTPUTF8.
-
-    Raises MalformedAddress (for `<>` too), MalformedParameters or NonAsciiAddress.
-    """
-    found, rest = _split_path(argument)
-    if not found["address"]:
-        raise MalformedAddress("the recipient is empty")
-    return Path(_checked(found, smtputf8=smtputf8), _parse_parameters(rest))
+    argument = argument.lstrip(" ")
+    found = _BARE.match(argument) or _BRACKETED.match(argument)
+    if found is None:
+        raise Malformed(
+            "not an address by RFC 5321, 4.1.2" if "@" in argument else "the address has no domain"
+        )
+    if why := _fault(found):
+        raise Malformed(why)
+    return found["address"] or "", argument[found.end() :]
 
 
 @lru_cache(1024)  # the same senders over and over
 def is_valid_address(text: str, *, smtputf8: bool) -> bool:
     """Check a stored address before it is sent, by the grammar that accepted it; False for `""`."""
-    with contextlib.suppress(MalformedAddress, NonAsciiAddress):
-        found = _BARE.fullmatch(text)
-        return found is not None and _checked(found, smtputf8=smtputf8) == text
-    return False
+    found = _BARE.fullmatch(text)
+    return found is not None and (smtputf8 or text.isascii()) and not _fault(found)
+
+
+def _fault(found: re.Match[str]) -> str:
+    """Return what the pattern leaves: a fault of length or of the literal (RFC 5321, 4.1.3), or `""`."""
+    literal = found["literal"] or ""
+    if len((found["address"] or "").encode()) > MAX_ADDRESS_BYTES:
+        return f"the address is longer than {MAX_ADDRESS_BYTES} octets"
+    try:
+        if literal:
+            IPv6Address(literal[5:]) if literal[:5].upper() == "IPV6:" else IPv4Address(literal)
+    except AddressValueError:
+        return "the address literal is neither IPv4 nor IPv6"
+    return ""
 
 
 @lru_cache(4096)  # the same senders over and over
@@ -132,48 +117,6 @@ def comparable_domain(domain: str) -> str:
             found = IPv6Address(domain.removeprefix("[ipv6:").removesuffix("]"))
             return f"[{found.ipv4_mapped or f'ipv6:{found}'}]"
     return domain.rstrip(".")
-
-
-def _split_path(argument: str) -> tuple[re.Match[str], str]:
-    """Return the match of the path, without an address for `<>`, and the rest.  Raises MalformedAddress."""
-    argument = argument.lstrip(" ")
-    found = _BARE.match(argument) or _BRACKETED.match(argument)
-    if found is None:
-        why = "not an address by RFC 5321, 4.1.2" if "@" in argument else "the address has no domain"
-        raise MalformedAddress(why)
-    return found, argument[found.end() :]
-
-
-def _checked(found: re.Match[str], *, smtputf8: bool) -> str:
-    """Return the address after the checks beyond the pattern: length, UTF-8, literal (RFC 5321, 4.1.3)."""
-    address, literal = found["address"] or "", found["literal"] or ""
-    if len(address.encode()) > MAX_ADDRESS_BYTES:
-        raise MalformedAddress(f"the address is longer than {MAX_ADDRESS_BYTES} octets")
-    if not address.isascii() and not smtputf8:
-        raise NonAsciiAddress("an address outside ASCII needs SMTPUTF8")
-    try:
-        if literal:
-            IPv6Address(literal[5:]) if literal[:5].upper() == "IPV6:" else IPv4Address(literal)
-    except AddressValueError:
-        raise MalformedAddress("the address literal is neither IPv4 nor IPv6") from None
-    return address
-
-
-def _parse_parameters(rest: str) -> Mapping[str, str | None]:
-    """Parse parameters: spaces before each, no keyword twice.  Raises MalformedParameters."""
-    parameters: dict[str, str | None] = {}
-    rest = rest.rstrip(" ")  # RFC 5321, 4.1.1: tolerate white space before the CRLF
-    if rest and not rest.startswith(" "):
-        raise MalformedParameters("a space must follow the path")
-    for word in filter(None, rest.split(" ")):
-        match = _PARAMETER.match(word)
-        if match is None:
-            raise MalformedParameters("a parameter is not KEYWORD or KEYWORD=VALUE")
-        keyword = match[1].upper()
-        if keyword in parameters:
-            raise MalformedParameters(f"the parameter {keyword} is given twice")
-        parameters[keyword] = match[2]
-    return parameters
 
 
 # An unclosed literal is given up at the next bracket.  At most one quote is unclosed, because any later quote

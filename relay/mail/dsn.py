@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from relay.mail.address import NO_TEXT, MalformedParameters
+from relay.mail.address import NO_TEXT, Malformed
 
 MAX_ENVID = 100
 """Characters of ENVID as sent (RFC 3461, 4.4)."""
@@ -94,38 +94,36 @@ def decode_xtext(text: str) -> str:
 
 
 def parse_notify(value: str) -> str:
-    """Raise MalformedParameters."""
+    """Raise Malformed."""
     words = value.upper()
     if words != "NEVER" and not {*Notify}.issuperset(words.split(",")):
-        raise MalformedParameters("NOTIFY is NEVER alone, or a list of SUCCESS, FAILURE and DELAY")
+        raise Malformed("NOTIFY is NEVER alone, or a list of SUCCESS, FAILURE and DELAY")
     return ",".join(dict.fromkeys(words.split(",")))
 
 
 def parse_ret(value: str) -> Ret:
-    """Raise MalformedParameters."""
+    """Raise Malformed."""
     if value.upper() not in {*Ret}:
-        raise MalformedParameters("RET is FULL or HDRS")
+        raise Malformed("RET is FULL or HDRS")
     return Ret(value.upper())
 
 
 def parse_envid(value: str) -> str:
-    """Return the value unchanged.  Raises MalformedParameters."""
+    """Return the value unchanged.  Raises Malformed."""
     if len(value) > MAX_ENVID:
-        raise MalformedParameters(f"ENVID is longer than {MAX_ENVID} characters")
+        raise Malformed(f"ENVID is longer than {MAX_ENVID} characters")
     if not _XTEXT.match(value):
-        raise MalformedParameters("ENVID is not xtext of printable ASCII by RFC 3461, 4")
+        raise Malformed("ENVID is not xtext of printable ASCII by RFC 3461, 4")
     return value
 
 
-def parse_orcpt(value: str, *, smtputf8: bool) -> str:
-    """Return the value, of any length: Postfix derives it from the address.  Raises MalformedParameters."""
+def parse_orcpt(value: str) -> str:
+    """Return the value, of any length: Postfix derives it from the address.  Raises Malformed."""
     kind, separator, address = value.partition(";")
     if not separator or not _ADDRESS_TYPE.match(kind):
-        raise MalformedParameters("ORCPT does not begin with an address type and a semicolon")
+        raise Malformed("ORCPT does not begin with an address type and a semicolon")
     if not (_UTF8_ADDRESS if kind.lower() == _UTF8_TYPE else _XTEXT_ADDRESS).match(address):
-        raise MalformedParameters("the address of ORCPT is not valid by RFC 3461, 4.2 or RFC 6533, 3")
-    if not address.isascii() and not smtputf8:
-        raise MalformedParameters("an ORCPT outside ASCII needs SMTPUTF8")
+        raise Malformed("the address of ORCPT is not valid by RFC 3461, 4.2 or RFC 6533, 3")
     return value
 
 

@@ -1,4 +1,4 @@
-"""The envelope, and what is known about a message apart from its content.  Pure.
+"""The envelope, what is known about a message apart from its content, and the draft of one.  Pure.
 
 An address is a `str` that passed `relay.mail.address`: what the client sent between the angle brackets, byte
 for byte, without a source route.  It has UTF-8 only if SMTPUTF8 was asked for (RFC 6531).
@@ -7,7 +7,7 @@ Does not: parse, fold case or compare domains.
 
 import re
 from dataclasses import dataclass, field
-from typing import NewType
+from typing import NewType, Protocol
 
 from relay.mail.dsn import NOTHING_ASKED, DsnRequest, Notify
 
@@ -48,11 +48,6 @@ class Envelope:
     """Boottime at acceptance.  Within that boot no step of the wall clock changes the message's age."""
     dsn: DsnRequest = NOTHING_ASKED
 
-    @property
-    def is_null(self) -> bool:
-        """Whether the reverse-path is `<>`, so that no report may be sent."""
-        return self.reverse_path == ""
-
     def arrived_at_ns(self, boot_id: str, now_ns: int, wall_ns: int) -> int:
         """Return the boottime of arrival: exact in the boot of acceptance, by the wall clock in another."""
         if self.boot_id == boot_id:
@@ -61,7 +56,7 @@ class Envelope:
 
     def tells_of(self, index: int, what: Notify) -> bool:
         """Return whether the sender is to get a report of `what` on a recipient; never if it is `<>`."""
-        return not self.is_null and self.dsn.of(index).wants(what)
+        return self.reverse_path != "" and self.dsn.of(index).wants(what)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +67,27 @@ class Shape:
     """The content has an octet above 127 and needs 8BITMIME (RFC 6152)."""
     smtputf8: bool
     """An address or a header needs SMTPUTF8 (RFC 6531)."""
+
+
+class Draft(Protocol):
+    """A message that is still arriving, for which the relay has not taken responsibility."""
+
+    queue_id: QueueId
+    """The id of the message if it is accepted; it also stands in `Received:`."""
+
+    def append(self, chunk: bytes) -> None:
+        """Add content, in memory only; never blocks, never fails."""
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Return the size of the content in memory that waits for `spill`."""
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether a part of it is written; if not, `discard` does no I/O."""
+
+    def spill(self) -> None:
+        """Write the buffered content.  Raises SpoolError of the engine; the draft is then discarded."""
+
+    def discard(self) -> None:
+        """Drop the draft and remove what it wrote; never raises."""

@@ -79,8 +79,4 @@ def postfix_delay(delay_ns: int) -> str:
 
 
 def described(error: BaseException) -> str:
-    """Return the type of an error, and its text if that can be shown.  Never raises."""
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - an error that cannot even be shown
-        return type(error).__name__
+    return f"{type(error).__name__}: {error}"

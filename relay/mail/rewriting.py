@@ -78,7 +78,7 @@ class Rewriting:
                 written.append(field)
                 continue
             written += [b"%b:%b\r\n" % (written_name, new), b"%b:%b\r\n" % (_ORIGINAL[name], value)]
-            if name == b"from" and tells_authors and any(map(_address, _read(value))):
+            if name == b"from" and tells_authors and any(each.address for each in _read(value)):
                 written.append(b"Reply-To: %b\r\n" % value.strip())
                 tells_authors = False
         if b"from" not in names and names and instead:
@@ -90,24 +90,21 @@ class Rewriting:
     def _value(self, value: bytes, instead: str) -> bytes | None:
         """Return the value of From or Sender to send; None if it stays the same."""
         found = _read(value)
-        old = [_address(each) for each in found]
-        new = [self.address(each) if each else instead for each in old]
-        is_one = len(found) == 1 or self.rule.startswith("@")
-        if (found and old == new and is_one) or not any([*new, instead]):
+        new = [(each.phrase, self.address(each.address) if each.address else instead) for each in found]
+        if len(new) > 1 and not self.rule.startswith("@"):
+            new = [(next((phrase for phrase, _ in new if phrase), ""), self.rule)]
+        new = [(phrase, address) for phrase, address in new or [("", instead)] if address]
+        if not new or new == [(each.phrase, each.address) for each in found if each.address]:
             return None
-        if is_one:
-            pairs = [(each.phrase, address) for each, address in zip(found, new, strict=True) if address]
-        else:
-            pairs = [(next((each.phrase for each in found if each.phrase), ""), self.rule)]
-        return b",\r\n".join(_mailbox(phrase, address) for phrase, address in pairs or [("", instead)])
+        return b",\r\n".join(_mailbox(phrase, address) for phrase, address in new)
 
 
 def _read(value: bytes) -> list[Mailbox]:
-    return mailboxes(value.decode("utf-8", "surrogateescape"))[0]
-
-
-def _address(mailbox: Mailbox) -> str:
-    return mailbox.address if is_valid_address(mailbox.address, smtputf8=True) else ""
+    """Return the mailboxes of a field; `""` stands for an address that is not valid."""
+    found, _ = mailboxes(value.decode("utf-8", "surrogateescape"))
+    return [
+        each if is_valid_address(each.address, smtputf8=True) else each._replace(address="") for each in found
+    ]
 
 
 def _mailbox(phrase: str, address: str) -> bytes:

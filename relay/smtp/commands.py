@@ -5,18 +5,11 @@ Guarantees: a line that is read is checked to the last octet.  A refusal comes w
 As strict as RFC 5321, except as `relay.mail.address` says, and except for the name in HELO and EHLO.
 """
 
-import contextlib
 import re
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeVar
 
-from relay.mail.address import (
-    MalformedAddress,
-    MalformedParameters,
-    NonAsciiAddress,
-    parse_forward_path,
-    parse_reverse_path,
-)
+from relay.mail.address import NO_TEXT, Malformed, split_path
 from relay.mail.dsn import (
     NO_REQUEST,
     NOTHING_ASKED,
@@ -39,6 +32,9 @@ MAX_LINE_BYTES = 2048
 # No tab here: it may end a line as white space, and every grammar refuses it elsewhere.
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _SIZE = re.compile(r"[0-9]{1,20}\Z")  # RFC 1870, 4
+# RFC 5321, 4.1.2: esmtp-param; the value is any printable octet but `=`, and UTF-8 (RFC 6531, 3.3).
+_PARAMETER = re.compile(rf"([A-Za-z0-9][A-Za-z0-9-]*)(?:=([^\0- ={NO_TEXT}]+))?\Z")
+_T = TypeVar("_T")
 
 
 class Refused(Exception):  # noqa: N818 - it is an answer to the client, not a fault of ours
@@ -85,48 +81,52 @@ def parse_host_name(argument: str | None) -> str:
 
 def parse_mail(argument: str | None, *, has_dsn: bool = True) -> MailCommand:
     """Parse the argument of MAIL (RFC 5321, 4.1.1.2).  Raises Refused, also for DSN without `has_dsn`."""
-    if argument is None or argument[:5].upper() != "FROM:":
-        raise Refused(replies.MAIL_SYNTAX)
+    address, rest = _path(argument, "FROM:", replies.MAIL_SYNTAX, replies.BAD_SENDER)
+    if address and "@" not in address:
+        raise Refused(replies.BAD_SENDER.format("the address has no domain"))
     size_bytes, smtputf8, ret, envid = 0, False, None, ""
-    with _refusing(replies.BAD_SENDER):
-        path = parse_reverse_path(argument[5:])
-        for keyword, value in path.parameters.items():
-            match keyword, value:
-                case "SIZE", str() if _SIZE.match(value):
-                    size_bytes = int(value)
-                case "BODY", str() if value.upper() in {"7BIT", "8BITMIME"}:
-                    pass  # the content shows which it is
-                case "SMTPUTF8", None:
-                    smtputf8 = True
-                case "AUTH", _:
-                    pass  # RFC 4954, 5: must be accepted; it is dropped, because no client is trusted with it
-                case "RET", _ if has_dsn:
-                    ret = parse_ret(value or "")
-                case "ENVID", _ if has_dsn:
-                    envid = parse_envid(value or "")
-                case (("SIZE" | "BODY" | "SMTPUTF8"), _):
-                    raise Refused(replies.BAD_PARAMETER)
-                case _:
-                    raise Refused(replies.UNKNOWN_PARAMETER)
-    return MailCommand(path.address, size_bytes, smtputf8, ret, envid)
+    for keyword, value in _parameters(rest):
+        match keyword, value:
+            case "SIZE", str() if _SIZE.match(value):
+                size_bytes = int(value)
+            case "BODY", str() if value.upper() in {"7BIT", "8BITMIME"}:
+                pass  # the content shows which it is
+            case "SMTPUTF8", None:
+                smtputf8 = True
+            case "AUTH", _:
+                pass  # RFC 4954, 5: must be accepted; it is dropped, because no client is trusted with it
+            case "RET", _ if has_dsn:
+                ret = _dsn(parse_ret, value)
+            case "ENVID", _ if has_dsn:
+                envid = _dsn(parse_envid, value)
+            case _:
+                is_known = keyword in {"SIZE", "BODY", "SMTPUTF8"}
+                raise Refused(replies.BAD_PARAMETER if is_known else replies.UNKNOWN_PARAMETER)
+    if not (smtputf8 or address.isascii()):
+        raise Refused(replies.NON_ASCII)
+    return MailCommand(address, size_bytes, smtputf8, ret, envid)
 
 
 def parse_rcpt(argument: str | None, *, smtputf8: bool, has_dsn: bool = True) -> RcptCommand:
-    """Parse the argument of RCPT (RFC 5321, 4.1.1.3).  Raises Refused as `parse_mail` does."""
-    if argument is None or argument[:3].upper() != "TO:":
-        raise Refused(replies.RCPT_SYNTAX)
+    """Parse the argument of RCPT (RFC 5321, 4.1.1.3); `smtputf8` is whether MAIL had it.
+
+    Raises Refused as `parse_mail` does.
+    """
+    address, rest = _path(argument, "TO:", replies.RCPT_SYNTAX, replies.BAD_RECIPIENT)
+    if not address:
+        raise Refused(replies.BAD_RECIPIENT.format("the recipient is empty"))
     notify = orcpt = ""
-    with _refusing(replies.BAD_RECIPIENT):
-        path = parse_forward_path(argument[3:], smtputf8=smtputf8)
-        for keyword, value in path.parameters.items():
-            match keyword:
-                case "NOTIFY" if has_dsn:
-                    notify = parse_notify(value or "")
-                case "ORCPT" if has_dsn:
-                    orcpt = parse_orcpt(value or "", smtputf8=smtputf8)
-                case _:
-                    raise Refused(replies.UNKNOWN_PARAMETER)
-    return RcptCommand(path.address, RecipientRequest(notify, orcpt))
+    for keyword, value in _parameters(rest):
+        match keyword:
+            case "NOTIFY" if has_dsn:
+                notify = _dsn(parse_notify, value)
+            case "ORCPT" if has_dsn:
+                orcpt = _dsn(parse_orcpt, value)
+            case _:
+                raise Refused(replies.UNKNOWN_PARAMETER)
+    if not (smtputf8 or (address.isascii() and orcpt.isascii())):
+        raise Refused(replies.NON_ASCII)
+    return RcptCommand(address, RecipientRequest(notify, orcpt))
 
 
 def mail_line(reverse_path: str, shape: Shape, dsn: DsnRequest = NOTHING_ASKED, *, has_size: bool) -> bytes:
@@ -155,14 +155,34 @@ def rcpt_line(recipient: str, asked: RecipientRequest = NO_REQUEST, *, smtputf8:
     return line.encode()
 
 
-@contextlib.contextmanager
-def _refusing(bad_address: str) -> Iterator[None]:
-    """Refuse an address or a parameter that its grammar does not allow."""
+def _path(argument: str | None, prefix: str, syntax: str, bad_address: str) -> tuple[str, str]:
+    """Return the address behind `FROM:` or `TO:`, and the rest; refuse by one of the two replies."""
+    if argument is None or argument[: len(prefix)].upper() != prefix:
+        raise Refused(syntax)
     try:
-        yield
-    except MalformedAddress as error:
+        return split_path(argument[len(prefix) :])
+    except Malformed as error:
         raise Refused(bad_address.format(error)) from None
-    except MalformedParameters as error:
+
+
+def _parameters(rest: str) -> Iterator[tuple[str, str | None]]:
+    """Yield each keyword, in upper case, and its value: a space before each, no keyword twice."""
+    known = set[str]()
+    if rest and not rest.startswith(" "):
+        raise Refused(replies.BAD_PARAMETERS.format("a space must follow the path"))
+    for word in filter(None, rest.split(" ")):
+        found = _PARAMETER.match(word)
+        if found is None:
+            raise Refused(replies.BAD_PARAMETERS.format("a parameter is not KEYWORD or KEYWORD=VALUE"))
+        keyword = found[1].upper()
+        if keyword in known:
+            raise Refused(replies.BAD_PARAMETERS.format(f"the parameter {keyword} is given twice"))
+        known.add(keyword)
+        yield keyword, found[2]
+
+
+def _dsn(parse: Callable[[str], _T], value: str | None) -> _T:
+    try:
+        return parse(value or "")
+    except Malformed as error:
         raise Refused(replies.BAD_PARAMETERS.format(error)) from None
-    except NonAsciiAddress as error:
-        raise Refused(replies.NON_ASCII.format(error)) from None

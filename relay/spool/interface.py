@@ -15,9 +15,8 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
-from relay.mail.draft import Draft
 from relay.mail.dsn import Notify
-from relay.mail.envelope import Envelope, QueueId, Shape
+from relay.mail.envelope import Draft, Envelope, QueueId, Shape
 from relay.spool.identity import report_id
 
 
@@ -135,7 +134,7 @@ def owed_report(
     Return None if there is nothing to report, or the sender is `<>`.  The report's id comes from the first
     recipient in it; if no recipient is left to do, it is the id of the last report.
     """
-    if envelope.is_null or _REPORTED.isdisjoint(statuses):
+    if not envelope.reverse_path or _REPORTED.isdisjoint(statuses):
         return None
     indices = tuple(
         i

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from getopt import GetoptError, gnu_getopt
 from pathlib import Path
 
-from relay.mail.address import MalformedParameters
+from relay.mail.address import Malformed
 from relay.mail.dsn import Ret, encode_xtext, parse_envid, parse_notify, parse_ret
 
 _SHORT = "imntvGIUq" + "".join(f"{letter}:" for letter in "ABCFLNORVXbefhopr")
@@ -70,7 +70,7 @@ def _without_optional_values(words: Sequence[str]) -> list[str]:
 def _dsn(parse: Callable[[str], object], option: str, value: str) -> object:
     try:
         return parse(value)
-    except MalformedParameters as error:
+    except Malformed as error:
         raise WrongUsage(f"-{option}: {error}") from None
 
 

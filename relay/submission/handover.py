@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from relay.mail.dsn import NO_REQUEST, NOTHING_ASKED, DsnRequest, RecipientRequest
+from relay.mail.dsn import DsnRequest, RecipientRequest
 from relay.mail.envelope import Shape
 from relay.policy.model import Listen, Policy, Tls
 from relay.smtp.commands import mail_line, rcpt_line
 from relay.smtp.dot_stuffing import DotStuffing
-from relay.smtp.extensions import extensions_of
 from relay.smtp.reply import MalformedReply, Reply, ReplyParser
 from relay.submission.composing import Submission
 
@@ -120,15 +119,13 @@ class Handover:
         self._connected.settimeout(_ANSWER_WITHIN_S)
         self._parser = ReplyParser()
         self._expect(_GREETING)
-        # The running relay may be of an older version than this.
-        self._has_dsn = extensions_of(self._say(f"EHLO {hostname}".encode(), _GREETING)).dsn
+        self._say(f"EHLO {hostname}".encode(), _GREETING)
 
     def give(self, submission: Submission) -> str:
         """Return the last reply, which names the queue id.  Raises Refusal; SessionLost ends the session."""
         content = submission.content
         shape = Shape(len(content), not content.isascii(), submission.smtputf8)
-        dsn = DsnRequest(submission.ret, submission.envid) if self._has_dsn else NOTHING_ASKED
-        asked = RecipientRequest(submission.notify) if self._has_dsn else NO_REQUEST
+        dsn, asked = DsnRequest(submission.ret, submission.envid), RecipientRequest(submission.notify)
         mail = mail_line(submission.reverse_path, shape, dsn, has_size=True)
         try:
             self._say(mail, _SENDER)

@@ -7,7 +7,7 @@ address.  The table of metrics in docs/events-and-metrics.md is made from `METRI
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -223,6 +223,10 @@ class Metrics:
 
     def set(self, *series: str, to: float) -> None:
         self._child(series).set(to)
+
+    def read(self, gauge: str, value: Callable[[], float]) -> None:
+        """Read this gauge, which has no labels, at each scrape."""
+        self._live[gauge].set_function(value)
 
     def observe(self, *series: str, span_ns: int) -> None:
         """Count a time span; a negative span counts as 0."""

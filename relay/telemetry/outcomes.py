@@ -51,7 +51,6 @@ _EVENTS = {
 """The events that tell of an outcome, and the values of `status` with which they do."""
 _TEXTS = ("queue_id", "reverse_path", "recipient", "status", "upstream", "relay", "dsn", "text")
 """The fields of such an event that are kept, in the order of `PastOutcome`."""
-_OWN_FILES = ("outcomes", "outcomes-journal")
 
 Key = Callable[[str, str, str], str]
 """Returns the key to sum by, for a sender, a client and a lane."""
@@ -176,7 +175,7 @@ class OutcomeStore:
         if bounds is None:
             self._remove()
             return
-        now_ns, rows = self._clock.wall_ns(), [tuple(map(_storable, outcome)) for outcome in outcomes]
+        now_ns = self._clock.wall_ns()
         try:
             with contextlib.closing(self._open()) as database:
                 if outcomes:
@@ -184,7 +183,7 @@ class OutcomeStore:
                 database.executescript(_SCHEMA)
                 for start in range(0, max(1, len(outcomes)), _AT_ONCE):
                     with database:
-                        database.executemany(_INSERT, rows[start : start + _AT_ONCE])
+                        database.executemany(_INSERT, outcomes[start : start + _AT_ONCE])
                         # A clock that was ahead wrote rows of the future, which would stay too long.
                         times = (now_ns - bounds.keep_ns, now_ns + bounds.keep_ns)
                         database.execute("DELETE FROM outcome WHERE at_ns < ? OR at_ns > ?", times)
@@ -205,7 +204,7 @@ class OutcomeStore:
         return sqlite3.connect(path, timeout=_BUSY_SECONDS)
 
     def _remove(self) -> None:
-        for name in _OWN_FILES:
+        for name in ("outcomes", "outcomes-journal"):
             with contextlib.suppress(FileNotFoundError):
                 self._disk.unlink(f"{self._folder}/{name}")
 
@@ -270,8 +269,3 @@ def usage(
         " GROUP BY key ORDER BY 2 DESC, 3 DESC, key"
     )
     return [RelayedBy._make(row) for row in past.execute(query, (upstream, since_ns, until_ns, lane))]
-
-
-def _storable(value: str | int | None) -> str | int | None:
-    """Replace lone surrogates, which SQLite does not take."""
-    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value

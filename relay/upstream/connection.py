@@ -138,8 +138,8 @@ class _Opening:
         self._protocol = StrictProtocol(self._loop)
         self._name = f"{account.host}:{account.port}"
         self._from_source = f" from {account.source_address}" if account.source_address else ""
-        self._extensions = Extensions()
-        self._hello_line, self._welcome = b"EHLO " + account.helo_name.encode("ascii", "replace"), ""
+        hello = b"EHLO " + account.helo_name.encode("ascii", "replace")
+        self._channel = Channel(self._protocol, Extensions(), timeouts, account.judge, hello)
 
     async def run(self) -> Connection:
         try:
@@ -157,11 +157,7 @@ class _Opening:
                 case OSError():
                     raise self._unavailable(_why(error)) from error
             raise
-        channel = Channel(
-            *(self._protocol, self._extensions, self._timeouts, self._account.judge),
-            *(self._hello_line, self._welcome),
-        )
-        return Connection(channel, name=self._name, opened_at_ns=self._clock.boottime_ns())
+        return Connection(self._channel, name=self._name, opened_at_ns=self._clock.boottime_ns())
 
     async def _open(self) -> None:
         account, context = self._account, None
@@ -175,7 +171,7 @@ class _Opening:
         await self._hello()
         if account.tls is Tls.STARTTLS and context is not None:
             self._protocol.phase = Phase.STARTTLS
-            if not self._extensions.starttls:
+            if not self._channel.extensions.starttls:
                 raise self._unavailable("the upstream does not offer STARTTLS; no password or mail was sent")
             self._expect(await self._protocol.secure(context, account.host, self._timeouts.tls_s), 220)
             self._tell_tls()
@@ -241,15 +237,16 @@ class _Opening:
         return addresses
 
     async def _hello(self) -> None:
-        reply = await self._protocol.command(self._hello_line, Phase.EHLO, self._timeouts.hello_s)
+        reply = await self._protocol.command(self._channel.hello, Phase.EHLO, self._timeouts.hello_s)
         self._expect(reply, 250)
         offered = extensions_of(reply)
-        self._extensions = replace(offered, pipelining=offered.pipelining and self._account.pipelining)
-        self._welcome = reply.lines[0]
+        is_pipelined = offered.pipelining and self._account.pipelining
+        self._channel.extensions = replace(offered, pipelining=is_pipelined)
+        self._channel.welcome = reply.lines[0]
         self._on_step("ehlo", " ".join(line.strip() for line in reply.lines[1:]) or "no extensions")
 
     async def _log_in(self, user: str) -> None:
-        account, offered = self._account, self._extensions.mechanisms
+        account, offered = self._account, self._channel.extensions.mechanisms
         self._protocol.phase = Phase.AUTH
         mechanism = choose(offered, account.mechanism, is_encrypted=account.tls is not Tls.NONE)
         if mechanism is None:

@@ -79,7 +79,7 @@ def why_unfit(extensions: Extensions, shape: Shape) -> Answer | None:
     return Answer(Verdict.DEFER, Phase.MAIL, None, text, own_status=_STATUS[need], lack=need)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Channel:
     protocol: StrictProtocol
     extensions: Extensions

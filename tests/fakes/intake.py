@@ -3,8 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from relay.mail.draft import Draft
-from relay.mail.envelope import Envelope, QueueId
+from relay.mail.envelope import Draft, Envelope, QueueId
 from relay.smtp.commands import Refused
 
 

@@ -11,8 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 
 from relay.clock import Clock
-from relay.mail.draft import Draft
-from relay.mail.envelope import Envelope, QueueId
+from relay.mail.envelope import Draft, Envelope, QueueId
 from relay.spool.disk.durable import Disk
 from relay.spool.disk.os_errors import error_of
 from relay.spool.errors import kernel_errors, of_kernel

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from relay.clock import Clock
-from relay.mail.draft import Draft
-from relay.mail.envelope import Envelope, QueueId, Shape
+from relay.mail.envelope import Draft, Envelope, QueueId, Shape
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.errors import kernel_errors
 from relay.spool.interface import INLINE_BYTES

@@ -26,15 +26,7 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from relay.mail.dsn import (
-    DsnRequest,
-    RecipientRequest,
-    asked_of,
-    parse_envid,
-    parse_notify,
-    parse_orcpt,
-    parse_ret,
-)
+from relay.mail.dsn import DsnRequest, RecipientRequest, Ret, asked_of
 from relay.mail.envelope import Envelope, QueueId, Shape
 from relay.spool.interface import Corrupt, Message, Status
 
@@ -174,30 +166,21 @@ def mark_of(status: Status, *, is_told: bool) -> bytes:
 def _dsn_facts(dsn: DsnRequest) -> dict[str, object]:
     notify = [asked.notify or None for asked in dsn.recipients]
     orcpt = [asked.orcpt or None for asked in dsn.recipients]
-    facts: dict[str, object] = {}
-    if dsn.ret is not None:
-        facts["ret"] = dsn.ret.value
-    if dsn.envid:
-        facts["envid"] = dsn.envid
-    return facts | {name: each for name, each in (("notify", notify), ("orcpt", orcpt)) if any(each)}
+    facts = {
+        "ret": dsn.ret,
+        "envid": dsn.envid,
+        "notify": any(notify) and notify,
+        "orcpt": any(orcpt) and orcpt,
+    }
+    return {name: fact for name, fact in facts.items() if fact}
 
 
 def _dsn_of(facts: dict[str, Any], recipients: int) -> DsnRequest:
+    # The values were checked when they were accepted, and the checksum covers them.
     none: list[Any] = [None] * recipients
     notify, orcpt = facts.get("notify", none), facts.get("orcpt", none)
-    requests = [
-        RecipientRequest(
-            "" if words is None else parse_notify(words),
-            "" if address is None else parse_orcpt(address, smtputf8=True),
-        )
-        for words, address in zip(notify, orcpt, strict=True)
-    ]
-    ret, envid = facts.get("ret"), facts.get("envid")
-    return DsnRequest(
-        None if ret is None else parse_ret(ret),
-        "" if envid is None else parse_envid(envid),
-        asked_of(requests),
-    )
+    asked = [RecipientRequest(*(each or "" for each in pair)) for pair in zip(notify, orcpt, strict=True)]
+    return DsnRequest(Ret(facts["ret"]) if "ret" in facts else None, facts.get("envid", ""), asked_of(asked))
 
 
 def checksum(chunk: bytes, before: int = 0) -> int:

@@ -11,8 +11,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from relay.clock import Clock
-from relay.mail.draft import Draft
-from relay.mail.envelope import Envelope, QueueId
+from relay.mail.envelope import Draft, Envelope, QueueId
 from relay.spool.database import DatabaseError
 from relay.spool.database.connection import Connection, Database, LastingConnection
 from relay.spool.disk.durable import Disk

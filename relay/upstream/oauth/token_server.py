@@ -190,7 +190,11 @@ async def request_json(ask: Ask, request: TokenRequest | Denied) -> dict[str, An
 
 def read_answer(status: int, content: bytes, retry_after: str = "") -> dict[str, Any] | Denied:
     """Return the object in an answer without an error, else Denied."""
-    said = _object(content)
+    try:
+        said = json.loads(content) if len(content) <= LARGEST_ANSWER_BYTES else {}
+    except (ValueError, RecursionError):
+        said = {}
+    said = said if isinstance(said, dict) else {}
     error = error_word(said.get("error"))
     if status == 200 and said and not error:
         return said
@@ -217,16 +221,6 @@ def token_in(said: dict[str, Any] | Denied) -> TokenAnswer:
         return Denied("the token server returned no usable token", is_final=False)
     life = whole_seconds(said.get("expires_in"), DEFAULT_LIFE_SECONDS, LONGEST_LIFE_SECONDS)
     return Granted(token, life, refresh if is_token(refresh) else "")
-
-
-def _object(content: bytes) -> dict[str, Any]:
-    if len(content) > LARGEST_ANSWER_BYTES:
-        return {}
-    try:
-        said = json.loads(content)
-    except (ValueError, RecursionError):
-        return {}
-    return said if isinstance(said, dict) else {}
 
 
 def is_token(text: object) -> TypeGuard[str]:

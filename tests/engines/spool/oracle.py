@@ -150,7 +150,7 @@ def _check_absent(trace: Trace, queue_id: QueueId, present: set[QueueId]) -> Non
 
 def _to_tell(envelope: Envelope, statuses: Sequence[Status]) -> list[int]:
     """Return the recipients to report: failures, unless NOTIFY forbids it, and requested successes."""
-    if envelope.is_null:
+    if not envelope.reverse_path:
         return []
     silenced = [not envelope.dsn.of(index).wants(Notify.FAILURE) for index in range(len(statuses))]
     return [

@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from relay.clock import SECOND_NS
-from relay.mail.draft import Draft
 from relay.mail.dsn import NOTHING_ASKED, DsnRequest
-from relay.mail.envelope import Envelope, QueueId, is_notice
+from relay.mail.envelope import Draft, Envelope, QueueId, is_notice
 from relay.spool.disk.durable import Disk
 from relay.spool.identity import warning_id
 from relay.spool.interface import Full, Message, Note, Report, Settlement, SpoolError, Status, Unavailable
@@ -273,7 +272,7 @@ class Sender:
                 if self.read(queue_id).is_held:
                     self.hold(queue_id, release=True)
                 left = self.read(queue_id).left
-                fate = reports if self.trace.offered[queue_id][0].is_null else Status.RELAYED
+                fate = Status.RELAYED if self.trace.offered[queue_id][0].reverse_path else reports
                 self.settle({queue_id: dict.fromkeys(left, fate)})
 
     def _settle(self, settlements: Sequence[Settlement]) -> None:

@@ -1,9 +1,10 @@
-"""Texts are cleaned for display, and messages are found by text."""
+"""Texts are cleaned for display, lists of addresses are read, and messages are found by text."""
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from relay.mail.address import mailboxes
 from relay.mail.search import matches, parse_search
 from relay.mail.text import MAX_TEXT_CHARACTERS, clean
 
@@ -44,3 +45,10 @@ def test_a_message_is_found_by_parts_of_names_in_any_case_or_spelling(text: str,
 def test_an_empty_search_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="give an address, a Message-ID, a queue id"):
         parse_search(text)
+
+
+@pytest.mark.parametrize("piece", ["[", "(", "<", '"', "\\", "[a", "[\\", '"[', "a,", ":"])
+def test_a_long_list_is_read_in_linear_time(piece: str) -> None:
+    """A quadratic reader takes minutes."""
+    found, _ = mailboxes(piece * 50_000)
+    assert len(found) <= 50_000

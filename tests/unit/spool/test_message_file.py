@@ -3,6 +3,9 @@
 tests/engines tests round trips of each engine, and tests/fuzz those of any marks.
 """
 
+from dataclasses import replace
+
+from relay.mail.dsn import NO_REQUEST, DsnRequest, RecipientRequest, Ret
 from relay.spool.interface import Corrupt, Status
 from relay.spool.message import message_file
 from tests.fuzz.message_file import ENVELOPE, read, sealed
@@ -52,3 +55,14 @@ def test_the_format_of_version_1_stays_readable() -> None:
         b'"helo":"h","protocol":"ESMTP","user":null,"smtputf8":false}\n'
         b"Ta@example.com\nTT@example.com\n"
     )
+
+
+def test_the_senders_requests_for_reports_are_kept_as_they_were_asked() -> None:
+    asked = RecipientRequest("SUCCESS,DELAY", r"utf-8;\x{E9}@b"), NO_REQUEST
+    envelope = replace(ENVELOPE, dsn=DsnRequest(Ret.HDRS, "a+2Bb", asked))
+    raw = sealed(b"", envelope)
+
+    assert read(raw).envelope == envelope
+    assert (
+        rb'"dsn":{"ret":"HDRS","envid":"a+2Bb","notify":["SUCCESS,DELAY",null],"orcpt":["utf-8;\\x{E9}@b",null]}'
+    ) in raw

@@ -1,30 +1,22 @@
-"""The address grammar: what it accepts and what it refuses.  tests/fuzz/addresses sends any bytes."""
+"""MAIL and RCPT: which addresses and parameters they take.  tests/fuzz/addresses sends any bytes."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.mail.address import (
-    MalformedAddress,
-    MalformedParameters,
-    NonAsciiAddress,
-    Path,
-    is_valid_address,
-    mailboxes,
-    parse_forward_path,
-    parse_reverse_path,
-)
+from relay.mail.address import is_valid_address
+from relay.smtp.commands import Refused, parse_mail, parse_rcpt
 
 ATEXT = "ABCXYZabcxyz0189!#$%&'*+-/=?^_`{|}~"
 LETTERS = "abcXYZ019"
 
 
-def reverse(argument: bytes) -> Path:
-    return parse_reverse_path(argument.decode("utf-8", "surrogateescape"))
+def reverse(argument: bytes) -> str:
+    return parse_mail("FROM:" + argument.decode("utf-8", "surrogateescape")).reverse_path
 
 
-def forward(argument: bytes, *, smtputf8: bool) -> Path:
-    return parse_forward_path(argument.decode("utf-8", "surrogateescape"), smtputf8=smtputf8)
+def forward(argument: bytes, *, smtputf8: bool) -> str:
+    return parse_rcpt("TO:" + argument.decode("utf-8", "surrogateescape"), smtputf8=smtputf8).recipient
 
 
 def _addresses() -> st.SearchStrategy[str]:
@@ -40,8 +32,8 @@ def _addresses() -> st.SearchStrategy[str]:
 def test_an_address_of_the_grammar_is_returned_unchanged(address: str) -> None:
     argument = b"<" + address.encode() + b">"
 
-    assert reverse(argument).address == address
-    assert forward(argument, smtputf8=False).address == address
+    assert reverse(argument) == address
+    assert forward(argument, smtputf8=False) == address
     assert is_valid_address(address, smtputf8=False)
 
 
@@ -60,9 +52,9 @@ def test_an_address_of_the_grammar_is_returned_unchanged(address: str) -> None:
     ],
 )  # fmt: skip
 def test_a_hostile_or_malformed_address_is_refused(inside: bytes) -> None:
-    with pytest.raises((MalformedAddress, MalformedParameters)):
+    with pytest.raises(Refused, match=r"^501 "):
         reverse(b"<" + inside + b"> SMTPUTF8")
-    with pytest.raises((MalformedAddress, MalformedParameters)):
+    with pytest.raises(Refused, match=r"^501 "):
         forward(b"<" + inside + b">", smtputf8=True)
     assert not is_valid_address(inside.decode("utf-8", "surrogateescape"), smtputf8=True)
 
@@ -77,54 +69,49 @@ def test_a_hostile_or_malformed_address_is_refused(inside: bytes) -> None:
     ],
 )
 def test_unusual_addresses_of_real_mail_are_accepted_undecoded(inside: bytes) -> None:
-    assert reverse(b"<" + inside + b">").address.encode() == inside
+    assert reverse(b"<" + inside + b">").encode() == inside
 
 
 @pytest.mark.parametrize(
     ("argument", "address", "is_recipient"),
     [
-        *((b"J\xf6rg Ann <a@b> SIZE=1", "a@b", True), (b'"A, <x@y> \\" B"<a@b>', "a@b", True)),
+        *((b"J\xf6rg Ann <a@b>", "a@b", True), (b'"A, <x@y> \\" B"<a@b>', "a@b", True)),
         *((b"<@r1,@r2.test:a@b>", "a@b", True), (b'<@r:"a:b"@c>', '"a:b"@c', True)),
-        *((b" a@b BODY=8BITMIME SIZE=1", "a@b", True), (b'"a b"@c', '"a b"@c', True)),
+        *((b" a@b", "a@b", True), (b'"a b"@c', '"a b"@c', True)),
         *((b"Mailer <>", "", False), (b"<>", "", False)),
     ],
 )
 def test_text_around_an_address_is_dropped_and_only_a_sender_may_be_empty(
     argument: bytes, address: str, *, is_recipient: bool
 ) -> None:
-    assert reverse(argument).address == address
+    assert reverse(argument + b" BODY=8BITMIME SIZE=1") == address
     assert is_valid_address(address, smtputf8=False) is is_recipient
     if is_recipient:
-        assert forward(argument, smtputf8=False).address == address
+        assert forward(argument, smtputf8=False) == address
     else:
-        with pytest.raises(MalformedAddress):
+        with pytest.raises(Refused, match=r"^501 5\.1\.3 "):
             forward(argument, smtputf8=False)
 
 
 def test_only_postmaster_as_a_recipient_needs_no_domain() -> None:
-    assert forward(b"<PostMaster>", smtputf8=False).address == "PostMaster"
+    assert forward(b"<PostMaster>", smtputf8=False) == "PostMaster"
     assert is_valid_address("PostMaster", smtputf8=False)
-    with pytest.raises(MalformedAddress):
+    with pytest.raises(Refused, match=r"^501 5\.1\.7 "):
         reverse(b"<PostMaster>")
-
-
-@pytest.mark.parametrize("piece", ["[", "(", "<", '"', "\\", "[a", "[\\", '"[', "a,", ":"])
-def test_a_long_list_is_read_in_linear_time(piece: str) -> None:
-    """A quadratic reader takes minutes."""
-    found, _ = mailboxes(piece * 50_000)
-    assert len(found) <= 50_000
 
 
 @pytest.mark.parametrize("address", ["é@b", "a@é.example", '"é"@b', "\xa0\ud7ff@\ue000\U0010ffff"])
 def test_utf8_is_accepted_only_with_smtputf8(address: str) -> None:
     argument = f"<{address}>".encode()
 
-    assert reverse(argument + b" SMTPUTF8").address == address
-    assert forward(argument, smtputf8=True).address == address
-    with pytest.raises(NonAsciiAddress):
+    assert reverse(argument + b" SMTPUTF8") == address
+    assert forward(argument, smtputf8=True) == address
+    with pytest.raises(Refused, match=r"^553 5\.6\.7 "):
         reverse(argument)
-    with pytest.raises(NonAsciiAddress):
+    with pytest.raises(Refused, match=r"^553 5\.6\.7 "):
         forward(argument, smtputf8=False)
+    with pytest.raises(Refused, match=r"^553 5\.6\.7 "):
+        forward(f"<a@b> ORCPT=utf-8;{address}".encode(), smtputf8=False)
     assert not is_valid_address(address, smtputf8=False)
 
 
@@ -135,5 +122,5 @@ def test_utf8_is_accepted_only_with_smtputf8(address: str) -> None:
 )  # fmt: skip
 def test_malformed_parameters_are_refused(rest: bytes) -> None:
     for path in (b"<a@b>", b"<>"):
-        with pytest.raises(MalformedParameters):
+        with pytest.raises(Refused, match=r"^501 5\.5\.4 "):
             reverse(path + rest)
