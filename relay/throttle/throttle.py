@@ -184,8 +184,7 @@ class Throttle(View):
                     book.forget()
                 raise
             with mutex:
-                book.forget()
-                book.apply(granted)
+                book.keep()
                 del self._ends[: len(ends)]
         return [self._here(each) for each in answers]
 
