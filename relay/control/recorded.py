@@ -13,9 +13,8 @@ from relay.sender.account import UpstreamView
 from relay.sender.pausing import AccountFile, account_row, pause_path
 from relay.spool.disk.durable import Disk
 from relay.throttle.history import HistoryError
-from relay.throttle.history_access import recorded_book
 from relay.throttle.limit import with_ceilings
-from relay.throttle.throttle import View
+from relay.throttle.throttle import View, recorded_book
 from relay.verdicts.account import AccountState, Event, EventKind, PauseAsked, PauseRecord, step, with_shared
 
 
