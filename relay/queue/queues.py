@@ -247,6 +247,7 @@ class Queues:
             if route in self._routes:
                 self.on_routed(route, choice, before.because)
         self._choices[route] = choice
+        self._walks_at_ns = earliest(self._walks_at_ns, choice.until_ns)
         return choice
 
     def _change(self) -> None:

@@ -376,6 +376,20 @@ def test_a_long_queue_moves_in_slices_and_in_order() -> None:
     assert (len(order), order) == (2500, sorted(order))
 
 
+def test_a_part_that_an_upstream_can_never_take_fails_over_from_the_next_one_in_time() -> None:
+    queue, route = Queues(), Route(NAMES, 15)
+    queue.use(NAMES, (route,))
+    queue.add(*message(1, Part(route)), now_ns=0)
+    (part,) = queue.line("a").take(1, 0)
+    assert queue.exclude_upstream(part, NO_REASON, 0)
+    assert part.upstream == "b"
+    queue.set_availability("b", DOWN)
+    settle(queue, 0)
+    assert queue.next_look_ns() == 15
+    settle(queue, 15)
+    assert part.upstream == "c"
+
+
 def test_the_oldest_message_of_a_lane_is_the_first_one_that_still_waits() -> None:
     queue, (part, other) = (
         Queues(),
