@@ -35,7 +35,6 @@ class Lane:
     """A lane's share is its weight over the sum of all weights."""
     patience_ns: int | None = None
     """A message that is ready for longer than this goes before its turn."""
-    has_ceiling: bool = False
 
 
 class Price(NamedTuple):

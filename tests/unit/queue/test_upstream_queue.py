@@ -18,7 +18,7 @@ from relay.queue.routes import Choice
 from relay.queue.sender_pauses import FIRST_REST_NS
 from relay.queue.upstream_queue import ThrottledMessage, UpstreamQueue
 
-LANES = Arrangement((Lane("fast", 60), Lane("list", 20, has_ceiling=True), Lane(DEFAULT_LANE, 20)))
+LANES = Arrangement((Lane("fast", 60), Lane("list", 20), Lane(DEFAULT_LANE, 20)))
 W, A, D, H, R = State.WAITING, State.ACTIVE, State.DEFERRED, State.HELD, State.REPORTING
 
 
