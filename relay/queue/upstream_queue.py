@@ -95,11 +95,11 @@ class UpstreamQueue:
 
     def rests_of(self, message: Queued, until_ns: int) -> tuple[int, int]:
         """Return how long (ns) a message waited for paused upstreams, and for these or its sender."""
-        past, since_ns = message.past, message.stands_since_ns
+        since_ns = message.stands_since_ns
         either = (*self.pauses, *self.sender_pauses.rests_of(message.sender))
         return (
-            past.paused_ns + within_ns(self.pauses, since_ns, until_ns),
-            past.either_paused_ns + within_ns(either, since_ns, until_ns),
+            message.paused_ns + within_ns(self.pauses, since_ns, until_ns),
+            message.either_paused_ns + within_ns(either, since_ns, until_ns),
         )
 
     def take(self, most: int, now_ns: int) -> list[Queued]:
@@ -203,7 +203,7 @@ class UpstreamQueue:
 
     def closed_for(self, message: Queued, now_ns: int) -> tuple[Hashable, int, WaitReason] | None:
         """Return the key that a message, of any line, must wait for, until when, and why; else None."""
-        of_pause = _pause_key(message.sender, message.past.refusals)
+        of_pause = _pause_key(message.sender, message.refusals)
         if (pause := self.sender_pauses.current(message.sender, now_ns)) is not None:
             return of_pause, pause.until_ns, WaitReason(pause.reason, WaitKind.SENDER_PAUSE)
         if self._keys:  # rare

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from relay.mail.envelope import QueueId
 from relay.queue.lanes import DEFAULT_LANE, Arrangement, Lane
-from relay.queue.queued import NO_REASON, Past, Queued, State, WaitReason, origin_of
+from relay.queue.queued import NO_REASON, Queued, State, WaitReason, origin_of
 from relay.queue.queues import PROBE_SOUGHT_NS, Queues
 from relay.queue.routes import Availability, Because, Choice, Part, Route, choose, next_listed
 from relay.queue.upstream_queue import AT_ONCE_NS, ThrottledMessage
@@ -498,11 +498,11 @@ def test_a_move_to_another_upstream_forgets_refusals_and_the_senders_pause() -> 
     line = queue.line("a")
     (part,) = line.take(1, 0)
     line.sender_pauses.begin("s@x", 0, "553 not yours")
-    part.past = part.past.but(tried=frozenset([0]), refusals=2)
+    part.tried, part.refusals = frozenset([0]), 2
     line.give_back(part, WaitReason("553 not yours"))
     assert line.take(1, 0) == []
     assert part.is_sitting_out
     queue.set_availability("a", Availability(0, pauses=((0, 99),)))
     settle(queue, 15)
     assert (part.upstream, part.why) == ("b", NO_REASON)
-    assert part.past == Past(frozenset([0]), paused_ns=15, either_paused_ns=15)
+    assert (part.tried, part.refusals, part.paused_ns, part.either_paused_ns) == ({0}, 0, 15, 15)

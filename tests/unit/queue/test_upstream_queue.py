@@ -201,7 +201,7 @@ def test_mail_of_a_paused_sender_waits_and_a_refused_message_delays_none_of_it()
     assert line.take(1, 0) == bad[:1]
     line.granted(bad[0], 1)
     until_ns = line.sender_pauses.begin("bad", 0, "553 not yours")
-    bad[0].past = bad[0].past.but(refusals=1)
+    bad[0].refusals = 1
     line.give_back(bad[0], WaitReason("553 not yours"))
 
     assert names(line.take(9, 0)) == "g"
