@@ -95,10 +95,10 @@ class Queues:
 
         The oldest message of a lane is the first that came: the search mostly ends near the beginning.
         """
-        each = defaultdict[str, list[Sums]](list)
+        found = dict[str, Sums]()
         for lane, sums in chain.from_iterable(line.counts.of(state) for line in self._lines.values()):
-            each[lane].append(sums)
-        found, sought = {lane: total(its) for lane, its in each.items()}, set(each)
+            found[lane] = total([found.get(lane, Sums()), sums])
+        sought = set(found)
         for part in takewhile(lambda _: sought, self):
             if part.state is state and part.lane in sought:
                 found[part.lane] = found[part.lane]._replace(oldest_arrived_at_ns=part.arrived_at_ns)
