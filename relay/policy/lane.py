@@ -204,13 +204,13 @@ def lanes_of(lane_settings: Lanes) -> tuple[lanes.Lane, ...]:
     )
 
 
-def price_of(limits: Sequence[LimitSettings]) -> lanes.Price:
-    """Return the price of a message and of a recipient: the highest T / N of limits over all mail."""
-    costs: dict[Unit, int] = {"messages": 0, "recipients": 0, "connections": 0, "bytes": 0}
+def costs_of(limits: Sequence[LimitSettings]) -> tuple[int, int]:
+    """Return what a message and a recipient cost (ns): the highest T / N of limits over all mail."""
+    costs: dict[Unit, int] = {"messages": 0, "recipients": 0}
     for limit in limits:
-        if limit.for_each is None:
+        if limit.for_each is None and limit.unit in costs:
             costs[limit.unit] = max(costs[limit.unit], limit.per_ns // limit.count)
-    return lanes.Price(costs["messages"], costs["recipients"])
+    return costs["messages"], costs["recipients"]
 
 
 def routes_of(routes: Routes) -> tuple[Route, ...]:

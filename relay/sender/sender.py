@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection
 
 from relay.clock import SECOND_NS, StepWatch
 from relay.mail.envelope import QueueId
-from relay.policy.lane import lanes_of, price_of
+from relay.policy.lane import costs_of, lanes_of
 from relay.policy.model import Policy
 from relay.queue.lanes import Arrangement
 from relay.queue.queues import Queues
@@ -213,7 +213,7 @@ class Sender:
         self.settling.use(policy)
         lanes = lanes_of(policy.lanes)
         for name, upstream in policy.upstreams.items():
-            by = Arrangement(lanes, price_of(upstream.limits), upstream.max_recipients)
+            by = Arrangement(lanes, *costs_of(upstream.limits), upstream.max_recipients)
             self.queue.line(name).arrange(by)
 
     async def _add(self, name: str, replaced: AccountState | None) -> None:

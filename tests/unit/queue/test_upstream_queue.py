@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable
 import pytest
 
 from relay.mail.envelope import QueueId
-from relay.queue.lanes import DEFAULT_LANE, Arrangement, Lane, Price
+from relay.queue.lanes import DEFAULT_LANE, Arrangement, Lane
 from relay.queue.queued import (
     NO_REASON,
     Queued,
@@ -226,7 +226,7 @@ def test_mail_of_a_sender_that_is_trusted_again_goes_at_once() -> None:
 def test_the_patience_of_a_lane_counts_from_when_a_message_may_go(verb: str) -> None:
     lanes = (Lane("a", 99), Lane(DEFAULT_LANE, 1, patience_ns=100))
     large = a_message("large")
-    line = a_line(large, by=Arrangement(lanes, Price(0, 1), 100))
+    line = a_line(large, by=Arrangement(lanes, 0, 1, 100))
     for number in range(50):
         line.enter(a_message(f"a{number}", lane="a"))
     assert large in line.take(3, 1000)
