@@ -331,7 +331,7 @@ class Queues:
             if (
                 is_better(route, name, choice.upstream, self._availabilities)
                 and not (line := self.line(name)).ready_count
-                and not line.counts.has(State.ACTIVE)
+                and not line.counts.of(State.ACTIVE)
                 and line.has_room_for(part, now_ns)
             ):
                 return Choice(name, Because.PROBE, part.upstream)

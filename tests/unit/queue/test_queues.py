@@ -505,4 +505,4 @@ def test_a_move_to_another_upstream_forgets_refusals_and_the_senders_pause() -> 
     queue.set_availability("a", Availability(0, pauses=((0, 99),)))
     settle(queue, 15)
     assert (part.upstream, part.why) == ("b", NO_REASON)
-    assert (part.tried, part.refusals, part.paused_ns, part.either_paused_ns) == ({0}, 0, 15, 15)
+    assert (part.tried, part.refusals, part.paused_ns, part.either_paused_ns) == (frozenset([0]), 0, 15, 15)
