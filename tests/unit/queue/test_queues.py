@@ -1,6 +1,7 @@
 """The whole queue: no message is lost between the lines, and none moves that may be in a transaction."""
 
-from collections import Counter
+from collections import Counter, defaultdict
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
@@ -16,8 +17,8 @@ from relay.queue.upstream_queue import AT_ONCE_NS, ThrottledMessage
 from relay.verdicts.account import FOREVER_NS
 
 NAMES = ("a", "b", "c")
-FATES = ("back", "done", "deferred", "lost", "again")
-ANSWERS = ("goes", "goes", "goes", "account", "sender", "sender", "lane", "again", "deferred")
+FATES = ("back", "done", "deferred", "lost", "again", "unfit")
+ANSWERS = ("goes", "goes", "goes", "account", "sender", "sender", "lane", "again", "deferred", "unfit")
 """What becomes of a part that was taken: a grant, a wait for one of these, or no reservation at all."""
 LANES = Arrangement((Lane("fast", 60), Lane(DEFAULT_LANE, 40)))
 ROUTES = (
@@ -69,6 +70,8 @@ class AnyQueue(RuleBasedStateMachine):
         """Messages that an edit could not sort yet."""
         self.paused_ns = Counter[Queued]()
         """How long the upstream of each part was down while the part stood there."""
+        self.unfit = defaultdict[Queued, set[str]](set)
+        """The upstreams that can never take a part."""
 
     def changed(self) -> None:
         self.is_changed = True
@@ -131,7 +134,7 @@ class AnyQueue(RuleBasedStateMachine):
                 line.wait(waits)
 
     def _ends(self, part: Queued, fate: str) -> None:
-        line = self.queue.line_of(part)
+        line, line_name = self.queue.line_of(part), part.upstream
         match fate:
             case "done" if self.left[part.queue_id] > 1:
                 self.left[part.queue_id] -= 1
@@ -143,6 +146,8 @@ class AnyQueue(RuleBasedStateMachine):
                 line.give_back(part, NO_REASON)
             case "again":
                 line.put_back(part, State.WAITING, ready_at_ns=self.now_ns)
+            case "unfit" if self.queue.exclude_upstream(part, NO_REASON, self.now_ns):
+                self.unfit[part].add(line_name)
             case _:
                 line.put_back(part, State.DEFERRED, due_at_ns=self.now_ns + 5)
 
@@ -269,7 +274,9 @@ class AnyQueue(RuleBasedStateMachine):
                 continue
             is_active = self.queue.state_of(part.queue_id) is State.ACTIVE
             assert is_active or route in self.routes[part.queue_id]
-            choice = part.choice
+            fit = tuple(name for name in route.upstreams if name not in self.unfit[part])
+            choice, route = part.choice, replace(route, upstreams=fit)
+            assert part.upstream in fit
             if choice.because is Because.PROBE:
                 probes[part.upstream] += 1
                 assert self.states[part.upstream].is_proving
