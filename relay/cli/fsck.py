@@ -26,9 +26,10 @@ from relay.spool.interface import Corrupt, Spool, SpoolBusy
 from relay.status.snapshot import to_json
 from relay.throttle.audit import Audit
 from relay.throttle.audit import audit as count
+from relay.throttle.file_history import Finding, history_findings
 from relay.throttle.history import HistoryError
-from relay.throttle.history_access import Finding, history_findings, recorded_book
 from relay.throttle.limit import with_ceilings
+from relay.throttle.throttle import recorded_book
 
 EXCEEDED = REPAIRED_BY_RELAY = 1
 """Exit codes: of `audit` if a window held more than today's limit, of `fsck` if no finding is damage."""

@@ -30,9 +30,8 @@ from relay.smtp.reply import Phase
 from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics, Telemetry
-from relay.throttle.history_access import open_history
 from relay.throttle.limit import with_ceilings
-from relay.throttle.throttle import Throttle
+from relay.throttle.throttle import Throttle, open_history
 from relay.upstream.connection import UpstreamUnavailable
 from relay.upstream.oauth.login import (
     LoginClient,

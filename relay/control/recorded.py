@@ -14,9 +14,8 @@ from relay.sender.pausing import AccountStore, account_store
 from relay.spool.disk.durable import Disk
 from relay.spool.interface import Unavailable
 from relay.throttle.history import HistoryError
-from relay.throttle.history_access import recorded_book
 from relay.throttle.limit import with_ceilings
-from relay.throttle.throttle import View
+from relay.throttle.throttle import View, recorded_book
 from relay.verdicts.account import AccountState, Event, EventKind, PauseAsked, at_a_start, step
 
 

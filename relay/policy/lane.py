@@ -7,7 +7,7 @@ no lane starves.  The last route matches every recipient.  The policy has every 
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
@@ -122,15 +122,8 @@ class MatchSettings(Section):
     def asked(self) -> list[str]:
         return self.given(MatchSettings.model_fields)
 
-    def conditions(self) -> dict[str, Any]:
-        return {
-            "senders": self.sender or (),
-            "clients": self.client or (),
-            "users": self.user or (),
-            "recipient_domains": self.recipient_domain or (),
-            "headers": tuple((self.header or {}).items()),
-            "recipients_above": self.recipients_above or 0,
-        }
+    def conditions(self) -> sorting.Conditions:
+        return sorting.Conditions(**{key: getattr(self, key) for key in self.asked()})
 
 
 _MATCHING = ", ".join(MatchSettings.model_fields)
@@ -207,23 +200,18 @@ def lanes_of(lane_settings: Lanes) -> tuple[lanes.Lane, ...]:
     shares = [lane.share for lane in every.values()]
     without_share, left = shares.count(None), ALL_PERCENT - sum(share or 0 for share in shares)
     return tuple(
-        lanes.Lane(
-            name,
-            left if lane.share is None else lane.share * max(1, without_share),
-            lane.patience_ns,
-            lane.ceiling is not None,
-        )
+        lanes.Lane(name, left if lane.share is None else lane.share * max(1, without_share), lane.patience_ns)
         for name, lane in every.items()
     )
 
 
-def price_of(limits: Sequence[LimitSettings]) -> lanes.Price:
-    """Return the price of a message and of a recipient: the highest T / N of limits over all mail."""
-    costs: dict[Unit, int] = {"messages": 0, "recipients": 0, "connections": 0, "bytes": 0}
+def costs_of(limits: Sequence[LimitSettings]) -> tuple[int, int]:
+    """Return what a message and a recipient cost (ns): the highest T / N of limits over all mail."""
+    costs: dict[Unit, int] = {"messages": 0, "recipients": 0}
     for limit in limits:
-        if limit.for_each is None:
+        if limit.for_each is None and limit.unit in costs:
             costs[limit.unit] = max(costs[limit.unit], limit.per_ns // limit.count)
-    return lanes.Price(costs["messages"], costs["recipients"])
+    return costs["messages"], costs["recipients"]
 
 
 def routes_of(routes: Routes) -> tuple[Route, ...]:
@@ -252,12 +240,7 @@ def route_numbers_of(routes: Routes) -> dict[Route, tuple[int, ...]]:
 def sorter_of(lane_settings: Lanes, routes: Routes) -> sorting.Sorter:
     return sorting.Sorter(
         tuple(
-            sorting.SortingRule(name, **lane.conditions())
-            for name, lane in lane_settings.items()
-            if name != lanes.DEFAULT_LANE
+            (name, lane.conditions()) for name, lane in lane_settings.items() if name != lanes.DEFAULT_LANE
         ),
-        tuple(
-            sorting.RoutingRule(route, **its.conditions())
-            for its, route in zip(routes, routes_of(routes), strict=True)
-        ),
+        tuple((route, its.conditions()) for its, route in zip(routes, routes_of(routes), strict=True)),
     )

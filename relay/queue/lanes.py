@@ -25,7 +25,7 @@ from relay.mail.address import comparable
 from relay.queue.lines import MessageLine, TimedHeap
 from relay.queue.queued import DEFAULT_LANE, Queued
 
-__all__ = ["DEFAULT_LANE", "Arrangement", "Lane", "LaneQueue", "Price", "Turn", "turn_of"]
+__all__ = ["DEFAULT_LANE", "Arrangement", "Lane", "LaneQueue", "Turn", "turn_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +35,6 @@ class Lane:
     """A lane's share is its weight over the sum of all weights."""
     patience_ns: int | None = None
     """A message that is ready for longer than this goes before its turn."""
-    has_ceiling: bool = False
-
-
-class Price(NamedTuple):
-    """What a transaction costs its lane: the highest T / N of the limits over all mail, for each unit."""
-
-    of_message_ns: int = 1
-    of_recipient_ns: int = 0
 
 
 class Arrangement(NamedTuple):
@@ -50,13 +42,14 @@ class Arrangement(NamedTuple):
 
     lanes: Sequence[Lane] = ()
     """Empty, or one lane is named DEFAULT_LANE."""
-    price: Price = Price()
+    message_ns: int = 1
+    recipient_ns: int = 0
+    """What a message and a recipient cost their lane: the highest T / N of the limits over all mail."""
     most_recipients: int = 1
     """In one transaction."""
 
     def cost(self, recipients: int) -> int:
-        of_recipients_ns = min(recipients, self.most_recipients) * self.price.of_recipient_ns
-        return max(1, self.price.of_message_ns, of_recipients_ns)
+        return max(1, self.message_ns, min(recipients, self.most_recipients) * self.recipient_ns)
 
 
 class _Flow:

@@ -108,9 +108,6 @@ class Counts:
         if not sums[0]:
             del self._sums[key]  # a removed lane or route is not kept
 
-    def has(self, state: State) -> bool:
-        return any(key[0] is state for key in self._sums)
-
     def of(self, state: State) -> list[tuple[str, Sums]]:
         """Return sums of a state, each with its lane; a lane is named for each of its routes."""
         return [(lane, Sums(*sums)) for (each, lane, _), sums in self._sums.items() if each is state]

@@ -3,14 +3,14 @@
 Only `UpstreamQueue` changes a field by which a message is counted.  Only `Queues` moves a message to another
 line.  Instants are nanoseconds of one boot (`Clock.boottime_ns`).
 
-Memory holds hundreds of thousands of these objects.  So messages share equal values (`Origin`, `Choice`,
-`NO_PAST`), and the words that only listings show are one text.
+Memory holds hundreds of thousands of these objects.  So messages share equal values (`Origin`, `Choice`), and
+the words that only listings show are one text.
 """
 
 import enum
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from relay.mail.address import comparable
 from relay.mail.envelope import QueueId
@@ -89,27 +89,6 @@ def origin_of(
     return Origin(reverse_path, client, user, lane, sent, sent if sender == sent else sender)
 
 
-class Past(NamedTuple):
-    """What memory knows of a message after an attempt, or after a move from another line."""
-
-    tried: frozenset[int] = frozenset()
-    """Recipients that were deferred in this round and wait until the others were tried."""
-    refusals: int = 0
-    """In how many of its transactions the upstream refused us, or its sender."""
-    paused_ns: int = 0
-    """How long it stood in other lines while their upstreams were paused."""
-    either_paused_ns: int = 0
-    """How long it stood in other lines while their upstreams, or its sender there, were paused."""
-
-    def but(self, **changes: Any) -> "Past":
-        """Return a copy with changes; `NO_PAST` itself if the copy equals it, as for most messages."""
-        changed = self._replace(**changes)
-        return NO_PAST if changed == NO_PAST else changed
-
-
-NO_PAST = Past()
-
-
 class RecipientsLeft(NamedTuple):
     recipients: int = 0
     domain: str = ""
@@ -158,7 +137,14 @@ class Queued:
     """The result of `ListedWords.text`."""
     ready_at_ns: int = 0
     """Since when only limits and connections keep it waiting."""
-    past: Past = NO_PAST
+    tried: frozenset[int] = frozenset()
+    """Recipients that were deferred in this round and wait until the others were tried."""
+    refusals: int = 0
+    """In how many of its transactions this upstream refused us, or its sender."""
+    paused_ns: int = 0
+    """How long it stood in other lines while their upstreams were paused."""
+    either_paused_ns: int = 0
+    """How long it stood in other lines while their upstreams, or its sender there, were paused."""
     domain: str = ""
     """As in `RecipientsLeft.domain`."""
     part: Part = WHOLE

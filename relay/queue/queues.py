@@ -95,10 +95,10 @@ class Queues:
 
         The oldest message of a lane is the first that came: the search mostly ends near the beginning.
         """
-        each = defaultdict[str, list[Sums]](list)
+        found = dict[str, Sums]()
         for lane, sums in chain.from_iterable(line.counts.of(state) for line in self._lines.values()):
-            each[lane].append(sums)
-        found, sought = {lane: total(its) for lane, its in each.items()}, set(each)
+            found[lane] = total([found.get(lane, Sums()), sums])
+        sought = set(found)
         for part in takewhile(lambda _: sought, self):
             if part.state is state and part.lane in sought:
                 found[part.lane] = found[part.lane]._replace(oldest_arrived_at_ns=part.arrived_at_ns)
@@ -247,6 +247,7 @@ class Queues:
             if route in self._routes:
                 self.on_routed(route, choice, before.because)
         self._choices[route] = choice
+        self._walks_at_ns = earliest(self._walks_at_ns, choice.until_ns)
         return choice
 
     def _change(self) -> None:
@@ -302,8 +303,8 @@ class Queues:
 
     def _rest(self, part: Queued, now_ns: int) -> None:
         """Keep what counts in other lines too, when a part leaves its line."""
-        paused_ns, either_paused_ns = self.line_of(part).rests_of(part, now_ns)
-        part.past = part.past.but(refusals=0, paused_ns=paused_ns, either_paused_ns=either_paused_ns)
+        part.paused_ns, part.either_paused_ns = self.line_of(part).rests_of(part, now_ns)
+        part.refusals = 0
 
     def _take_out(self, part: Queued) -> None:
         self.line_of(part).leave(part)
@@ -330,7 +331,7 @@ class Queues:
             if (
                 is_better(route, name, choice.upstream, self._availabilities)
                 and not (line := self.line(name)).ready_count
-                and not line.counts.has(State.ACTIVE)
+                and not line.counts.of(State.ACTIVE)
                 and line.has_room_for(part, now_ns)
             ):
                 return Choice(name, Because.PROBE, part.upstream)
@@ -371,12 +372,10 @@ def _carry_over(part: Queued, before: Sequence[Queued]) -> None:
     """Give a new part, loaded as at a start, what only memory knows of the parts before it."""
     was = [each for each in before if _overlap(each.part, part.part)] or before
     last = max(was, key=lambda each: each.due_at_ns)
-    pasts = [each.past for each in was]
-    part.past = last.past.but(
-        paused_ns=max(each.paused_ns for each in pasts),
-        either_paused_ns=max(each.either_paused_ns for each in pasts),
-    )
-    part.choice, part.is_warned, part.ready_at_ns = last.choice, last.is_warned, last.ready_at_ns
+    part.paused_ns = max(each.paused_ns for each in was)
+    part.either_paused_ns = max(each.either_paused_ns for each in was)
+    part.tried, part.choice = last.tried, last.choice
+    part.is_warned, part.ready_at_ns = last.is_warned, last.ready_at_ns
     if part.choice.because is Because.PROBE:
         part.choice = part.choice._replace(because=Because.PREFERRED)  # one of the parts may probe again
     if part.state is State.WAITING and all(each.state is State.DEFERRED for each in was):

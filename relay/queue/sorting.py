@@ -10,7 +10,7 @@ Rules read only the accepted envelope and the content, which never change.  So a
 its routes after a restart, however many of its recipients are done.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
@@ -28,19 +28,19 @@ Fields = tuple[tuple[str, str], ...]
 NULL_SENDER = "<>"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Conditions:
-    """Conditions on a message; an empty key matches anything."""
+    """Conditions on a message, by the names that they have in a policy; an empty key matches anything."""
 
-    senders: tuple[str, ...] = ()
+    sender: tuple[str, ...] = ()
     """Patterns of reverse-paths; `@domain` is any address there, `<>` the null sender of reports."""
-    clients: tuple[Network, ...] = ()
-    users: tuple[str, ...] = ()
+    client: tuple[Network, ...] = ()
+    user: tuple[str, ...] = ()
     """Patterns of the login at the listener; a client without a login matches none."""
-    recipient_domains: tuple[str, ...] = ()
+    recipient_domain: tuple[str, ...] = ()
     """Patterns."""
-    headers: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """The name of a field, and patterns of its value; one field of that name must match."""
+    header: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Patterns of the values, by the name of the field; one field of that name must match."""
     recipients_above: int = 0
     """The message must have more recipients than this."""
 
@@ -48,27 +48,17 @@ class Conditions:
         """Return whether a message with these header fields matches, whatever its recipient domains."""
         return (
             len(envelope.recipients) > self.recipients_above
-            and (not self.senders or is_address(self.senders, envelope.reverse_path))
-            and (not self.clients or is_client(self.clients, envelope.client))
-            and (not self.users or (envelope.user is not None and _is_any_like(self.users, envelope.user)))
+            and (not self.sender or is_address(self.sender, envelope.reverse_path))
+            and (not self.client or is_client(self.client, envelope.client))
+            and (not self.user or (envelope.user is not None and _is_any_like(self.user, envelope.user)))
             and all(
                 any(each == name.lower() and _is_any_like(patterns, value) for each, value in fields())
-                for name, patterns in self.headers
+                for name, patterns in self.header.items()
             )
         )
 
     def matches_domain(self, domain: str) -> bool:
-        return not self.recipient_domains or is_domain(self.recipient_domains, domain)
-
-
-@dataclass(frozen=True, slots=True)
-class SortingRule(Conditions):
-    lane: str = field(kw_only=False)
-
-
-@dataclass(frozen=True, slots=True)
-class RoutingRule(Conditions):
-    route: Route = field(kw_only=False)
+        return not self.recipient_domain or is_domain(self.recipient_domain, domain)
 
 
 class Sorted(NamedTuple):
@@ -79,28 +69,31 @@ class Sorted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sorter:
-    rules: tuple[SortingRule, ...] = ()
-    routes: tuple[RoutingRule, ...] = ()
-    """Empty, or the last rule matches everything."""
+    lanes: tuple[tuple[str, Conditions], ...] = ()
+    routes: tuple[tuple[Route, Conditions], ...] = ()
+    """Empty, or the last one matches everything."""
 
     def sort(self, envelope: Envelope, head: Callable[[], bytes]) -> Sorted:
         """Return the lane of a message and the routes of its recipients, by the first rules that match.
 
         `head` returns the first part of the content; it is called only if a rule needs it.
         """
-        if not self.rules and not self.routes:
+        if not self.lanes and not self.routes:
             return Sorted(DEFAULT_LANE, (WHOLE,))
         fields = cache(lambda: tuple(header_fields(head())))
         domains = [each.rpartition("@")[2].lower() for each in envelope.recipients]
-        matching = (rule for rule in self.rules if rule.matches_message(envelope, fields))
-        lanes = (rule.lane for rule in matching if all(map(rule.matches_domain, set(domains))))
+        lanes = (
+            lane
+            for lane, its in self.lanes
+            if its.matches_message(envelope, fields) and all(map(its.matches_domain, set(domains)))
+        )
         return Sorted(next(lanes, DEFAULT_LANE), self._parts(envelope, fields, domains))
 
     def _parts(
         self, envelope: Envelope, fields: Callable[[], Fields], domains: Sequence[str]
     ) -> tuple[Part, ...]:
-        matching = [rule for rule in self.routes if rule.matches_message(envelope, fields)]
-        route_of = cache(lambda domain: next(rule.route for rule in matching if rule.matches_domain(domain)))
+        matching = [(route, its) for route, its in self.routes if its.matches_message(envelope, fields)]
+        route_of = cache(lambda domain: next(route for route, its in matching if its.matches_domain(domain)))
         indices: dict[Route, list[int]] = {}
         for index, domain in enumerate(domains if matching else ()):
             indices.setdefault(route_of(domain), []).append(index)

@@ -95,11 +95,11 @@ class UpstreamQueue:
 
     def rests_of(self, message: Queued, until_ns: int) -> tuple[int, int]:
         """Return how long (ns) a message waited for paused upstreams, and for these or its sender."""
-        past, since_ns = message.past, message.stands_since_ns
+        since_ns = message.stands_since_ns
         either = (*self.pauses, *self.sender_pauses.rests_of(message.sender))
         return (
-            past.paused_ns + within_ns(self.pauses, since_ns, until_ns),
-            past.either_paused_ns + within_ns(either, since_ns, until_ns),
+            message.paused_ns + within_ns(self.pauses, since_ns, until_ns),
+            message.either_paused_ns + within_ns(either, since_ns, until_ns),
         )
 
     def take(self, most: int, now_ns: int) -> list[Queued]:
@@ -203,7 +203,7 @@ class UpstreamQueue:
 
     def closed_for(self, message: Queued, now_ns: int) -> tuple[Hashable, int, WaitReason] | None:
         """Return the key that a message, of any line, must wait for, until when, and why; else None."""
-        of_pause = _pause_key(message.sender, message.past.refusals)
+        of_pause = _pause_key(message.sender, message.refusals)
         if (pause := self.sender_pauses.current(message.sender, now_ns)) is not None:
             return of_pause, pause.until_ns, WaitReason(pause.reason, WaitKind.SENDER_PAUSE)
         if self._keys:  # rare
@@ -240,22 +240,14 @@ class UpstreamQueue:
             if (closed := self.closed_for(turn.message, self._now_ns)) is None:
                 return turn
             self._steps_left -= 1
-            key, _, why = closed
-            left = self._keys.get((key, self._lanes.home_of(turn.message.lane)))
-            if (
-                left is not None
-                and not left
-                and left.until_ns is not None
-                and why.kind is not WaitKind.SENDER_PAUSE
-            ):
-                # The message that closed the key has left: this one may need less room.
-                left.until_ns, self._asking[turn.message] = None, left
-                return turn
             self._lanes.remove(turn.message)
-            self._join(turn.message, *closed)
+            key = self._join(turn.message, *closed)
+            if len(key) == 1 and key.why.kind is not WaitKind.SENDER_PAUSE:
+                # The message that closed the key has left: this one may need less room.
+                self._open([key])
         return None
 
-    def _join(self, message: Queued, key: Hashable, until_ns: int, why: WaitReason) -> None:
+    def _join(self, message: Queued, key: Hashable, until_ns: int, why: WaitReason) -> _ClosedKey:
         """Let a message wait for a key: behind the others, or before them if it came back for this key."""
         key_and_lane, asked = (key, self._lanes.home_of(message.lane)), self._asking.pop(message, None)
         if is_new := key_and_lane not in self._keys:
@@ -269,6 +261,7 @@ class UpstreamQueue:
         if asked is not None and asked is not closed:
             self._let_next_come(asked)
         self._noticed(message)
+        return closed
 
     def _open(self, keys: Iterable[_ClosedKey]) -> None:
         """Ask for keys at once; of some of them a message is asking already."""

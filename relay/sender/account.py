@@ -33,9 +33,8 @@ from relay.smtp.reply import Phase
 from relay.telemetry.metrics import Telemetry
 from relay.throttle.admission import Admission, Request, TooLarge, Wait, request_for
 from relay.throttle.history import HistoryError
-from relay.throttle.history_access import open_history
 from relay.throttle.limit import with_ceilings
-from relay.throttle.throttle import Reservation, Throttle, View
+from relay.throttle.throttle import Reservation, Throttle, View, open_history
 from relay.upstream.connection import Connection, UpstreamUnavailable
 from relay.upstream.pool import Caps, Pool
 from relay.verdicts.account import ENDLESS, AccountState, EventKind, PauseAsked, max_recipients_now

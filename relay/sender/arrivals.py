@@ -13,7 +13,7 @@ from typing import NamedTuple
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.mail.header import Names, names_of
-from relay.policy.lane import lanes_of, price_of, route_numbers_of, routes_of, sorter_of
+from relay.policy.lane import lanes_of, costs_of, route_numbers_of, routes_of, sorter_of
 from relay.policy.model import Policy
 from relay.queue.lanes import Arrangement
 from relay.queue.lines import earliest
@@ -163,7 +163,7 @@ class Arrivals:
         self._numbers = route_numbers_of(policy.routes)
         lanes = lanes_of(policy.lanes)
         for name, upstream in policy.upstreams.items():
-            by = Arrangement(lanes, price_of(upstream.limits), upstream.max_recipients)
+            by = Arrangement(lanes, *costs_of(upstream.limits), upstream.max_recipients)
             self._queue.line(name).arrange(by)
         self._queue.use(list(policy.upstreams), routes_of(policy.routes))
 

@@ -59,7 +59,7 @@ class Attempt:
 
     def __post_init__(self) -> None:
         # A recipient that was deferred is not tried again before all others were tried.
-        untried = [index for index in self.left if index not in self.queued.past.tried]
+        untried = [index for index in self.left if index not in self.queued.tried]
         self.indices = untried or list(self.left)
         # The upstream reports to the reverse path that it got; a rewritten one is not the sender.
         may_pass_dsn = self.connection.extensions.dsn and not self.offered.is_dsn_refused

@@ -295,7 +295,7 @@ class Settling:
             self.queue.end_part(queued)
             return
         line.note_left(queued, recipients_left(attempt.message, queued, decision.gone()))
-        queued.past = queued.past.but(tried=decision.tried, refusals=decision.refusals)
+        queued.tried, queued.refusals = decision.tried, decision.refusals
         why = WaitReason(decision.reason, WaitKind.REFUSAL, decision.status)
         now_ns = self._clock.boottime_ns()
         match decision.next:

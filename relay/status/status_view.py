@@ -226,7 +226,7 @@ class StatusView:
             LaneStatus(
                 lane.name,
                 round(100 * lane.weight / weights, 3),
-                self.policy.lanes[lane.name].ceiling if lane.has_ceiling else None,
+                self.policy.lanes[lane.name].ceiling if lane.name in self.policy.lanes else None,
                 its.messages,
                 its.recipients,
                 self._age_ns(its),

@@ -54,8 +54,9 @@ class Audit:
 def audit(slots: Sequence[Slot], limits: Sequence[Limit]) -> Audit:
     """Audit slots, which must ascend by their ends."""
     # A slot that outlived its deadline was charged twice under one id; the later record has its end.
-    exact = {slot.id: slot for slot in slots if slot.is_exact}
-    merged, known = [slot for slot in slots if not slot.is_exact], exact.values()
+    # Merged slots have the id 0.
+    known = {slot.id: slot for slot in slots if slot.id}.values()
+    merged = [slot for slot in slots if not slot.id]
     return Audit(
         sum(slot.messages for slot in known),
         sum(slot.connections for slot in known),

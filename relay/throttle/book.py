@@ -1,19 +1,20 @@
 """The known slots of one account, and the limits that judge them.  Pure.
 
 The book changes by events (`apply`, `reset`) and by time (`advance`).  Slots that are decided and not durable
-yet are in `granted`.  They count until `forget` drops them, before they are applied or after a failed commit.
+yet are in `granted`.  They count from then on; `keep` takes them as durable, `forget` drops them.
 
 A slot is in flight until it ends, or until its deadline, when it counts as ended.  Ended slots are kept for
 as long as any policy can need them.  So an edit (`judge_by`) judges the same past by other limits, and relays
 with different policies can share one history: none drops what another needs.
 
-Memory and the history stay bounded, because old slots are merged (`compacted`).  The newest `exact` slots
-stay as they are, within half of `most_shares`.  The ends of older slots are rounded *up* to a grid, by less
-than 1/parts of their age.  Slots with the same rounded end and the same kinds of shares become one, with a
-sum for each key.  So no weight becomes free too early, and merging twice adds no error.  If all shares exceed
-`most_shares`, the oldest merged slots lose theirs.  A slot without shares counts for every key.  So no key
-ever counts for less, or for a shorter time, than before.  Windows are filled from the slots that are kept, so
-the same bound holds for them.
+Memory holds what the history holds.  A history that has become long is replaced by `events`, in which old
+slots are merged (`compacted`), so both stay bounded.  The newest `exact` slots stay as they are, within half
+of `most_shares`.  The ends of older slots are rounded *up* to a grid, by less than 1/parts of their age.
+Slots with the same rounded end and the same kinds of shares become one, with a sum for each key.  So no
+weight becomes free too early, and merging twice adds no error.  If all shares exceed `most_shares`, the
+oldest merged slots lose theirs.  A slot without shares counts for every key.  So no key ever counts for less,
+or for a shorter time, than before.  Windows are filled from the slots that are kept, so the same bound holds
+for them.
 """
 
 from bisect import bisect_right, insort
@@ -40,8 +41,6 @@ class Bounds:
     """Larger limits waste less than 1/parts of their span."""
     most_shares: int = 400_000
     """About 80 MB: at most half for exact slots, the rest for merged slots."""
-    least: int = 12_288
-    """New events trigger no compaction up to this number of slots and shares."""
 
 
 BOUNDS = Bounds()
@@ -56,8 +55,6 @@ class Book:
         self.in_flight: dict[int, Slot] = {}
         self.ended: list[Slot] = []
         """Ascending by their ends."""
-        self._size, self._compact_above = 0, bounds.least
-        """The number of slots and shares in `ended`, and the number above which they are compacted."""
         self.last_id = 0
         """The highest id in the history; 0 if nothing was ever recorded."""
         self.granted: list[Slot] = []
@@ -76,7 +73,7 @@ class Book:
     def reset(self, events: Iterable[Event], now_ns: int) -> None:
         """Replace the whole past by these events, as of `now_ns`."""
         self.now_ns = max(self.now_ns, now_ns)
-        self.in_flight, self.ended, self._size = {}, [], 0
+        self.in_flight, self.ended = {}, []
         # Fill the windows once, at the end: most slots have ended by then.
         self.limits = []
         self.apply(events)
@@ -99,8 +96,6 @@ class Book:
                     self._end(slot_id, at_ns)
                 case Issued(slot_id):
                     self.last_id = max(self.last_id, slot_id)
-        if self._size > self._compact_above:
-            self._compact()
 
     def decide(self, requests: Sequence[Request], transaction_ns: int) -> list[Admission]:
         """Decide in order.  Once a request waits for a limit on all messages, all later ones wait too."""
@@ -120,16 +115,22 @@ class Book:
             return last
         return Reservation(self._grant(opening_ns, (0, 0, 1, 0), ()))
 
-    def forget(self) -> None:
-        """Drop the slots that are only decided."""
-        for slot in self.granted:
-            for state in self.limits:
-                state.count_open(slot, by=-1)
+    def keep(self) -> None:
+        """Take the slots that are only decided as durable."""
+        self.in_flight |= {slot.id: slot for slot in self.granted}
+        self.last_id += len(self.granted)
         self.granted = []
+
+    def forget(self) -> None:
+        """Drop the slots that are only decided, since their commit failed."""
+        if self.granted:
+            self.granted = []
+            self.limits = self._filled()
 
     def events(self) -> list[Event]:
         """Compact the past, and return it as the events of a new history."""
-        self._compact()
+        self.ended = compacted(self.ended, self.now_ns, self._bounds)
+        self.limits = self._filled()
         return [Issued(self.last_id), *self.slots()]
 
     def slots(self) -> list[Slot]:
@@ -163,7 +164,7 @@ class Book:
         slot = Slot(slot_id, self.now_ns, self.now_ns + span_ns, *weights, shares)
         self.granted.append(slot)
         for state in self.limits:
-            state.count_open(slot)
+            state.charge(slot, self.now_ns)
         return slot
 
     def _filled(self) -> list[LimitState]:
@@ -185,15 +186,6 @@ class Book:
             self.ended.append(slot)
         else:
             insort(self.ended, slot, key=end_of)
-        self._size += 1 + len(slot.shares)
-
-    def _compact(self) -> None:
-        self.ended = compacted(self.ended, self.now_ns, self._bounds)
-        self._size = sum(1 + len(slot.shares) for slot in self.ended)
-        if self.limits:
-            self.limits = self._filled()
-        # Compacting more slots takes longer, so more decisions share its cost.
-        self._compact_above = max(self._bounds.least, 2 * self._size)
 
 
 def book_of(events: Iterable[Event], now_ns: int, limits: Sequence[Limit]) -> Book:

@@ -22,14 +22,18 @@ wall clock is behind.  Slots without an end move too, and keep their deadline.  
 LONGEST_BELIEVED_NS counts as zero: a clock that starts in 2038 costs a wait, as does one that starts in 1970.
 
 Not noticed: the removal of both files while a relay runs, and a file that is put back with its lock.
+
+`relay fsck`, `audit`, `plan` and `status` read the file without its lock (`read_file`), and change nothing.
+To them a group that is being appended looks torn.  During a replacement they see the old or the new file.
 """
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from relay.clock import SECOND_NS, Clock
-from relay.spool.disk.durable import Disk, write_with_room
+from relay.spool.disk.durable import Disk, opened, write_with_room
 from relay.spool.disk.os_errors import is_lack_of_room
 from relay.spool.disk.replacing import InDoubt, put_in_place
 from relay.throttle.history import NOTHING_SENT, Event, HistoryError, moved
@@ -55,7 +59,67 @@ REPLACE_ABOVE_BYTES = 256 * 1024
 """A shorter history is never replaced."""
 
 
-def found_in(content: bytes, mark_ns: int | None, clock: Clock) -> tuple[Contents, bool]:
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What `fsck` found, for a person who has never seen the files."""
+
+    path: str
+    kind: str
+    """A word for programs, such as `damaged_history`."""
+    what: str
+    becomes: str
+    """What the relay does about it."""
+    advice: str = ""
+    """What an operator has to do; empty if nothing."""
+
+    @property
+    def is_damage(self) -> bool:
+        """Whether an operator has to act."""
+        return bool(self.advice)
+
+
+def history_findings(path: Path, disk: Disk, clock: Clock) -> Iterator[Finding]:
+    """Yield what a relay that starts now would find in a history file, and do about it.
+
+    Raises PermissionError.
+    """
+    try:
+        if read_file(path, disk, clock).is_torn:
+            what = "its last group is incomplete; no mail was sent on that group"
+            yield Finding(str(path), "torn_group", what, "the relay cuts the group off at its next use")
+    except DamagedHistory as damage:
+        yield Finding(str(path), "damaged_history", str(damage), NOTHING_SENT, damage.advice)
+
+
+def read_file(path: Path, disk: Disk, clock: Clock) -> Contents:
+    """Return the contents in the time of this boot; of no file and no mark in its lock, nothing.
+
+    Raises PermissionError and DamagedHistory.
+    """
+    mark_ns = None
+    # Read the mark before the history, which can only have grown by then.  Without a lock there is no mark.
+    with contextlib.suppress(OSError), opened(disk, disk.open_read(f"{path}.lock")) as fd:
+        mark_ns = read_mark(disk.pread(fd, MARK_BYTES, 0))
+    try:
+        with opened(disk, disk.open_read(str(path))) as fd:
+            return _found_in(_content(disk, str(path), fd), mark_ns, clock)[0]
+    except FileNotFoundError:
+        _check_mark(None, mark_ns)
+        return Contents([], None, 0, is_torn=False)
+    except PermissionError:
+        raise
+    except OSError as error:
+        raise DamagedHistory(f"cannot be read: {error.strerror or error}", "check the disk") from error
+
+
+def _content(disk: Disk, path: str, fd: int) -> bytes:
+    """Raise OSError, and DamagedHistory if others may write to the file."""
+    if (why := disk.why_others_may_write(path)) is not None:
+        raise DamagedHistory(why, MAKE_OURS)
+    return disk.pread(fd, disk.size(fd), 0)
+
+
+def _found_in(content: bytes, mark_ns: int | None, clock: Clock) -> tuple[Contents, bool]:
     """Return the contents of a history file in the time of this boot, and whether this boot wrote it.
 
     `mark_ns` is the mark in its lock.  Raises DamagedHistory.
@@ -65,7 +129,7 @@ def found_in(content: bytes, mark_ns: int | None, clock: Clock) -> tuple[Content
     if (last := contents.at) is None:
         # A file gets its name when its first group is durable, so a crash cannot have torn that group.
         raise DamagedHistory(f"byte {start}: its first group is damaged")
-    check_mark(last, mark_ns)
+    _check_mark(last, mark_ns)
     now_ns = clock.boottime_ns()
     if boot_id == clock.boot_id():
         if last.boottime_ns > now_ns + CLOCK_SKEW_NS:
@@ -78,7 +142,7 @@ def found_in(content: bytes, mark_ns: int | None, clock: Clock) -> tuple[Content
     return contents._replace(events=events, at=at), False
 
 
-def check_mark(last: At | None, mark_ns: int | None) -> None:
+def _check_mark(last: At | None, mark_ns: int | None) -> None:
     """Raise DamagedHistory if a history that ends at `last` lacks groups that its lock knows."""
     if mark_ns is None or (last is not None and last.mark_ns >= mark_ns):
         return
@@ -169,9 +233,9 @@ class FileHistory:
             found = read_groups(
                 self._disk.pread(fd, self._disk.size(fd) - self._end, self._end), 0, self._end
             )
-            check_mark(found.at or self._at, mark_ns)
+            _check_mark(found.at or self._at, mark_ns)
             self._know(fd, found)
-        check_mark(self._at, mark_ns)
+        _check_mark(self._at, mark_ns)
 
     def _read_all(self, mark_ns: int | None) -> None:
         self.close()
@@ -179,10 +243,8 @@ class FileHistory:
         if self._disk.inode(self._path) is None:
             return
         fd = self._fd = self._disk.open_update(self._path)
-        if (why := self._disk.why_others_may_write(self._path)) is not None:
-            raise DamagedHistory(why, MAKE_OURS)
-        content = self._disk.pread(fd, self._disk.size(fd), 0)
-        found, is_of_this_boot = found_in(content, mark_ns, self._clock)
+        content = _content(self._disk, self._path, fd)
+        found, is_of_this_boot = _found_in(content, mark_ns, self._clock)
         if is_of_this_boot and not self._must_write_anew:
             self._know(fd, found)
             self._disk.sync_directory(self._folder)

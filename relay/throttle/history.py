@@ -50,10 +50,6 @@ class Slot(NamedTuple):
     def ended(self, at_ns: int) -> "Slot":
         return self._replace(until_ns=at_ns, is_open=False)
 
-    @property
-    def is_exact(self) -> bool:
-        return self.id > 0
-
 
 class Ended(NamedTuple):
     id: int

@@ -16,8 +16,8 @@ None counts for every key: it holds the slots that were recorded without this ki
 less its own window and less the window of None.  A ceiling is a limit of kind `lane` with `only` one key.
 
 Every `now_ns` is the true time or earlier.  A decision reads one number, never all N slots.  A query drops
-the free slots of the windows that it reads.  Windows of other keys go when the book compacts its past and
-fills a new state from it.  So the book bounds the memory, whatever N and T are.
+the free slots of the windows that it reads.  Windows of other keys go when the history has become long: then
+the book fills a new state from its merged past.  So the history bounds the memory, whatever N and T are.
 """
 
 import heapq
@@ -82,11 +82,6 @@ class LimitState:
         self.for_each, self.only = limit.for_each, limit.only
         self.span_ns = limit.span_ns
         self._windows = defaultdict[str | None, Window](Window)
-
-    def count_open(self, slot: Slot, by: int = 1) -> None:
-        """Count a slot without an end; -1: count it no more, since it did not become durable."""
-        for key, weight in self._weights(slot):
-            self._windows[key].used += by * weight
 
     def charge(self, slot: Slot, now_ns: int) -> None:
         """Count a slot, in flight or ended."""

@@ -1,5 +1,7 @@
 """The interface of the package: `Throttle` decides what may start now, `View` answers questions meanwhile.
 
+`open_history` opens the history of an account, and `recorded_book` reads it for a command.
+
 Guarantees: in any window of any limit the upstream never sees more than N (the proof is in `limit_state`).
 This holds through crashes, clock steps and edits, and for all processes that use the same history together.
 What `reserve` grants is durable before it returns, so before the first byte of MAIL.  An account without
@@ -20,19 +22,27 @@ Threads: any thread may call any method.  The methods that reserve, `flush`, `re
 other, and may wait for the disk and for other processes.  `settle` and the methods of `View` use memory only.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import Lock
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from relay.clock import Clock
+from relay.policy.model import HistoryPlace
+from relay.spool.disk.durable import Disk
 from relay.throttle.admission import Admission, Request, Reservation, TooLarge, Wait
 from relay.throttle.book import Book, book_of
-from relay.throttle.history import Ended, Event, History, HistoryTransaction, Slot
+from relay.throttle.file_history import FileHistory, read_file, refusal
+from relay.throttle.history import Ended, Event, History, HistoryTransaction, Slot, moved
+from relay.throttle.history_format import DamagedHistory
 from relay.throttle.limit import Limit
 from relay.throttle.limit_state import Usage
 
-__all__ = ["Reservation", "Throttle", "View"]
+if TYPE_CHECKING:
+    from relay.spool.database.account import RowState
+
+__all__ = ["Reservation", "Throttle", "View", "open_history", "recorded_book"]
 
 Answer = TypeVar("Answer")
 
@@ -184,8 +194,7 @@ class Throttle(View):
                     book.forget()
                 raise
             with mutex:
-                book.forget()
-                book.apply(granted)
+                book.keep()
                 del self._ends[: len(ends)]
         return [self._here(each) for each in answers]
 
@@ -219,3 +228,31 @@ class Throttle(View):
         if not (transaction.is_long and transaction.replace([*self._look(Book.events), *granted])):
             transaction.commit([*ends, *granted])
         self._must_write = False
+
+
+def open_history(
+    place: HistoryPlace, disk: Disk, clock: Clock, on_state: "Callable[[RowState], None]" = lambda _: None
+) -> History:
+    """Touch neither disk nor network yet.  Only a database calls `on_state`."""
+    if place.database is None:
+        return FileHistory(place.path, disk, clock)
+    from relay.spool.database.account import account_of  # noqa: PLC0415 - it needs an extra
+    from relay.throttle.postgresql_history import HighWaterMark, PostgresqlHistory  # noqa: PLC0415 - as above
+
+    account = account_of(place.database, place.account, place.host)
+    return PostgresqlHistory(account, HighWaterMark(f"{place.path}.mark", disk), clock, on_state=on_state)
+
+
+def recorded_book(place: HistoryPlace, limits: Sequence[Limit], disk: Disk, clock: Clock) -> Book:
+    """Return what a relay that starts now would know of the account's past, in boottime.
+
+    Raises PermissionError, and HistoryError if such a relay would send nothing.
+    """
+    if place.database is not None:
+        with contextlib.closing(open_history(place, disk, clock)) as history, history.transaction() as found:
+            events = [moved(event, -found.ahead_ns) for event in found.news]
+            return book_of(events, found.now_ns - found.ahead_ns, limits)
+    try:
+        return book_of(read_file(place.path, disk, clock).events, clock.boottime_ns(), limits)
+    except DamagedHistory as damage:
+        raise refusal(str(place.path), damage) from damage

@@ -10,6 +10,7 @@ A decision is all that one transaction costs: the reservation and its end.  Dura
 disk (fsync) before it is granted, for every process that shares the file.
 """
 
+import itertools
 import statistics
 import tempfile
 import time
@@ -37,6 +38,8 @@ MOST_IN_A_BATCH = 1_000
 START_NS = 1_000_000 * SECOND_NS
 MEMORY_DECISIONS = 50_000
 DURABLE_DECISIONS = 500
+REPLACED_AFTER = 20_000
+"""In memory: after so many decisions a history would be replaced, so the book merges its past."""
 
 Throttled = tuple[Callable[[int], bool], Callable[[Sequence[int]], None]]
 """Two functions: one decides at an instant (ns, ascending), the other uses a slot at each of many."""
@@ -44,10 +47,12 @@ Throttled = tuple[Callable[[int], bool], Callable[[Sequence[int]], None]]
 
 @contextmanager
 def _in_memory(count: int) -> Iterator[Throttled]:
-    book = Book()
+    book, number = Book(), itertools.count(1)
     book.judge_by([messages(count, DAY_S)])
 
     def decide(now_ns: int) -> bool:
+        if next(number) % REPLACED_AFTER == 0:
+            book.events()
         return decide_and_end(book, now_ns, Request(1))
 
     def fill(instants_ns: Sequence[int]) -> None:

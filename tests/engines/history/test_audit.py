@@ -51,8 +51,8 @@ def test_the_audit_agrees_with_an_oracle_that_never_saw_the_file(seed: int, cloc
 
 
 def test_the_audit_leaves_out_merged_slots_and_says_since_when_it_is_exact(clock: FakeClock) -> None:
-    bounds = Bounds(exact=10, parts=16, least=20)
-    account = throttle(PATH, ModelDisk(), clock, EARLIER, bounds=bounds)
+    bounds = Bounds(exact=10, parts=16)
+    account = throttle(PATH, ModelDisk(), clock, EARLIER, replace_above_bytes=0, bounds=bounds)
     seen = _live(account, clock, Random(1))
     account.flush()
 

@@ -49,8 +49,8 @@ def decide(book: Book, now_ns: int, request: Request) -> bool:
     (answer,) = book.decide([request], TRANSACTION_NS)
     if not isinstance(answer, Reservation):
         return False
-    book.forget()
-    book.apply([answer.slot, Ended(answer.slot.id, now_ns + 1)])
+    book.keep()
+    book.apply([Ended(answer.slot.id, now_ns + 1)])
     return True
 
 
@@ -103,11 +103,13 @@ def test_usage_names_the_fullest_key_as_slots_expire(memory: ModelDisk, clock: F
 
 
 def test_expired_keys_are_forgotten_and_a_large_limit_keeps_few_instants() -> None:
-    book = Book(Bounds(exact=50, parts=16, most_shares=200, least=100))
+    book = Book(Bounds(exact=50, parts=16, most_shares=200))
     book.judge_by([messages(900, 1600, "sender"), messages(900, 1600)])
     before = _things()
     for number in range(3000):
         assert decide(book, number * 2 * SECOND_NS, Request(1, sender=f"{number}"))
+        if number % 100 == 0:
+            book.events()  # as for a history that has become long
 
     assert _things() - before < 3000
     assert 800 <= book.limits[1].used(None, book.now_ns) <= 900
@@ -115,10 +117,12 @@ def test_expired_keys_are_forgotten_and_a_large_limit_keeps_few_instants() -> No
 
 @pytest.mark.parametrize(("keys", "seconds"), [(1000, 60), (180, 3600)])
 def test_old_slots_close_no_key_if_the_window_has_fewer_keys_than_the_bound(keys: int, seconds: int) -> None:
-    book = Book(Bounds(exact=10, most_shares=200, least=100))
+    book = Book(Bounds(exact=10, most_shares=200))
     book.judge_by([messages(5, seconds, "sender")])
     for number in range(keys):
         assert decide(book, number * SECOND_NS, Request(1, sender=f"{number}"))
+        if number % 100 == 0:
+            book.events()
 
     restarted = book_of(book.events(), book.now_ns, book.policy_limits)
     assert decide(restarted, book.now_ns + 1, Request(1, sender="another"))
@@ -150,7 +154,7 @@ def test_compaction_bounds_memory_and_moves_no_end_earlier_or_much_later() -> No
 
 @pytest.mark.parametrize("most_shares", [100, 1000])
 def test_merging_shares_never_lowers_the_count_of_a_key(most_shares: int) -> None:
-    random, bounds = Random(most_shares), Bounds(20, 16, most_shares, least=50)
+    random, bounds = Random(most_shares), Bounds(20, 16, most_shares)
     limits = [messages(1 << 30, 50, "sender"), recipients(1 << 30, 50, "sender")]
     truth, book = Book(), Book(bounds)
     for number in range(1, 3000):
@@ -161,6 +165,8 @@ def test_merging_shares_never_lowers_the_count_of_a_key(most_shares: int) -> Non
         for each in (truth, book):
             each.advance(at_ns)
             each.apply([slot])
+        if number % 50 == 0:
+            book.events()
     for each in (truth, book):
         each.judge_by(limits)
 

@@ -7,8 +7,9 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.policy.model import HistoryPlace
+from relay.throttle.file_history import history_findings
 from relay.throttle.history import HistoryError
-from relay.throttle.history_access import history_findings, recorded_book
+from relay.throttle.throttle import recorded_book
 from tests.engines.history.limits import ask, granted, messages, settle, throttle
 from tests.fakes.clock import FakeClock
 from tests.fakes.unsynced import Unsynced

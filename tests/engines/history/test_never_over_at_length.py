@@ -19,7 +19,7 @@ def _sizes(number: int) -> Sizes:
     bounds = BOUNDS
     if number % 4 == 3:
         # Compaction rounds so coarsely here that its rounding reaches into current windows.
-        bounds = Bounds(exact=3, parts=4, most_shares=6 if number % 8 == 7 else 1000, least=6)
+        bounds = Bounds(exact=3, parts=4, most_shares=6 if number % 8 == 7 else 1000)
     return Sizes(bounds, replaces_often=bool(number % 2))
 
 

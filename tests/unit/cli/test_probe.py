@@ -13,9 +13,8 @@ import pytest
 from relay.clock import SystemClock
 from relay.policy.source import parse_policy
 from relay.spool.disk.durable import RealDisk
-from relay.throttle.history_access import recorded_book
 from relay.throttle.limit import with_ceilings
-from relay.throttle.throttle import View
+from relay.throttle.throttle import View, recorded_book
 from tests.fakes.certificates import Certificates, make_certificates
 from tests.fakes.smarthost import Smarthost
 from tests.fakes.token_server import CLIENT, USER, TokenServer

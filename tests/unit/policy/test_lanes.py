@@ -33,11 +33,11 @@ lanes:
 def test_every_key_of_a_lane_is_read() -> None:
     policy = parse(SMALL + EVERY_KEY)
 
-    (rule,) = sorter_of(policy.lanes, ()).rules
-    assert (rule.lane, rule.senders, rule.recipients_above) == ("urgent", ("noreply@here.example", "<>"), 3)
-    assert (rule.clients, rule.recipient_domains) == ((ip_network("10.0.0.0/7"),), ("*.example",))
-    assert rule.headers == (("X-Kind", ("reset", "code")), ("Subject", ("*",)))
-    urgent = Lane("urgent", 40, 3600 * 10**9, has_ceiling=True)
+    ((lane, its),) = sorter_of(policy.lanes, ()).lanes
+    assert (lane, its.sender, its.recipients_above) == ("urgent", ("noreply@here.example", "<>"), 3)
+    assert (its.client, its.recipient_domain) == ((ip_network("10.0.0.0/7"),), ("*.example",))
+    assert its.header == {"X-Kind": ("reset", "code"), "Subject": ("*",)}
+    urgent = Lane("urgent", 40, 3600 * 10**9)
     assert lanes_of(policy.lanes) == (urgent, Lane("default", 60, None))
 
 

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.mail.envelope import QueueId
-from relay.queue.lanes import DEFAULT_LANE, Arrangement, Lane, LaneQueue, Price, turn_of
+from relay.queue.lanes import DEFAULT_LANE, Arrangement, Lane, LaneQueue, turn_of
 from relay.queue.queued import Queued, origin_of
 
 NAMES = [DEFAULT_LANE, *"abcdefgh"]
 WEIGHTS = st.lists(st.integers(1, 100), min_size=1, max_size=8)
-BY_RECIPIENTS = Price(0, 1)
+BY_RECIPIENTS = 0, 1
 
 
 def a_message(name: str, lane: str = DEFAULT_LANE, sender: str = "s@x.example", since_ns: int = 0) -> Queued:
@@ -21,7 +21,7 @@ def a_message(name: str, lane: str = DEFAULT_LANE, sender: str = "s@x.example", 
 
 def a_queue(*weights: int) -> LaneQueue:
     lanes = [Lane(name, weight) for name, weight in zip(NAMES, weights, strict=False)]
-    return LaneQueue(Arrangement(lanes, BY_RECIPIENTS, 100))
+    return LaneQueue(Arrangement(lanes, *BY_RECIPIENTS, 100))
 
 
 def fill(queue: LaneQueue, lane: str, count: int, sender: str = "s@x.example") -> None:
@@ -123,7 +123,7 @@ def test_a_lane_pays_only_for_the_recipients_that_are_granted() -> None:
 
 def test_overdue_mail_gets_half_of_what_goes_oldest_first() -> None:
     lanes = [Lane("a", 99), Lane("b", 1, patience_ns=10), Lane(DEFAULT_LANE, 1)]
-    queue = LaneQueue(Arrangement(lanes, BY_RECIPIENTS, 100))
+    queue = LaneQueue(Arrangement(lanes, *BY_RECIPIENTS, 100))
     fill(queue, "a", 100)
     for number in range(50):
         queue.add(a_message(f"b{number}", "b", f"{number}@x.example", number))

@@ -1,6 +1,7 @@
 """The whole queue: no message is lost between the lines, and none moves that may be in a transaction."""
 
-from collections import Counter
+from collections import Counter, defaultdict
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
@@ -9,15 +10,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from relay.mail.envelope import QueueId
 from relay.queue.lanes import DEFAULT_LANE, Arrangement, Lane
-from relay.queue.queued import NO_REASON, Past, Queued, State, WaitReason, origin_of
+from relay.queue.queued import NO_REASON, Queued, State, WaitReason, origin_of
 from relay.queue.queues import PROBE_SOUGHT_NS, Queues
 from relay.queue.routes import Availability, Because, Choice, Part, Route, choose, next_listed
 from relay.queue.upstream_queue import AT_ONCE_NS, ThrottledMessage
 from relay.verdicts.account import FOREVER_NS
 
 NAMES = ("a", "b", "c")
-FATES = ("back", "done", "deferred", "lost", "again")
-ANSWERS = ("goes", "goes", "goes", "account", "sender", "sender", "lane", "again", "deferred")
+FATES = ("back", "done", "deferred", "lost", "again", "unfit")
+ANSWERS = ("goes", "goes", "goes", "account", "sender", "sender", "lane", "again", "deferred", "unfit")
 """What becomes of a part that was taken: a grant, a wait for one of these, or no reservation at all."""
 LANES = Arrangement((Lane("fast", 60), Lane(DEFAULT_LANE, 40)))
 ROUTES = (
@@ -69,6 +70,8 @@ class AnyQueue(RuleBasedStateMachine):
         """Messages that an edit could not sort yet."""
         self.paused_ns = Counter[Queued]()
         """How long the upstream of each part was down while the part stood there."""
+        self.unfit = defaultdict[Queued, set[str]](set)
+        """The upstreams that can never take a part."""
 
     def changed(self) -> None:
         self.is_changed = True
@@ -131,7 +134,7 @@ class AnyQueue(RuleBasedStateMachine):
                 line.wait(waits)
 
     def _ends(self, part: Queued, fate: str) -> None:
-        line = self.queue.line_of(part)
+        line, line_name = self.queue.line_of(part), part.upstream
         match fate:
             case "done" if self.left[part.queue_id] > 1:
                 self.left[part.queue_id] -= 1
@@ -143,6 +146,8 @@ class AnyQueue(RuleBasedStateMachine):
                 line.give_back(part, NO_REASON)
             case "again":
                 line.put_back(part, State.WAITING, ready_at_ns=self.now_ns)
+            case "unfit" if self.queue.exclude_upstream(part, NO_REASON, self.now_ns):
+                self.unfit[part].add(line_name)
             case _:
                 line.put_back(part, State.DEFERRED, due_at_ns=self.now_ns + 5)
 
@@ -269,7 +274,9 @@ class AnyQueue(RuleBasedStateMachine):
                 continue
             is_active = self.queue.state_of(part.queue_id) is State.ACTIVE
             assert is_active or route in self.routes[part.queue_id]
-            choice = part.choice
+            fit = tuple(name for name in route.upstreams if name not in self.unfit[part])
+            choice, route = part.choice, replace(route, upstreams=fit)
+            assert part.upstream in fit
             if choice.because is Because.PROBE:
                 probes[part.upstream] += 1
                 assert self.states[part.upstream].is_proving
@@ -374,6 +381,20 @@ def test_a_long_queue_moves_in_slices_and_in_order() -> None:
     settle(queue, 15)
     order = [each.queue_id for each in queue.line("b").take(3000, 15)]
     assert (len(order), order) == (2500, sorted(order))
+
+
+def test_a_part_that_an_upstream_can_never_take_fails_over_from_the_next_one_in_time() -> None:
+    queue, route = Queues(), Route(NAMES, 15)
+    queue.use(NAMES, (route,))
+    queue.add(*message(1, Part(route)), now_ns=0)
+    (part,) = queue.line("a").take(1, 0)
+    assert queue.exclude_upstream(part, NO_REASON, 0)
+    assert part.upstream == "b"
+    queue.set_availability("b", DOWN)
+    settle(queue, 0)
+    assert queue.next_look_ns() == 15
+    settle(queue, 15)
+    assert part.upstream == "c"
 
 
 def test_the_oldest_message_of_a_lane_is_the_first_one_that_still_waits() -> None:
@@ -484,11 +505,11 @@ def test_a_move_to_another_upstream_forgets_refusals_and_the_senders_pause() -> 
     line = queue.line("a")
     (part,) = line.take(1, 0)
     line.sender_pauses.begin("s@x", 0, "553 not yours")
-    part.past = part.past.but(tried=frozenset([0]), refusals=2)
+    part.tried, part.refusals = frozenset([0]), 2
     line.give_back(part, WaitReason("553 not yours"))
     assert line.take(1, 0) == []
     assert part.is_sitting_out
     queue.set_availability("a", Availability(0, pauses=((0, 99),)))
     settle(queue, 15)
     assert (part.upstream, part.why) == ("b", NO_REASON)
-    assert part.past == Past(frozenset([0]), paused_ns=15, either_paused_ns=15)
+    assert (part.tried, part.refusals, part.paused_ns, part.either_paused_ns) == (frozenset([0]), 0, 15, 15)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from relay.mail.envelope import Envelope
 from relay.queue.lanes import DEFAULT_LANE
-from relay.queue.sorting import Sorter, SortingRule, is_like
+from relay.queue.sorting import Conditions, Sorter, is_like
 
 HEAD = (
     b"Received: from here (unknown [127.0.0.1])\r\n\tby relay.test; today\r\n"
@@ -26,20 +26,20 @@ def mail(
     return Envelope(reverse_path, recipients or ("b@there.example",), 0, client, "here", "ESMTP")
 
 
-def of(*senders: str) -> SortingRule:
-    return SortingRule("lane", senders=senders)
+def of(*senders: str) -> Conditions:
+    return Conditions(senders)
 
 
-def at(network: str) -> SortingRule:
-    return SortingRule("lane", clients=(ip_network(network),))
+def at(network: str) -> Conditions:
+    return Conditions(client=(ip_network(network),))
 
 
-def field(name: str, pattern: str) -> SortingRule:
-    return SortingRule("lane", headers=((name, (pattern,)),))
+def field(name: str, pattern: str) -> Conditions:
+    return Conditions(header={name: (pattern,)})
 
 
-TO = SortingRule("lane", recipient_domains=("x.example", "*.y.example"))
-MANY = SortingRule("lane", recipients_above=2)
+TO = Conditions(recipient_domain=("x.example", "*.y.example"))
+MANY = Conditions(recipients_above=2)
 
 
 @pytest.mark.parametrize(
@@ -79,13 +79,16 @@ MANY = SortingRule("lane", recipients_above=2)
         (field("Received", "*by relay.test*"), mail(), True),
     ],
 )
-def test_the_matching_rule_gives_the_lane(rule: SortingRule, envelope: Envelope, *, is_one: bool) -> None:
-    assert Sorter((rule,)).sort(envelope, lambda: HEAD).lane == (rule.lane if is_one else DEFAULT_LANE)
+def test_the_matching_rule_gives_the_lane(rule: Conditions, envelope: Envelope, *, is_one: bool) -> None:
+    assert Sorter((("lane", rule),)).sort(envelope, lambda: HEAD).lane == ("lane" if is_one else DEFAULT_LANE)
 
 
 def test_the_first_rule_whose_keys_all_match_decides() -> None:
-    both = SortingRule("both", senders=("@here.example",), recipients_above=1)
-    sorter = Sorter((both, SortingRule("either", senders=("@here.example", "@there.example"))))
+    both, either = (
+        Conditions(("@here.example",), recipients_above=1),
+        Conditions(("@here.example", "@there.example")),
+    )
+    sorter = Sorter((("both", both), ("either", either)))
 
     def lane(sender: str, count: int) -> str:
         envelope = mail(sender, *("b@x.example",) * count)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable
 import pytest
 
 from relay.mail.envelope import QueueId
-from relay.queue.lanes import DEFAULT_LANE, Arrangement, Lane, Price
+from relay.queue.lanes import DEFAULT_LANE, Arrangement, Lane
 from relay.queue.queued import (
     NO_REASON,
     Queued,
@@ -18,7 +18,7 @@ from relay.queue.routes import Choice
 from relay.queue.sender_pauses import FIRST_REST_NS
 from relay.queue.upstream_queue import ThrottledMessage, UpstreamQueue
 
-LANES = Arrangement((Lane("fast", 60), Lane("list", 20, has_ceiling=True), Lane(DEFAULT_LANE, 20)))
+LANES = Arrangement((Lane("fast", 60), Lane("list", 20), Lane(DEFAULT_LANE, 20)))
 W, A, D, H, R = State.WAITING, State.ACTIVE, State.DEFERRED, State.HELD, State.REPORTING
 
 
@@ -201,7 +201,7 @@ def test_mail_of_a_paused_sender_waits_and_a_refused_message_delays_none_of_it()
     assert line.take(1, 0) == bad[:1]
     line.granted(bad[0], 1)
     until_ns = line.sender_pauses.begin("bad", 0, "553 not yours")
-    bad[0].past = bad[0].past.but(refusals=1)
+    bad[0].refusals = 1
     line.give_back(bad[0], WaitReason("553 not yours"))
 
     assert names(line.take(9, 0)) == "g"
@@ -226,7 +226,7 @@ def test_mail_of_a_sender_that_is_trusted_again_goes_at_once() -> None:
 def test_the_patience_of_a_lane_counts_from_when_a_message_may_go(verb: str) -> None:
     lanes = (Lane("a", 99), Lane(DEFAULT_LANE, 1, patience_ns=100))
     large = a_message("large")
-    line = a_line(large, by=Arrangement(lanes, Price(0, 1), 100))
+    line = a_line(large, by=Arrangement(lanes, 0, 1, 100))
     for number in range(50):
         line.enter(a_message(f"a{number}", lane="a"))
     assert large in line.take(3, 1000)
