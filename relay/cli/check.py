@@ -16,7 +16,7 @@ import click
 
 from relay.cli.options import Target, json_option, open_session, policy_option, say, target_options
 from relay.mail.formats import span, utc
-from relay.policy.model import Listen, Policy, Tls, Upstream
+from relay.policy.model import Listen, Policy, Upstream
 from relay.policy.secrets import MAX_PASSWORD_BYTES, USER_NAME, credentials_folder
 from relay.policy.shipped import provider_of, providers
 from relay.policy.source import policy_bytes, policy_text, read_policy
@@ -61,7 +61,7 @@ def _summary(policy: Policy) -> Iterator[tuple[str, str]]:
     if policy.http is not None:
         yield "http", str(policy.http)
     for name, upstream in policy.upstreams.items():
-        tls = "no TLS" if upstream.tls is Tls.NONE else f"TLS {upstream.tls}"
+        tls = "no TLS" if upstream.tls == "none" else f"TLS {upstream.tls}"
         user = "no auth" if upstream.auth is None else f"user {upstream.auth.user}"
         shown = "" if upstream.tls_certificate is None else ", client certificate"
         source = "" if upstream.source_address is None else f", from {upstream.source_address}"
@@ -96,7 +96,7 @@ def _listener(listen: Listen) -> str:
     if listen.users_file is not None:
         parts.append("users with AUTH")
     if listen.certificate is not None:
-        parts.append("implicit TLS" if listen.tls is Tls.IMPLICIT else "STARTTLS")
+        parts.append("implicit TLS" if listen.tls == "implicit" else "STARTTLS")
     return "; ".join(parts) or "no clients"
 
 

@@ -12,20 +12,12 @@ import re
 from collections.abc import Iterator, Mapping
 from itertools import chain, combinations
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo
 
 from relay.clock import SECOND_NS
 from relay.mail.address import is_valid_address
-from relay.policy.database import (
-    PASSWORDS,
-    DatabaseLogin,
-    HistorySettings,
-    PasswordKeys,
-    history_settings,
-    is_database_url,
-)
 from relay.policy.document import Fault, Steps
 from relay.policy.lane import (
     LONGEST_PATTERN,
@@ -41,21 +33,24 @@ from relay.policy.lane import (
     faults_of_names,
     faults_of_routes,
 )
-from relay.policy.shipped import VerdictRule, providers
+from relay.policy.shipped import KnownProvider, VerdictRule
 from relay.policy.units import (
     DAY_NS,
     HOUR_NS,
     MINUTE_NS,
-    WEB_URL,
+    PASSWORDS,
     AnyNetwork,
     Count,
     CredentialName,
+    DatabaseLogin,
     Duration,
     Endpoint,
+    HistorySettings,
     Name,
     Network,
     NotEmpty,
     OwnName,
+    PasswordKeys,
     PolicyPath,
     Section,
     Several,
@@ -66,10 +61,11 @@ from relay.policy.units import (
     VariableName,
     absolute_path,
     checked,
+    history_settings,
     https_url,
+    is_database_url,
     is_loopback_host,
     matching,
-    one_of,
 )
 from relay.queue.sorting import NULL_SENDER, is_address
 
@@ -83,12 +79,8 @@ RESTART_KEYS = ("storage", "listen", "http", "hostname", "practice")
 _NOT_IN_A_FILE_NAME = re.compile(r"[^a-z0-9@._+-]|^\.")
 
 
-class Tls(enum.StrEnum):
-    """How a connection is protected.  Towards an upstream TLS is never opportunistic."""
-
-    STARTTLS = "starttls"
-    IMPLICIT = "implicit"
-    NONE = "none"
+Tls = Literal["starttls", "implicit", "none"]
+"""How a connection is protected.  Towards an upstream TLS is never opportunistic."""
 
 
 class Mechanism(enum.StrEnum):
@@ -136,7 +128,7 @@ class Listen(Section):
     certificate: PolicyPath | None = None
     """Without a certificate STARTTLS is not offered.  The relay makes none itself: clients verify it."""
     key: PolicyPath | None = None
-    tls: Tls = Tls.STARTTLS
+    tls: Literal["starttls", "implicit"] = "starttls"
     processes: Annotated[int | Literal["auto"], BeforeValidator(_processes)] = "auto"
     """Listener processes; 0: the sender's process listens.  `daemon.capacity` decides what auto means."""
     max_size: Size = 50 * 1024 * 1024
@@ -162,9 +154,7 @@ class Listen(Section):
             yield Fault("a users_file needs a certificate: passwords need TLS", ("users_file",))
         if self.key is not None and self.certificate is None:
             yield Fault("a key needs a certificate", ("key",))
-        if self.tls is Tls.NONE:
-            yield Fault("expected starttls or implicit", ("tls",))
-        if self.tls is Tls.IMPLICIT and self.certificate is None:
+        if self.tls == "implicit" and self.certificate is None:
             yield Fault("implicit TLS needs a certificate", ("tls",))
 
     def may_send(self, user: str, reverse_path: str) -> bool:
@@ -180,14 +170,6 @@ class Listen(Section):
         return self.users.get(user) or self.users.get(ALL_OTHERS) or ANY_USE
 
 
-class GrantType(enum.StrEnum):
-    """How the relay requests an access token (RFC 6749; for a service account RFC 7523)."""
-
-    REFRESH_TOKEN = "refresh_token"  # noqa: S105 - the name of a grant
-    CLIENT_CREDENTIALS = "client_credentials"
-    SERVICE_ACCOUNT = "service_account"
-
-
 class TokenMechanism(enum.StrEnum):
     """A SASL mechanism for an access token.  AUTO uses one that is offered, OAUTHBEARER before XOAUTH2."""
 
@@ -198,12 +180,10 @@ class TokenMechanism(enum.StrEnum):
 
 SECRETS = ("client_secret_file", "client_secret_env", "client_secret_credential")
 _KEYS = ("key_file", "key_credential")
-_OF_GRANTS = ("client_id", *SECRETS, "refresh_token_file", *_KEYS)
-"""The keys that only some grants use."""
 _NEEDS = {
-    GrantType.REFRESH_TOKEN: (("client_id",), ("refresh_token_file",), ("token_url",)),
-    GrantType.CLIENT_CREDENTIALS: (("client_id",), SECRETS, ("token_url",), ("scope",)),
-    GrantType.SERVICE_ACCOUNT: (_KEYS, ("scope",)),
+    "refresh_token": (("client_id",), ("refresh_token_file",), ("token_url",)),
+    "client_credentials": (("client_id",), SECRETS, ("token_url",), ("scope",)),
+    "service_account": (_KEYS, ("scope",)),
 }
 """By grant: groups of keys; one key of each group is required.  With REFRESH_TOKEN a secret is optional."""
 
@@ -229,7 +209,8 @@ TokenScope = Annotated[
 class OAuth2(Section):
     """OAuth2 in place of a password.  `provider` fills in the URLs and the scope."""
 
-    grant: GrantType
+    grant: Literal["refresh_token", "client_credentials", "service_account"]
+    """How the relay requests an access token (RFC 6749; for a service account RFC 7523)."""
     client_id: Text | None = None
     client_secret_file: PolicyPath | None = None
     """With the refresh_token grant a public client has no secret."""
@@ -253,12 +234,6 @@ class OAuth2(Section):
                 yield Fault(words + hint * (keys[0] in ("token_url", "scope")), ("grant",))
         for keys in SECRETS, _KEYS:
             yield from self.at_most_one(keys, "secret")
-        used = {*chain.from_iterable(_NEEDS[self.grant])}
-        if self.grant is GrantType.REFRESH_TOKEN:
-            used |= {*SECRETS}
-        for key in self.given(_OF_GRANTS):
-            if key not in used:
-                yield Fault(f"grant {self.grant} does not use this key", (key,))
 
 
 class Auth(PasswordKeys):
@@ -288,11 +263,11 @@ class ShieldSettings(Section):
 class Upstream(Section):
     """One account at one smarthost: connection, login and limits."""
 
-    provider: Annotated[str, one_of(providers)] | None = None
+    provider: KnownProvider | None = None
     """Supplies keys that the owner leaves out, and rules for the provider's replies (`providers.yaml`)."""
     host: UpstreamHost
     port: Annotated[int, Field(strict=True, ge=1, le=65535)] = 587
-    tls: Tls = Tls.STARTTLS
+    tls: Tls = "starttls"
     ca_file: PolicyPath | None = None
     auth: Auth | None = None
     tls_certificate: PolicyPath | None = None
@@ -320,9 +295,9 @@ class Upstream(Section):
 
     def faults(self) -> Iterator[Fault]:
         auth = self.auth
-        if self.tls is Tls.NONE and auth is not None and not is_loopback_host(self.host):
+        if self.tls == "none" and auth is not None and not is_loopback_host(self.host):
             yield Fault("a password needs TLS: write starttls or implicit", ("tls",))
-        if self.tls is Tls.NONE and self.tls_certificate is not None:
+        if self.tls == "none" and self.tls_certificate is not None:
             yield Fault("a client certificate needs TLS, and tls is none", ("tls_certificate",))
         if self.tls_certificate is None:
             if auth is not None and auth.mechanism is Mechanism.EXTERNAL:
@@ -331,12 +306,8 @@ class Upstream(Section):
                 yield Fault("tls_key needs tls_certificate", ("tls_key",))
 
 
-class SpoolEngine(enum.StrEnum):
-    """The spool's engine.  `relay spool convert` converts between MAILDIR and LOG."""
-
-    MAILDIR = "maildir"
-    LOG = "log"
-    POSTGRESQL = "postgresql"
+SpoolEngine = Literal["maildir", "log", "postgresql"]
+"""The spool's engine.  `relay spool convert` converts between maildir and log."""
 
 
 class SpoolSettings(DatabaseLogin):
@@ -348,7 +319,7 @@ class SpoolSettings(DatabaseLogin):
 
     def faults(self) -> Iterator[Fault]:
         yield from super().faults()
-        if (self.engine is SpoolEngine.POSTGRESQL) != (self.postgresql is not None):
+        if (self.engine == "postgresql") != (self.postgresql is not None):
             yield Fault("engine and key postgresql belong together: write both or neither", ("engine",))
 
 
@@ -357,7 +328,7 @@ def _spool_settings(value: object) -> object:
     if is_database_url(value):
         value = {"path": SPOOL_OF_A_SERVICE, "postgresql": value}
     settings = value if isinstance(value, Mapping) else {"path": value}
-    engine = SpoolEngine.MAILDIR if settings.get("postgresql") is None else SpoolEngine.POSTGRESQL
+    engine = "maildir" if settings.get("postgresql") is None else "postgresql"
     return {"engine": engine, **settings}
 
 
@@ -387,29 +358,22 @@ class Reports(Section):
     per_hour: Count | None = 60
 
 
-class HookEvent(enum.StrEnum):
-    BOUNCED = "bounced"
-    EXPIRED = "expired"
-    PAUSED = "paused"
-    STOPPED = "stopped"
-    RESUMED = "resumed"
-    SENDER_PAUSED = "sender_paused"
-    ROUTE_DIVERTED = "route_diverted"
-    ROUTE_DOWN = "route_down"
-    ROUTE_RESTORED = "route_restored"
+HookEvent = Literal[
+    "bounced",
+    "expired",
+    "paused",
+    "stopped",
+    "resumed",
+    "sender_paused",
+    "route_diverted",
+    "route_down",
+    "route_restored",
+]
 
 
 def _server(url: str) -> str:
-    found = WEB_URL.match(url)
-    return "" if found is None else f"{found['scheme']}://{found['host']}{found['port'] or ''}"
-
-
-def _without_path(url: str) -> str:
-    """Return a URL for output: `…` replaces path and query, which may be secret.
-
-    No policy takes a URL with `…`.
-    """
-    return url if url.removeprefix(_server(url)) in ("", "/") else f"{_server(url)}/…"
+    """Return a URL for output: without path and query, which may be secret."""
+    return re.sub("(?<=[^:/])[/?].*", "", url)
 
 
 def _beside_the_policy(value: object, info: ValidationInfo) -> object:
@@ -423,7 +387,8 @@ def _beside_the_policy(value: object, info: ValidationInfo) -> object:
 HookUrl = Annotated[
     str,
     BeforeValidator(lambda value: https_url(value, "https://example.net/relay", "addresses")),
-    PlainSerializer(_without_path),
+    # No policy takes a URL with `…`.
+    PlainSerializer(lambda url: f"{_server(url)}/…"),
 ]
 
 
@@ -431,7 +396,7 @@ class HookSettings(Section):
     url: HookUrl | None = None
     secret_file: PolicyPath | None = None
     command: Annotated[tuple[Text, ...], NotEmpty, BeforeValidator(_beside_the_policy)] | None = None
-    events: Several[HookEvent] = tuple(HookEvent)
+    events: Several[HookEvent] = get_args(HookEvent)
     timeout_ns: Duration = Field(default=10 * SECOND_NS, alias="timeout")
 
     def faults(self) -> Iterator[Fault]:
@@ -444,17 +409,8 @@ class HookSettings(Section):
 
     @property
     def shown(self) -> str:
-        """Return the receiver for output: of a URL the server only, since the path may be secret."""
+        """Return the receiver for output: a program, or the server of a URL."""
         return _server(self.url or "") if self.command is None else self.command[0]
-
-
-def faults_of_hooks(hooks: tuple[HookSettings, ...]) -> Iterator[Fault]:
-    receivers = [(hook.url, hook.command) for hook in hooks]
-    for index, receiver in enumerate(receivers):
-        if (first := receivers.index(receiver)) != index:
-            yield Fault(
-                f"the same receiver as notify[{first}]: name all of its events there", ("notify", index)
-            )
 
 
 class RecentSettings(Section):
@@ -514,7 +470,6 @@ class Policy(Section):
     def faults(self) -> Iterator[Fault]:
         yield from faults_of_lanes(self.lanes)
         yield from faults_of_routes(self.written_routes)
-        yield from faults_of_hooks(self.notify)
         of_reports = self.reports.upstreams or ()
         # Without routes the first upstream gets all other mail, though no list names it.
         first = (self.default_upstream,) if of_reports and not self.written_routes else ()

@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from relay.clock import SECOND_NS
-from relay.policy.database import PASSWORDS, DatabaseLogin
 from relay.policy.document import Fault, Steps
 from relay.policy.model import SECRETS, Auth, OAuth2, Policy
 from relay.policy.named_file import SecretError as SecretError  # noqa: PLC0414 - all of this raises it
 from relay.policy.named_file import read_regular
-from relay.policy.units import Section, written_key
+from relay.policy.units import PASSWORDS, DatabaseLogin, Section, written_key
 
 MAX_PASSWORD_BYTES = 4096
 MAX_REFRESH_TOKEN_BYTES = 16 << 10

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from relay.policy.document import Document, Fault, Steps
-from relay.policy.units import Duration, Section, Several, Text, checked, matching, one_of
+from relay.policy.units import Duration, Section, Several, Text, checked, matching
 from relay.queue.sorting import is_like
 from relay.smtp.reply import Phase
 from relay.verdicts.verdict import ABOUT_US, FROM_MAIL, WORDS, Judge, Layer, Rule
@@ -59,7 +59,7 @@ class VerdictRule(Section):
     but_not: Several[Phrase] | None = None
     but_not_enhanced: Several[Enhanced] | None = None
     names_sender: bool = False
-    verdict: Annotated[str, one_of(lambda: WORDS)]
+    verdict: Annotated[str, checked(WORDS.__contains__, f"one of {', '.join(WORDS)}")]
     wait_ns: Duration | None = Field(default=None, alias="wait")
     probe: bool = True
     source: Text | None = None
@@ -134,6 +134,15 @@ def _read(path: Path) -> Document:
 def providers() -> Mapping[str, Provider]:
     """Return the providers by name, in the order of the file."""
     return {name: Provider(**its) for name, its in _read(PROVIDERS_FILE).value["providers"].items()}
+
+
+def _known_provider(name: str) -> str:
+    if name not in providers():
+        raise ValueError(f"expected one of {', '.join(providers())}")
+    return name
+
+
+KnownProvider = Annotated[str, AfterValidator(_known_provider)]
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """The hosts that share a queue or histories in PostgreSQL, as the databases of a policy list them."""
 
-from relay.policy.database import DatabaseLogin
 from relay.policy.model import Policy
+from relay.policy.units import DatabaseLogin
 from relay.status.snapshot import HostStatus
 
 

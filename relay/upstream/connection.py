@@ -165,15 +165,15 @@ class _Opening:
 
     async def _open(self) -> None:
         account, context = self._account, None
-        if account.tls is not Tls.NONE:
+        if account.tls != "none":
             # Reading some hundred certificates would block the loop.
             context = await asyncio.to_thread(_trusting, account.ca_file, account.pair)
-        await self._connect(context if account.tls is Tls.IMPLICIT else None)
+        await self._connect(context if account.tls == "implicit" else None)
         greeting = await self._protocol.reply(self._timeouts.greeting_s)
         self._expect(greeting, 220)
         self._on_step("greeting", str(greeting))
         await self._hello()
-        if account.tls is Tls.STARTTLS and context is not None:
+        if account.tls == "starttls" and context is not None:
             self._protocol.phase = Phase.STARTTLS
             if not self._extensions.starttls:
                 raise self._unavailable("the upstream does not offer STARTTLS; no password or mail was sent")
@@ -234,7 +234,7 @@ class _Opening:
             raise self._unavailable(f"the host name could not be looked up: {_why(error)}") from error
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
         self._on_step("resolve", " ".join(addresses))
-        if account.tls is Tls.NONE and account.user is not None:
+        if account.tls == "none" and account.user is not None:
             addresses = [each for each in addresses if ip_address(each.partition("%")[0]).is_loopback]
             if not addresses:
                 raise self._unavailable("without TLS, a password is sent only to this host itself")
@@ -251,7 +251,7 @@ class _Opening:
     async def _log_in(self, user: str) -> None:
         account, offered = self._account, self._extensions.mechanisms
         self._protocol.phase = Phase.AUTH
-        mechanism = choose(offered, account.mechanism, is_encrypted=account.tls is not Tls.NONE)
+        mechanism = choose(offered, account.mechanism, is_encrypted=account.tls != "none")
         if mechanism is None:
             names = " ".join(sorted(offered)).upper() or "none"
             raise self._unavailable(f"no usable login mechanism; the upstream offers {names}")

@@ -24,7 +24,7 @@ SOON_S = 0.05
 def account(
     host: Smarthost,
     *,
-    tls: Tls = Tls.NONE,
+    tls: Tls = "none",
     name: str = "127.0.0.1",
     ca_file: Path | None = None,
     user: str | None = None,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from relay.policy.model import Mechanism, Tls, TokenMechanism
+from relay.policy.model import Mechanism, TokenMechanism
 from relay.smtp.reply import Phase
 from relay.smtp.sasl import BearerToken
 from relay.upstream.connection import UpstreamServer, UpstreamUnavailable
@@ -59,7 +59,7 @@ def server(host: Smarthost, mechanism: AnyMechanism, secret: str = PASSWORD) -> 
     if isinstance(mechanism, TokenMechanism):
         user, password, token = TOKEN_USER, "", BearerToken(TOKEN_USER, secret, "127.0.0.1", host.port)
     return UpstreamServer(
-        *("127.0.0.1", host.port, Tls.NONE, "client.example"),
+        *("127.0.0.1", host.port, "none", "client.example"),
         user=user, password=password, mechanism=mechanism, token=token,
     )  # fmt: skip
 
