@@ -7,7 +7,6 @@ Rules between keys are checked once all keys of the section are good by themselv
 Does not: read the files that a policy names (see `secrets`), look up names, or know YAML (see `document`).
 """
 
-import enum
 import re
 from collections.abc import Iterator, Mapping
 from itertools import chain, combinations
@@ -83,15 +82,11 @@ Tls = Literal["starttls", "implicit", "none"]
 """How a connection is protected.  Towards an upstream TLS is never opportunistic."""
 
 
-class Mechanism(enum.StrEnum):
-    """A SASL mechanism for the login at an upstream.  AUTO uses the strongest one offered."""
-
-    AUTO = "auto"
-    CRAM_MD5 = "cram-md5"
-    PLAIN = "plain"
-    LOGIN = "login"
-    EXTERNAL = "external"
-    """The client certificate logs in (RFC 4422, A).  AUTO never uses it."""
+Mechanism = Literal["auto", "cram-md5", "plain", "login", "external"]
+"""A SASL mechanism for the login at an upstream.  `auto` uses the strongest one offered.  With `external` the
+client certificate logs in (RFC 4422, A); `auto` never uses it."""
+TokenMechanism = Literal["auto", "xoauth2", "oauthbearer"]
+"""A SASL mechanism for an access token.  `auto` uses one that is offered, OAUTHBEARER before XOAUTH2."""
 
 
 class TimeoutSettings(Section):
@@ -170,14 +165,6 @@ class Listen(Section):
         return self.users.get(user) or self.users.get(ALL_OTHERS) or ANY_USE
 
 
-class TokenMechanism(enum.StrEnum):
-    """A SASL mechanism for an access token.  AUTO uses one that is offered, OAUTHBEARER before XOAUTH2."""
-
-    AUTO = "auto"
-    XOAUTH2 = "xoauth2"
-    OAUTHBEARER = "oauthbearer"
-
-
 SECRETS = ("client_secret_file", "client_secret_env", "client_secret_credential")
 _KEYS = ("key_file", "key_credential")
 _NEEDS = {
@@ -224,7 +211,7 @@ class OAuth2(Section):
     device_url: ServerUrl | None = None
     login_url: ServerUrl | None = None
     scope: TokenScope | None = None
-    mechanism: TokenMechanism = TokenMechanism.AUTO
+    mechanism: TokenMechanism = "auto"
 
     def faults(self) -> Iterator[Fault]:
         for keys in _NEEDS[self.grant]:
@@ -239,18 +226,18 @@ class OAuth2(Section):
 class Auth(PasswordKeys):
     user: Text
     oauth2: OAuth2 | None = None
-    mechanism: Mechanism = Mechanism.AUTO
+    mechanism: Mechanism = "auto"
 
     def faults(self) -> Iterator[Fault]:
         keys = (*PASSWORDS, "oauth2")
         given = self.given(keys)
         yield from self.at_most_one(keys, "password")
-        if self.mechanism is Mechanism.EXTERNAL:
+        if self.mechanism == "external":
             if given:
                 yield Fault(f"external logs in by the certificate: remove {given[-1]}", ("mechanism",))
         elif not given:
             yield Fault(f"expected one of {', '.join(keys)}")
-        elif self.mechanism is not Mechanism.AUTO and self.oauth2 is not None:
+        elif self.mechanism != "auto" and self.oauth2 is not None:
             yield Fault("this mechanism takes a password; with oauth2 write oauth2.mechanism", ("mechanism",))
 
 
@@ -300,7 +287,7 @@ class Upstream(Section):
         if self.tls == "none" and self.tls_certificate is not None:
             yield Fault("a client certificate needs TLS, and tls is none", ("tls_certificate",))
         if self.tls_certificate is None:
-            if auth is not None and auth.mechanism is Mechanism.EXTERNAL:
+            if auth is not None and auth.mechanism == "external":
                 yield Fault("external needs tls_certificate", ("auth", "mechanism"))
             if self.tls_key is not None:
                 yield Fault("tls_key needs tls_certificate", ("tls_key",))

@@ -2,7 +2,7 @@
 
 The shipped files are read once and trusted; the tests check them.  Each shipped rule names its source.
 Rules match phrases, not regular expressions: any case, any run of spaces, and `*` for at most 80 characters.
-So no rule takes long on a long reply, however many phrases it has.
+A phrase has at most MOST_STARS `*`, so no rule takes long on a long reply.
 In shipped rules a phrase by which a refusal is not ours (`text` of a bounce, `but_not` of a pause) matches
 only at the start of a word: else `mail quota` of a full mailbox would match `your outmail quota`, and bounce.
 Other phrases also match inside a word: a pause keeps the message.  An owner's phrases match anywhere.
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 RULES_FILE = Path(__file__).with_name("verdicts.yaml")
 PROVIDERS_FILE = Path(__file__).with_name("providers.yaml")
 LONGEST_PHRASE = 200
+MOST_STARS = 2
+"""In a phrase.  Each multiplies the time that a reply may take to read."""
 
 Code = Annotated[
     str,
@@ -43,8 +45,8 @@ Enhanced = Annotated[
 Phrase = Annotated[
     str,
     checked(
-        lambda value: value.strip(" *") and len(value) <= LONGEST_PHRASE,
-        f"a phrase of at most {LONGEST_PHRASE} characters",
+        lambda value: value.strip(" *") and len(value) <= LONGEST_PHRASE and value.count("*") <= MOST_STARS,
+        f"a phrase of at most {LONGEST_PHRASE} characters, with at most {MOST_STARS} *",
     ),
 ]
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from relay.clock import SECOND_NS, Clock
 from relay.mail.text import clean
-from relay.policy.model import Mechanism, Tls
+from relay.policy.model import Tls
 from relay.policy.secrets import KeyPair, SecretError, client_context, load_certificate, read_authorities
 from relay.policy.shipped import standard_judge
 from relay.smtp.extensions import Extensions, extensions_of
@@ -46,7 +46,7 @@ class UpstreamServer:
     ca_file: Path | None = None
     user: str | None = None
     password: str | None = field(default=None, repr=False)
-    mechanism: AnyMechanism = Mechanism.AUTO
+    mechanism: AnyMechanism = "auto"
     pipelining: bool = True
     judge: Judge = field(default_factory=standard_judge, repr=False, compare=False)
     token: BearerToken | None = field(default=None, repr=False)
@@ -251,7 +251,8 @@ class _Opening:
     async def _log_in(self, user: str) -> None:
         account, offered = self._account, self._extensions.mechanisms
         self._protocol.phase = Phase.AUTH
-        mechanism = choose(offered, account.mechanism, is_encrypted=account.tls != "none")
+        is_encrypted, has_token = account.tls != "none", account.token is not None
+        mechanism = choose(offered, account.mechanism, is_encrypted=is_encrypted, has_token=has_token)
         if mechanism is None:
             names = " ".join(sorted(offered)).upper() or "none"
             raise self._unavailable(f"no usable login mechanism; the upstream offers {names}")
@@ -259,7 +260,7 @@ class _Opening:
         refusal = await log_in(self._protocol, credentials, mechanism, self._timeouts.auth_s, self._ruling)
         if refusal is not None:
             raise UpstreamUnavailable(refusal)
-        self._on_step("login", mechanism.value.upper())
+        self._on_step("login", mechanism.upper())
 
     def _tell_tls(self) -> None:
         if (secured := _ssl_of(self._protocol)) is not None:

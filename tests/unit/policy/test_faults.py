@@ -61,6 +61,7 @@ limits: [{connections: 1, per: 1m, for_each: ¦sender}] | limits[0].for_each | h
 {code: ¦250, verdict: pause}             | code | a reply code that refuses
 {code: 550, but_not_enhanced: ¦5.7, verdict: pause} | but_not_enhanced | an enhanced code such as
 {text: ¦'', verdict: pause}              | text | a phrase of at most 200
+{text: ¦a*b*c*d, verdict: pause}         | text | at most 2 *
 {phase: auth, code: 550, verdict: ¦bounce message} | verdict | only pause and stop are allowed before MAIL
 {phase: mail, code: 452, verdict: ¦later} | verdict | only in phase rcpt
 {phase: mail, verdict: ¦pause}           | verdict | needs a condition: code, enhanced, text

@@ -29,7 +29,7 @@ def account(
     ca_file: Path | None = None,
     user: str | None = None,
     password: str | None = None,
-    mechanism: Mechanism = Mechanism.AUTO,
+    mechanism: Mechanism = "auto",
 ) -> UpstreamServer:
     return UpstreamServer(name, host.port, tls, "client.example", ca_file, user, password, mechanism)
 

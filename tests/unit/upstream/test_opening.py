@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from relay.clock import SystemClock
-from relay.policy.model import Mechanism, Tls
+from relay.policy.model import Tls
 from relay.policy.secrets import read_key_pair
 from relay.smtp.reply import Phase
 from relay.upstream.connection import UpstreamServer, UpstreamUnavailable, open_connection
@@ -239,7 +239,7 @@ async def test_the_client_certificate_is_shown_and_logs_in_with_external(authori
     offers = ("PLAIN", "EXTERNAL")
     async with Smarthost(tls=context, accounts={"u": ""}, mechanisms=offers) as host:
         opened = replace(account(host, tls="starttls", ca_file=authority.ca), pair=pair)
-        async with connected(replace(opened, user="u", password="", mechanism=Mechanism.EXTERNAL)):
+        async with connected(replace(opened, user="u", password="", mechanism="external")):
             assert host.commands[-1] == "AUTH EXTERNAL dQ=="
         # Without EXTERNAL in the policy there is no login: the certificate alone may identify the relay.
         async with connected(opened):
