@@ -17,55 +17,9 @@ from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo
 
 from relay.clock import SECOND_NS
 from relay.mail.address import is_valid_address
+from relay.policy import lane, units
 from relay.policy.document import Fault, Steps
-from relay.policy.lane import (
-    LONGEST_PATTERN,
-    MOST_LANES,
-    MOST_ROUTES,
-    LaneSettings,
-    Limits,
-    LimitSettings,
-    Routes,
-    RouteSettings,
-    SenderPattern,
-    faults_of_lanes,
-    faults_of_names,
-    faults_of_routes,
-)
 from relay.policy.shipped import KnownProvider, VerdictRule
-from relay.policy.units import (
-    DAY_NS,
-    HOUR_NS,
-    MINUTE_NS,
-    PASSWORDS,
-    AnyNetwork,
-    Count,
-    CredentialName,
-    DatabaseLogin,
-    Duration,
-    Endpoint,
-    HistorySettings,
-    Name,
-    Network,
-    NotEmpty,
-    OwnName,
-    PasswordKeys,
-    PolicyPath,
-    Section,
-    Several,
-    Size,
-    SourceAddress,
-    Text,
-    UpstreamHost,
-    VariableName,
-    absolute_path,
-    checked,
-    history_settings,
-    https_url,
-    is_database_url,
-    is_loopback_host,
-    matching,
-)
 from relay.queue.sorting import NULL_SENDER, is_address
 
 SPOOL_OF_A_SERVICE = "/var/lib/relay/spool"
@@ -89,18 +43,18 @@ TokenMechanism = Literal["auto", "xoauth2", "oauthbearer"]
 """A SASL mechanism for an access token.  `auto` uses one that is offered, OAUTHBEARER before XOAUTH2."""
 
 
-class TimeoutSettings(Section):
+class TimeoutSettings(units.Section):
     """How long a client may take (RFC 5321, 4.5.3.2: 5 min for a command, 3 min for a block of content)."""
 
-    command_ns: Duration = Field(default=5 * MINUTE_NS, alias="command")
-    content_ns: Duration = Field(default=3 * MINUTE_NS, alias="content")
-    transfer_ns: Duration = Field(default=HOUR_NS, alias="transfer")
-    session_ns: Duration = Field(default=DAY_NS, alias="session")
+    command_ns: units.Duration = Field(default=5 * units.MINUTE_NS, alias="command")
+    content_ns: units.Duration = Field(default=3 * units.MINUTE_NS, alias="content")
+    transfer_ns: units.Duration = Field(default=units.HOUR_NS, alias="transfer")
+    session_ns: units.Duration = Field(default=units.DAY_NS, alias="session")
 
 
-class ListenUser(Section):
-    senders: Several[SenderPattern] | None = None
-    max_queued: Count | None = None
+class ListenUser(units.Section):
+    senders: units.Several[lane.SenderPattern] | None = None
+    max_queued: units.Count | None = None
 
 
 ANY_USE = ListenUser()
@@ -114,29 +68,29 @@ def _processes(value: object) -> object:
     raise ValueError("expected auto or a whole number from 0 to 64")
 
 
-class Listen(Section):
-    address: Endpoint
-    clients: tuple[Network, ...] = ()
-    proxies: tuple[Network, ...] = ()
-    users_file: PolicyPath | None = None
-    users: dict[Text, ListenUser] = Field(default_factory=dict)
-    certificate: PolicyPath | None = None
+class Listen(units.Section):
+    address: units.Endpoint
+    clients: tuple[units.Network, ...] = ()
+    proxies: tuple[units.Network, ...] = ()
+    users_file: units.PolicyPath | None = None
+    users: dict[units.Text, ListenUser] = Field(default_factory=dict)
+    certificate: units.PolicyPath | None = None
     """Without a certificate STARTTLS is not offered.  The relay makes none itself: clients verify it."""
-    key: PolicyPath | None = None
+    key: units.PolicyPath | None = None
     tls: Literal["starttls", "implicit"] = "starttls"
     processes: Annotated[int | Literal["auto"], BeforeValidator(_processes)] = "auto"
     """Listener processes; 0: the sender's process listens.  `daemon.capacity` decides what auto means."""
-    max_size: Size = 50 * 1024 * 1024
-    max_recipients: Count = 1000
-    max_connections: Count = 200
+    max_size: units.Size = 50 * 1024 * 1024
+    max_recipients: units.Count = 1000
+    max_connections: units.Count = 200
     """In each listener process.  Strangers get a share of it (`listener.access`)."""
-    max_connections_per_client: Count = 50
-    max_queued_per_client: Count | None = None
-    max_errors: Count = 20
-    max_hops: Count = 50
+    max_connections_per_client: units.Count = 50
+    max_queued_per_client: units.Count | None = None
+    max_errors: units.Count = 20
+    max_hops: units.Count = 50
     """A message with more `Received:` lines loops (RFC 5321, 6.3)."""
     bare_newlines: Literal["refuse", "normalise"] = "refuse"
-    normalise_from: tuple[AnyNetwork, ...] = ()
+    normalise_from: tuple[units.AnyNetwork, ...] = ()
     timeouts: TimeoutSettings = TimeoutSettings()
 
     def faults(self) -> Iterator[Fault]:
@@ -175,37 +129,37 @@ _NEEDS = {
 """By grant: groups of keys; one key of each group is required.  With REFRESH_TOKEN a secret is optional."""
 
 ServerUrl = Annotated[
-    str, BeforeValidator(lambda value: https_url(value, "https://login.example.net/token", "secrets"))
+    str, BeforeValidator(lambda value: units.https_url(value, "https://login.example.net/token", "secrets"))
 ]
 Tenant = Annotated[
     str,
-    matching(
+    units.matching(
         "[A-Za-z0-9][A-Za-z0-9.-]{0,252}",
         "a tenant: its id, or one of its domains such as example.onmicrosoft.com",
     ),
 ]
 TokenScope = Annotated[
     str,
-    matching(
+    units.matching(
         r"[!#-\[\]-~]+(?: [!#-\[\]-~]+)*",
         "a scope: words of printable ASCII with one space between them (RFC 6749, 3.3)",
     ),
 ]
 
 
-class OAuth2(Section):
+class OAuth2(units.Section):
     """OAuth2 in place of a password.  `provider` fills in the URLs and the scope."""
 
     grant: Literal["refresh_token", "client_credentials", "service_account"]
     """How the relay requests an access token (RFC 6749; for a service account RFC 7523)."""
-    client_id: Text | None = None
-    client_secret_file: PolicyPath | None = None
+    client_id: units.Text | None = None
+    client_secret_file: units.PolicyPath | None = None
     """With the refresh_token grant a public client has no secret."""
-    client_secret_env: VariableName | None = None
-    client_secret_credential: CredentialName | None = None
-    refresh_token_file: PolicyPath | None = None
-    key_file: PolicyPath | None = None
-    key_credential: CredentialName | None = None
+    client_secret_env: units.VariableName | None = None
+    client_secret_credential: units.CredentialName | None = None
+    refresh_token_file: units.PolicyPath | None = None
+    key_file: units.PolicyPath | None = None
+    key_credential: units.CredentialName | None = None
     tenant: Tenant | None = None
     token_url: ServerUrl | None = None
     device_url: ServerUrl | None = None
@@ -223,13 +177,13 @@ class OAuth2(Section):
             yield from self.at_most_one(keys, "secret")
 
 
-class Auth(PasswordKeys):
-    user: Text
+class Auth(units.PasswordKeys):
+    user: units.Text
     oauth2: OAuth2 | None = None
     mechanism: Mechanism = "auto"
 
     def faults(self) -> Iterator[Fault]:
-        keys = (*PASSWORDS, "oauth2")
+        keys = (*units.PASSWORDS, "oauth2")
         given = self.given(keys)
         yield from self.at_most_one(keys, "password")
         if self.mechanism == "external":
@@ -241,48 +195,48 @@ class Auth(PasswordKeys):
             yield Fault("this mechanism takes a password; with oauth2 write oauth2.mechanism", ("mechanism",))
 
 
-class ShieldSettings(Section):
+class ShieldSettings(units.Section):
     """When refusals that no rule knows count as one refusal of the account (`relay.verdicts.shield`)."""
 
     in_a_row: Annotated[int, Field(strict=True, ge=1, le=100)] = 10
 
 
-class Upstream(Section):
+class Upstream(units.Section):
     """One account at one smarthost: connection, login and limits."""
 
     provider: KnownProvider | None = None
     """Supplies keys that the owner leaves out, and rules for the provider's replies (`providers.yaml`)."""
-    host: UpstreamHost
+    host: units.UpstreamHost
     port: Annotated[int, Field(strict=True, ge=1, le=65535)] = 587
     tls: Tls = "starttls"
-    ca_file: PolicyPath | None = None
+    ca_file: units.PolicyPath | None = None
     auth: Auth | None = None
-    tls_certificate: PolicyPath | None = None
+    tls_certificate: units.PolicyPath | None = None
     """PEM chain of the client certificate that the relay presents to the upstream."""
-    tls_key: PolicyPath | None = None
-    source_address: SourceAddress | None = None
+    tls_key: units.PolicyPath | None = None
+    source_address: units.SourceAddress | None = None
     connections: Annotated[int, Field(strict=True, ge=1, le=1000)] = 4
-    max_recipients: Count = 100
+    max_recipients: units.Count = 100
     """In each transaction."""
-    max_messages: Count = 100
+    max_messages: units.Count = 100
     """On each connection; then the relay closes it and opens another."""
-    max_age_ns: Duration = Field(default=10 * MINUTE_NS, alias="max_age")
-    idle_ns: Duration = Field(default=10 * SECOND_NS, alias="idle")
+    max_age_ns: units.Duration = Field(default=10 * units.MINUTE_NS, alias="max_age")
+    idle_ns: units.Duration = Field(default=10 * SECOND_NS, alias="idle")
     pipelining: bool = True
-    max_transaction_ns: Duration = Field(default=30 * MINUTE_NS, alias="max_transaction")
+    max_transaction_ns: units.Duration = Field(default=30 * units.MINUTE_NS, alias="max_transaction")
     """The last third, at most 10 minutes, is for the last reply (RFC 5321, 4.5.3.2.6).  If the end of a
     transaction is unknown (a crash, a lost reply), its slot counts as ended at this deadline."""
-    limits: Limits
+    limits: lane.Limits
     """Required unless the provider supplies them: a half-written edit must not drop them silently."""
-    guard_ns: Duration | None = Field(default=None, alias="guard")
+    guard_ns: units.Duration | None = Field(default=None, alias="guard")
     shield: ShieldSettings | None = ShieldSettings()
     """Pauses instead of bouncing a list; null: the relay believes each permanent refusal at once."""
-    history: Annotated[HistorySettings | None, BeforeValidator(history_settings)] = None
+    history: Annotated[units.HistorySettings | None, BeforeValidator(units.history_settings)] = None
     verdicts: tuple[VerdictRule, ...] = ()
 
     def faults(self) -> Iterator[Fault]:
         auth = self.auth
-        if self.tls == "none" and auth is not None and not is_loopback_host(self.host):
+        if self.tls == "none" and auth is not None and not units.is_loopback_host(self.host):
             yield Fault("a password needs TLS: write starttls or implicit", ("tls",))
         if self.tls == "none" and self.tls_certificate is not None:
             yield Fault("a client certificate needs TLS, and tls is none", ("tls_certificate",))
@@ -297,10 +251,10 @@ SpoolEngine = Literal["maildir", "log", "postgresql"]
 """The spool's engine.  `relay spool convert` converts between maildir and log."""
 
 
-class SpoolSettings(DatabaseLogin):
+class SpoolSettings(units.DatabaseLogin):
     """A policy may write a path or a URL alone."""
 
-    path: PolicyPath
+    path: units.PolicyPath
     """With a database, the folder of files that belong to this host alone."""
     engine: SpoolEngine
 
@@ -312,19 +266,19 @@ class SpoolSettings(DatabaseLogin):
 
 def _spool_settings(value: object) -> object:
     """Expand a plain path or URL to a mapping, with the default engine."""
-    if is_database_url(value):
+    if units.is_database_url(value):
         value = {"path": SPOOL_OF_A_SERVICE, "postgresql": value}
     settings = value if isinstance(value, Mapping) else {"path": value}
     engine = "maildir" if settings.get("postgresql") is None else "postgresql"
     return {"engine": engine, **settings}
 
 
-class Retry(Section):
-    min_ns: Duration = Field(default=5 * MINUTE_NS, alias="min")
-    max_ns: Duration = Field(default=4 * HOUR_NS, alias="max")
-    lifetime_ns: Duration = Field(default=5 * DAY_NS, alias="lifetime")
+class Retry(units.Section):
+    min_ns: units.Duration = Field(default=5 * units.MINUTE_NS, alias="min")
+    max_ns: units.Duration = Field(default=4 * units.HOUR_NS, alias="max")
+    lifetime_ns: units.Duration = Field(default=5 * units.DAY_NS, alias="lifetime")
     """RFC 5321, 4.5.4.1: a client gives up after at least 4-5 days."""
-    warn_after_ns: Duration | None = Field(default=4 * HOUR_NS, alias="warn_after")
+    warn_after_ns: units.Duration | None = Field(default=4 * units.HOUR_NS, alias="warn_after")
 
     def faults(self) -> Iterator[Fault]:
         if self.min_ns > self.max_ns:
@@ -334,15 +288,15 @@ class Retry(Section):
 
 def _is_report_sender(value: str) -> bool:
     # `is_valid_address` accepts `Postmaster` without a domain; only a recipient may be that.
-    return "@" in value and len(value) <= LONGEST_PATTERN and is_valid_address(value, smtputf8=False)
+    return "@" in value and len(value) <= lane.LONGEST_PATTERN and is_valid_address(value, smtputf8=False)
 
 
-class Reports(Section):
-    upstreams: Several[Text] | None = None
-    sender: Annotated[str, checked(_is_report_sender, "one address, in ASCII")] | None = Field(
+class Reports(units.Section):
+    upstreams: units.Several[units.Text] | None = None
+    sender: Annotated[str, units.checked(_is_report_sender, "one address, in ASCII")] | None = Field(
         default=None, alias="from"
     )
-    per_hour: Count | None = 60
+    per_hour: units.Count | None = 60
 
 
 HookEvent = Literal[
@@ -366,25 +320,27 @@ def _server(url: str) -> str:
 def _beside_the_policy(value: object, info: ValidationInfo) -> object:
     match value:
         case [str() as program, *arguments]:
-            return (str(absolute_path(program, info)), *arguments)
+            return (str(units.absolute_path(program, info)), *arguments)
         case _:
             return value
 
 
 HookUrl = Annotated[
     str,
-    BeforeValidator(lambda value: https_url(value, "https://example.net/relay", "addresses")),
+    BeforeValidator(lambda value: units.https_url(value, "https://example.net/relay", "addresses")),
     # No policy takes a URL with `…`.
     PlainSerializer(lambda url: f"{_server(url)}/…"),
 ]
 
 
-class HookSettings(Section):
+class HookSettings(units.Section):
     url: HookUrl | None = None
-    secret_file: PolicyPath | None = None
-    command: Annotated[tuple[Text, ...], NotEmpty, BeforeValidator(_beside_the_policy)] | None = None
-    events: Several[HookEvent] = get_args(HookEvent)
-    timeout_ns: Duration = Field(default=10 * SECOND_NS, alias="timeout")
+    secret_file: units.PolicyPath | None = None
+    command: Annotated[tuple[units.Text, ...], units.NotEmpty, BeforeValidator(_beside_the_policy)] | None = (
+        None
+    )
+    events: units.Several[HookEvent] = get_args(HookEvent)
+    timeout_ns: units.Duration = Field(default=10 * SECOND_NS, alias="timeout")
 
     def faults(self) -> Iterator[Fault]:
         if self.url is not None and self.command is not None:
@@ -400,24 +356,24 @@ class HookSettings(Section):
         return _server(self.url or "") if self.command is None else self.command[0]
 
 
-class RecentSettings(Section):
-    keep_ns: Duration = Field(default=7 * DAY_NS, alias="keep")
-    most_bytes: Size = Field(default=64 * 1024 * 1024, alias="most")
+class RecentSettings(units.Section):
+    keep_ns: units.Duration = Field(default=7 * units.DAY_NS, alias="keep")
+    most_bytes: units.Size = Field(default=64 * 1024 * 1024, alias="most")
 
     def faults(self) -> Iterator[Fault]:
         if self.most_bytes < LEAST_RECENT_BYTES:
             yield Fault("expected at least 1M, or `recent: null` to keep nothing", ("most",))
 
 
-class Practice(Section):
+class Practice(units.Section):
     """The practice smarthost: it counts, refuses and cuts off, and sends nothing on."""
 
-    address: Endpoint
-    user: Text = "practice"
-    password_file: PolicyPath
-    limit: LimitSettings
-    cut_off_ns: Duration = Field(default=MINUTE_NS, alias="cut_off")
-    keep: PolicyPath | None = None
+    address: units.Endpoint
+    user: units.Text = "practice"
+    password_file: units.PolicyPath
+    limit: lane.LimitSettings
+    cut_off_ns: units.Duration = Field(default=units.MINUTE_NS, alias="cut_off")
+    keep: units.PolicyPath | None = None
 
     def faults(self) -> Iterator[Fault]:
         for key in ("connections", "bytes", "for_each"):
@@ -432,7 +388,7 @@ class HistoryPlace(NamedTuple):
     """The history's file.  With a database, this host keeps its mark and its pauses beside this path."""
     account: str
     """The name of the account in a database."""
-    database: DatabaseLogin | None
+    database: units.DatabaseLogin | None
     host: str = ""
     """The name of this host in the database; empty: the system's host name."""
 
@@ -440,23 +396,23 @@ class HistoryPlace(NamedTuple):
         return str(self.path) if self.database is None else f"{self.account} in {self.database.postgresql}"
 
 
-class Policy(Section):
+class Policy(units.Section):
     storage: Annotated[SpoolSettings, BeforeValidator(_spool_settings)] = Field(alias="spool")
-    listen: Annotated[tuple[Listen, ...], NotEmpty]
-    http: Endpoint | None = None
-    hostname: OwnName | None = None
-    upstreams: Annotated[dict[Name, Upstream], NotEmpty]
+    listen: Annotated[tuple[Listen, ...], units.NotEmpty]
+    http: units.Endpoint | None = None
+    hostname: units.OwnName | None = None
+    upstreams: Annotated[dict[units.Name, Upstream], units.NotEmpty]
     retry: Retry = Retry()
     reports: Reports = Reports()
-    lanes: dict[Name, LaneSettings] = Field(default_factory=dict, max_length=MOST_LANES)
-    written_routes: Routes = Field(default=(), max_length=MOST_ROUTES, alias="routes")
+    lanes: dict[units.Name, lane.LaneSettings] = Field(default_factory=dict, max_length=lane.MOST_LANES)
+    written_routes: lane.Routes = Field(default=(), max_length=lane.MOST_ROUTES, alias="routes")
     notify: tuple[HookSettings, ...] = Field(default=(), max_length=MOST_HOOKS)
     recent: RecentSettings | None = RecentSettings()
     practice: Practice | None = None
 
     def faults(self) -> Iterator[Fault]:
-        yield from faults_of_lanes(self.lanes)
-        yield from faults_of_routes(self.written_routes)
+        yield from lane.faults_of_lanes(self.lanes)
+        yield from lane.faults_of_routes(self.written_routes)
         of_reports = self.reports.upstreams or ()
         # Without routes the first upstream gets all other mail, though no list names it.
         first = (self.default_upstream,) if of_reports and not self.written_routes else ()
@@ -464,7 +420,7 @@ class Policy(Section):
         lists |= {
             ("routes", index, "upstreams"): its.upstreams for index, its in enumerate(self.written_routes)
         }
-        yield from faults_of_names(lists, {name: self.history_path(name) for name in self.upstreams})
+        yield from lane.faults_of_names(lists, {name: self.history_path(name) for name in self.upstreams})
 
     @property
     def spool(self) -> Path:
@@ -475,12 +431,12 @@ class Policy(Section):
         return next(iter(self.upstreams))
 
     @property
-    def routes(self) -> Routes:
+    def routes(self) -> lane.Routes:
         """Return the routes; the route of `reports.upstreams` is the first."""
         if self.reports.upstreams is None:
             return self.written_routes
-        first = RouteSettings(sender=(NULL_SENDER,), upstreams=self.reports.upstreams)
-        return (first, *(self.written_routes or [RouteSettings(upstreams=(self.default_upstream,))]))
+        first = lane.RouteSettings(sender=(NULL_SENDER,), upstreams=self.reports.upstreams)
+        return (first, *(self.written_routes or [lane.RouteSettings(upstreams=(self.default_upstream,))]))
 
     @property
     def upstreams_of_reports(self) -> tuple[str, ...]:
