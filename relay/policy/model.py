@@ -24,7 +24,6 @@ from relay.queue.sorting import NULL_SENDER, is_address
 
 SPOOL_OF_A_SERVICE = "/var/lib/relay/spool"
 """A folder in StateDirectory= of deploy/relay.service."""
-LEAST_RECENT_BYTES = 1024 * 1024
 MOST_HOOKS = 8
 RESTART_KEYS = ("storage", "listen", "http", "hostname", "practice")
 """Fields that take effect only at a start; all other fields are live."""
@@ -282,8 +281,7 @@ class Retry(units.Section):
 
     def faults(self) -> Iterator[Fault]:
         if self.min_ns > self.max_ns:
-            key = "min" if "min_ns" in self.model_fields_set else "max"
-            yield Fault("min is longer than max", (key,))
+            yield Fault("min is longer than max", ("min",))
 
 
 def _is_report_sender(value: str) -> bool:
@@ -358,11 +356,10 @@ class HookSettings(units.Section):
 
 class RecentSettings(units.Section):
     keep_ns: units.Duration = Field(default=7 * units.DAY_NS, alias="keep")
-    most_bytes: units.Size = Field(default=64 * 1024 * 1024, alias="most")
-
-    def faults(self) -> Iterator[Fault]:
-        if self.most_bytes < LEAST_RECENT_BYTES:
-            yield Fault("expected at least 1M, or `recent: null` to keep nothing", ("most",))
+    most_bytes: Annotated[
+        units.Size,
+        units.checked(lambda most: most >= 1 << 20, "at least 1M, or `recent: null` to keep nothing"),
+    ] = Field(default=64 << 20, alias="most")
 
 
 class Practice(units.Section):
