@@ -21,7 +21,7 @@ from relay.policy.document import Document, Fault, Steps
 from relay.policy.units import Duration, Section, Several, Text, checked, matching
 from relay.queue.sorting import is_like
 from relay.smtp.reply import Phase
-from relay.verdicts.verdict import ABOUT_US, FROM_MAIL, WORDS, Judge, Layer, Rule
+from relay.verdicts.verdict import ABOUT_US, FROM_MAIL, WORDS, Layer, Rule
 from relay.verdicts.wording import Phrases
 
 if TYPE_CHECKING:
@@ -151,11 +151,6 @@ KnownProvider = Annotated[str, AfterValidator(_known_provider)]
 def standard_rules() -> tuple[Rule, ...]:
     layers = {"codes": Layer.CODE, "wording": Layer.WORDING, "default": Layer.DEFAULT}
     return tuple(rule for key, layer in layers.items() for rule in _rules(layer, RULES_FILE, (key,)))
-
-
-@functools.cache
-def standard_judge() -> Judge:
-    return Judge(standard_rules())
 
 
 @functools.cache

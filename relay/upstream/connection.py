@@ -22,7 +22,7 @@ from relay.clock import SECOND_NS, Clock
 from relay.mail.text import clean
 from relay.policy.model import Tls
 from relay.policy.secrets import KeyPair, SecretError, client_context, load_certificate, read_authorities
-from relay.policy.shipped import standard_judge
+from relay.policy.shipped import standard_rules
 from relay.smtp.extensions import Extensions, extensions_of
 from relay.smtp.reply import Phase, Reply
 from relay.smtp.sasl import BearerToken, Credentials
@@ -48,7 +48,7 @@ class UpstreamServer:
     password: str | None = field(default=None, repr=False)
     mechanism: AnyMechanism = "auto"
     pipelining: bool = True
-    judge: Judge = field(default_factory=standard_judge, repr=False, compare=False)
+    judge: Judge = field(default_factory=lambda: Judge(standard_rules()), repr=False, compare=False)
     token: BearerToken | None = field(default=None, repr=False)
     pair: KeyPair | None = field(default=None, repr=False)
     """The client certificate for TLS, with its key; the key was read, and fits the certificate."""
