@@ -204,11 +204,11 @@ def lanes_of(lane_settings: Lanes) -> tuple[lanes.Lane, ...]:
 
 def price_of(limits: Sequence[LimitSettings]) -> lanes.Price:
     """Return the price of a message and of a recipient: the highest T / N of limits over all mail."""
-    costs = [(each.unit, each.per_ns // each.count) for each in limits if each.for_each is None]
-    return lanes.Price(
-        max([cost for unit, cost in costs if unit == "messages"], default=0),
-        max([cost for unit, cost in costs if unit == "recipients"], default=0),
-    )
+    costs: dict[Unit, int] = {"messages": 0, "recipients": 0, "connections": 0, "bytes": 0}
+    for limit in limits:
+        if limit.for_each is None:
+            costs[limit.unit] = max(costs[limit.unit], limit.per_ns // limit.count)
+    return lanes.Price(costs["messages"], costs["recipients"])
 
 
 def routes_of(routes: Routes) -> tuple[Route, ...]:

@@ -30,11 +30,8 @@ RESTART_KEYS = ("storage", "listen", "http", "hostname", "practice")
 
 _NOT_IN_A_FILE_NAME = re.compile(r"[^a-z0-9@._+-]|^\.")
 
-
 Tls = Literal["starttls", "implicit", "none"]
 """How a connection is protected.  Towards an upstream TLS is never opportunistic."""
-
-
 Mechanism = Literal["auto", "cram-md5", "plain", "login", "external"]
 """A SASL mechanism for the login at an upstream.  `auto` uses the strongest one offered.  With `external` the
 client certificate logs in (RFC 4422, A); `auto` never uses it."""
@@ -125,7 +122,7 @@ _NEEDS = {
     "client_credentials": (("client_id",), SECRETS, ("token_url",), ("scope",)),
     "service_account": (_KEYS, ("scope",)),
 }
-"""By grant: groups of keys; one key of each group is required.  With REFRESH_TOKEN a secret is optional."""
+"""By grant: groups of keys; one key of each group is required.  With refresh_token a secret is optional."""
 
 ServerUrl = Annotated[
     str, BeforeValidator(lambda value: units.https_url(value, "https://login.example.net/token", "secrets"))
