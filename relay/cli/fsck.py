@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import click
 
@@ -205,7 +205,7 @@ def spool() -> None:
 @click.option(
     "--to",
     "engine",
-    type=click.Choice([str(each) for each in SpoolEngine]),
+    type=click.Choice(get_args(SpoolEngine)),
     help="Default: the policy's engine.",
 )
 def convert(target: Target, *, engine: str | None) -> None:
@@ -216,7 +216,7 @@ def convert(target: Target, *, engine: str | None) -> None:
     to go on.  From a database, all queued messages move to this host: stop the relays on all hosts.
     """
     policy = found_policy(target)
-    wanted = engine or str(policy.storage.engine)
+    wanted = engine or policy.storage.engine
     if ControlClient(policy.spool).is_up():
         raise Failed(f"a relay runs on {policy.spool}: stop it first", os.EX_TEMPFAIL)
     # A start would set aside files that others may write.

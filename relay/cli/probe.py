@@ -20,7 +20,7 @@ import click
 from relay.cli.options import Failed, named_upstream, policy_option, printable, say
 from relay.clock import SECOND_NS, SystemClock
 from relay.control.offline import refuse_strangers
-from relay.policy.model import SECRETS, Auth, GrantType, OAuth2, Policy
+from relay.policy.model import SECRETS, Auth, OAuth2, Policy
 from relay.policy.secrets import NotLoggedIn, SecretError, read_secrets, secret_of
 from relay.policy.shipped import rules_of
 from relay.policy.source import read_policy
@@ -141,7 +141,7 @@ def login(policy_path: Path, upstream: str) -> None:
     auth = named_upstream(read_policy(policy_path), upstream).auth
     oauth2 = None if auth is None else auth.oauth2
     path = None if oauth2 is None else oauth2.refresh_token_file
-    if auth is None or oauth2 is None or path is None or oauth2.grant is not GrantType.REFRESH_TOKEN:
+    if auth is None or oauth2 is None or path is None or oauth2.grant != "refresh_token":
         raise failed("the upstream needs auth.oauth2 with `grant: refresh_token`", os.EX_CONFIG)
     try:
         _refuse_unwritable(path)

@@ -25,7 +25,7 @@ from relay.listener.listener_files import ListenerFiles
 from relay.listener.quotas import Quotas
 from relay.listener.server import Listener, bind
 from relay.mail.formats import described
-from relay.policy.model import Listen, Policy, Tls
+from relay.policy.model import Listen, Policy
 from relay.telemetry.events import Events, Level, LogStyle
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Listening:
         for each in self._all:
             count = listener_processes(each.listen)
             self._keepers += [asyncio.create_task(self._keep_running(each)) for _ in range(count)]
-            protocol = "SMTP with TLS" if each.listen.tls is Tls.IMPLICIT else "SMTP"
+            protocol = "SMTP with TLS" if each.listen.tls == "implicit" else "SMTP"
             self._events.tell("listening", listener=each.name, protocol=protocol)
         self._keepers.append(asyncio.create_task(self._intake.keep_looking_for_room()))
 

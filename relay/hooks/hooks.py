@@ -27,7 +27,7 @@ from relay import __version__
 from relay.clock import SECOND_NS
 from relay.mail.formats import Value, rfc3339
 from relay.mail.text import clean
-from relay.policy.model import HookEvent, HookSettings, Policy
+from relay.policy.model import HookSettings, Policy
 from relay.policy.secrets import SecretError, read_signing_key
 from relay.telemetry.metrics import Telemetry
 
@@ -43,19 +43,18 @@ GIVE_UP_NS = 3600 * SECOND_NS
 LAST_SECONDS = 2.0
 
 _EVENTS = {
-    "upstream_paused": HookEvent.PAUSED,
-    "upstream_stopped": HookEvent.STOPPED,
-    "upstream_resumed": HookEvent.RESUMED,
-    "operator_paused": HookEvent.PAUSED,
-    "sender_paused": HookEvent.SENDER_PAUSED,
-    "route_diverted": HookEvent.ROUTE_DIVERTED,
-    "route_down": HookEvent.ROUTE_DOWN,
-    "route_restored": HookEvent.ROUTE_RESTORED,
+    "upstream_paused": "paused",
+    "upstream_stopped": "stopped",
+    "upstream_resumed": "resumed",
+    "operator_paused": "paused",
+    "sender_paused": "sender_paused",
+    "route_diverted": "route_diverted",
+    "route_down": "route_down",
+    "route_restored": "route_restored",
 }
 # Programs do not get the relay's environment: it may hold passwords.
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 _SAME = ("queue_id", "message_id", "until_at", "routes", "instead_of")
-_FATES = {"bounced": HookEvent.BOUNCED, "expired": HookEvent.EXPIRED}
 
 
 @dataclass(slots=True)
@@ -106,7 +105,7 @@ class Hooks:
 
     def _on_event(self, name: str, fields: Mapping[str, Value], _: object = None) -> None:
         is_delivery = name == "delivery"
-        event = _FATES.get(str(fields["status"])) if is_delivery else _EVENTS[name]
+        event = str(fields["status"]) if is_delivery else _EVENTS[name]
         hooks = [hook for hook in self._hooks.values() if event in hook.settings.events]
         if not hooks:
             return

@@ -9,7 +9,7 @@ from relay.listener.quotas import Quotas
 from relay.listener.received import as_name
 from relay.listener.users import LoginLockouts, Users
 from relay.listener.wire import ClientConnection
-from relay.policy.model import Listen, Tls
+from relay.policy.model import Listen
 from relay.smtp.session_machine import ServerTerms
 
 MECHANISMS = ("PLAIN", "LOGIN")
@@ -41,7 +41,7 @@ class ListenerState:
             listen.max_connections, listen.max_connections_per_client, can_log_in=can_log_in
         )
         self.tls = files.tls()
-        self.is_implicit_tls = listen.tls is Tls.IMPLICIT
+        self.is_implicit_tls = listen.tls == "implicit"
         self.terms = ServerTerms(
             self.hostname,
             listen.max_size,

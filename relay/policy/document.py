@@ -116,20 +116,14 @@ class _RefusedError(Exception):
 def _text(content: bytes) -> str:
     if len(content) > MAX_BYTES:
         raise _RefusedError(f"the file is larger than {MAX_BYTES} bytes")
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        before = error.object[: error.start].decode("utf-8")
-        message = f"not UTF-8: byte 0x{error.object[error.start]:02x}"
-        raise _RefusedError(message, (), _end_of(before)) from None
+    # Octets that are not UTF-8 become lone surrogates.
+    text = content.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
     if found := _NOT_ALLOWED.search(text):
-        message = f"character U+{ord(found[0]):04X} is not allowed"
-        raise _RefusedError(message, (), _end_of(text[: found.start()]))
+        before = text[: found.start()]
+        is_octet = "\udc80" <= found[0] <= "\udcff"
+        message = "not UTF-8" if is_octet else f"character U+{ord(found[0]):04X} is not allowed"
+        raise _RefusedError(message, (), Mark(before.count("\n") + 1, len(before) - before.rfind("\n")))
     return text
-
-
-def _end_of(before: str) -> Mark:
-    return Mark(before.count("\n") + 1, len(before) - before.rfind("\n"))
 
 
 def _refuse_too_much(text: str) -> None:

@@ -14,22 +14,8 @@ from pydantic import AfterValidator, Field, StringConstraints
 from relay.mail.address import is_valid_address
 from relay.mail.formats import period, size
 from relay.mail.rewriting import Rewriting
+from relay.policy import units
 from relay.policy.document import Fault, Steps
-from relay.policy.units import (
-    DAY_NS,
-    MINUTE_NS,
-    AnyNetwork,
-    Count,
-    Duration,
-    NotEmpty,
-    Percent,
-    Section,
-    Several,
-    Size,
-    Text,
-    checked,
-    matching,
-)
 from relay.queue import lanes, sorting
 from relay.queue.routes import Route
 
@@ -37,12 +23,12 @@ Unit = Literal["messages", "recipients", "bytes", "connections"]
 UNITS: tuple[Unit, ...] = ("messages", "recipients", "bytes", "connections")
 
 
-class LimitSettings(Section):
-    messages: Count | None = None
-    recipients: Count | None = None
-    bytes: Size | None = None
-    connections: Count | None = None
-    per_ns: Duration = Field(alias="per")
+class LimitSettings(units.Section):
+    messages: units.Count | None = None
+    recipients: units.Count | None = None
+    bytes: units.Size | None = None
+    connections: units.Count | None = None
+    per_ns: units.Duration = Field(alias="per")
     for_each: Literal["sender", "sender_domain", "recipient_domain", "client", "user"] | None = None
 
     def faults(self) -> Iterator[Fault]:
@@ -103,21 +89,21 @@ Pattern = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_PATT
 SenderPattern = Annotated[Pattern, AfterValidator(sender_pattern)]
 DomainPattern = Annotated[Pattern, AfterValidator(domain_pattern)]
 FieldName = Annotated[
-    str, matching("[A-Za-z0-9_.-]{1,100}", "the name of a header field: letters, digits, -, _ and .")
+    str, units.matching("[A-Za-z0-9_.-]{1,100}", "the name of a header field: letters, digits, -, _ and .")
 ]
-RewriteRule = Annotated[str, checked(_is_rewrite_rule, "one sender address, or @ and a domain")]
+RewriteRule = Annotated[str, units.checked(_is_rewrite_rule, "one sender address, or @ and a domain")]
 
 
-class MatchSettings(Section):
+class MatchSettings(units.Section):
     """The conditions of a lane or a route.  A message must match every key that is written."""
 
-    sender: Several[SenderPattern] | None = None
-    client: Several[AnyNetwork] | None = None
-    user: Several[Pattern] | None = None
-    recipient_domain: Several[DomainPattern] | None = None
+    sender: units.Several[SenderPattern] | None = None
+    client: units.Several[units.AnyNetwork] | None = None
+    user: units.Several[Pattern] | None = None
+    recipient_domain: units.Several[DomainPattern] | None = None
     """A lane needs every recipient in one of these domains; a route looks at each recipient by itself."""
-    header: Annotated[dict[FieldName, Several[Pattern]], NotEmpty] | None = None
-    recipients_above: Count | None = None
+    header: Annotated[dict[FieldName, units.Several[Pattern]], units.NotEmpty] | None = None
+    recipients_above: units.Count | None = None
 
     def asked(self) -> list[str]:
         return self.given(MatchSettings.model_fields)
@@ -130,16 +116,16 @@ _MATCHING = ", ".join(MatchSettings.model_fields)
 
 
 class LaneSettings(MatchSettings):
-    share: Percent | None = None
-    ceiling: Percent | None = None
-    patience_ns: Duration | None = Field(default=DAY_NS, alias="patience")
+    share: units.Percent | None = None
+    ceiling: units.Percent | None = None
+    patience_ns: units.Duration | None = Field(default=units.DAY_NS, alias="patience")
 
 
 class RouteSettings(MatchSettings):
-    upstreams: Several[Text]
+    upstreams: units.Several[units.Text]
     """In order of preference."""
-    failover_after_ns: Duration | None = Field(default=15 * MINUTE_NS, alias="failover_after")
-    spill_after_ns: Duration | None = Field(default=None, alias="spill_after")
+    failover_after_ns: units.Duration | None = Field(default=15 * units.MINUTE_NS, alias="failover_after")
+    spill_after_ns: units.Duration | None = Field(default=None, alias="spill_after")
     rewrite: RewriteRule | None = None
 
 

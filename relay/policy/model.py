@@ -7,113 +7,50 @@ Rules between keys are checked once all keys of the section are good by themselv
 Does not: read the files that a policy names (see `secrets`), look up names, or know YAML (see `document`).
 """
 
-import enum
 import re
 from collections.abc import Iterator, Mapping
 from itertools import chain, combinations
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo
 
 from relay.clock import SECOND_NS
 from relay.mail.address import is_valid_address
-from relay.policy.database import (
-    PASSWORDS,
-    DatabaseLogin,
-    HistorySettings,
-    PasswordKeys,
-    history_settings,
-    is_database_url,
-)
+from relay.policy import lane, units
 from relay.policy.document import Fault, Steps
-from relay.policy.lane import (
-    LONGEST_PATTERN,
-    MOST_LANES,
-    MOST_ROUTES,
-    LaneSettings,
-    Limits,
-    LimitSettings,
-    Routes,
-    RouteSettings,
-    SenderPattern,
-    faults_of_lanes,
-    faults_of_names,
-    faults_of_routes,
-)
-from relay.policy.shipped import VerdictRule, providers
-from relay.policy.units import (
-    DAY_NS,
-    HOUR_NS,
-    MINUTE_NS,
-    WEB_URL,
-    AnyNetwork,
-    Count,
-    CredentialName,
-    Duration,
-    Endpoint,
-    Name,
-    Network,
-    NotEmpty,
-    OwnName,
-    PolicyPath,
-    Section,
-    Several,
-    Size,
-    SourceAddress,
-    Text,
-    UpstreamHost,
-    VariableName,
-    absolute_path,
-    checked,
-    https_url,
-    is_loopback_host,
-    matching,
-    one_of,
-)
+from relay.policy.shipped import KnownProvider, VerdictRule
 from relay.queue.sorting import NULL_SENDER, is_address
 
 SPOOL_OF_A_SERVICE = "/var/lib/relay/spool"
 """A folder in StateDirectory= of deploy/relay.service."""
-LEAST_RECENT_BYTES = 1024 * 1024
 MOST_HOOKS = 8
 RESTART_KEYS = ("storage", "listen", "http", "hostname", "practice")
 """Fields that take effect only at a start; all other fields are live."""
 
 _NOT_IN_A_FILE_NAME = re.compile(r"[^a-z0-9@._+-]|^\.")
 
-
-class Tls(enum.StrEnum):
-    """How a connection is protected.  Towards an upstream TLS is never opportunistic."""
-
-    STARTTLS = "starttls"
-    IMPLICIT = "implicit"
-    NONE = "none"
-
-
-class Mechanism(enum.StrEnum):
-    """A SASL mechanism for the login at an upstream.  AUTO uses the strongest one offered."""
-
-    AUTO = "auto"
-    CRAM_MD5 = "cram-md5"
-    PLAIN = "plain"
-    LOGIN = "login"
-    EXTERNAL = "external"
-    """The client certificate logs in (RFC 4422, A).  AUTO never uses it."""
+Tls = Literal["starttls", "implicit", "none"]
+"""How a connection is protected.  Towards an upstream TLS is never opportunistic."""
+Mechanism = Literal["auto", "cram-md5", "plain", "login", "external"]
+"""A SASL mechanism for the login at an upstream.  `auto` uses the strongest one offered.  With `external` the
+client certificate logs in (RFC 4422, A); `auto` never uses it."""
+TokenMechanism = Literal["auto", "xoauth2", "oauthbearer"]
+"""A SASL mechanism for an access token.  `auto` uses one that is offered, OAUTHBEARER before XOAUTH2."""
 
 
-class TimeoutSettings(Section):
+class TimeoutSettings(units.Section):
     """How long a client may take (RFC 5321, 4.5.3.2: 5 min for a command, 3 min for a block of content)."""
 
-    command_ns: Duration = Field(default=5 * MINUTE_NS, alias="command")
-    content_ns: Duration = Field(default=3 * MINUTE_NS, alias="content")
-    transfer_ns: Duration = Field(default=HOUR_NS, alias="transfer")
-    session_ns: Duration = Field(default=DAY_NS, alias="session")
+    command_ns: units.Duration = Field(default=5 * units.MINUTE_NS, alias="command")
+    content_ns: units.Duration = Field(default=3 * units.MINUTE_NS, alias="content")
+    transfer_ns: units.Duration = Field(default=units.HOUR_NS, alias="transfer")
+    session_ns: units.Duration = Field(default=units.DAY_NS, alias="session")
 
 
-class ListenUser(Section):
-    senders: Several[SenderPattern] | None = None
-    max_queued: Count | None = None
+class ListenUser(units.Section):
+    senders: units.Several[lane.SenderPattern] | None = None
+    max_queued: units.Count | None = None
 
 
 ANY_USE = ListenUser()
@@ -127,29 +64,29 @@ def _processes(value: object) -> object:
     raise ValueError("expected auto or a whole number from 0 to 64")
 
 
-class Listen(Section):
-    address: Endpoint
-    clients: tuple[Network, ...] = ()
-    proxies: tuple[Network, ...] = ()
-    users_file: PolicyPath | None = None
-    users: dict[Text, ListenUser] = Field(default_factory=dict)
-    certificate: PolicyPath | None = None
+class Listen(units.Section):
+    address: units.Endpoint
+    clients: tuple[units.Network, ...] = ()
+    proxies: tuple[units.Network, ...] = ()
+    users_file: units.PolicyPath | None = None
+    users: dict[units.Text, ListenUser] = Field(default_factory=dict)
+    certificate: units.PolicyPath | None = None
     """Without a certificate STARTTLS is not offered.  The relay makes none itself: clients verify it."""
-    key: PolicyPath | None = None
-    tls: Tls = Tls.STARTTLS
+    key: units.PolicyPath | None = None
+    tls: Literal["starttls", "implicit"] = "starttls"
     processes: Annotated[int | Literal["auto"], BeforeValidator(_processes)] = "auto"
     """Listener processes; 0: the sender's process listens.  `daemon.capacity` decides what auto means."""
-    max_size: Size = 50 * 1024 * 1024
-    max_recipients: Count = 1000
-    max_connections: Count = 200
+    max_size: units.Size = 50 * 1024 * 1024
+    max_recipients: units.Count = 1000
+    max_connections: units.Count = 200
     """In each listener process.  Strangers get a share of it (`listener.access`)."""
-    max_connections_per_client: Count = 50
-    max_queued_per_client: Count | None = None
-    max_errors: Count = 20
-    max_hops: Count = 50
+    max_connections_per_client: units.Count = 50
+    max_queued_per_client: units.Count | None = None
+    max_errors: units.Count = 20
+    max_hops: units.Count = 50
     """A message with more `Received:` lines loops (RFC 5321, 6.3)."""
     bare_newlines: Literal["refuse", "normalise"] = "refuse"
-    normalise_from: tuple[AnyNetwork, ...] = ()
+    normalise_from: tuple[units.AnyNetwork, ...] = ()
     timeouts: TimeoutSettings = TimeoutSettings()
 
     def faults(self) -> Iterator[Fault]:
@@ -162,9 +99,7 @@ class Listen(Section):
             yield Fault("a users_file needs a certificate: passwords need TLS", ("users_file",))
         if self.key is not None and self.certificate is None:
             yield Fault("a key needs a certificate", ("key",))
-        if self.tls is Tls.NONE:
-            yield Fault("expected starttls or implicit", ("tls",))
-        if self.tls is Tls.IMPLICIT and self.certificate is None:
+        if self.tls == "implicit" and self.certificate is None:
             yield Fault("implicit TLS needs a certificate", ("tls",))
 
     def may_send(self, user: str, reverse_path: str) -> bool:
@@ -180,70 +115,53 @@ class Listen(Section):
         return self.users.get(user) or self.users.get(ALL_OTHERS) or ANY_USE
 
 
-class GrantType(enum.StrEnum):
-    """How the relay requests an access token (RFC 6749; for a service account RFC 7523)."""
-
-    REFRESH_TOKEN = "refresh_token"  # noqa: S105 - the name of a grant
-    CLIENT_CREDENTIALS = "client_credentials"
-    SERVICE_ACCOUNT = "service_account"
-
-
-class TokenMechanism(enum.StrEnum):
-    """A SASL mechanism for an access token.  AUTO uses one that is offered, OAUTHBEARER before XOAUTH2."""
-
-    AUTO = "auto"
-    XOAUTH2 = "xoauth2"
-    OAUTHBEARER = "oauthbearer"
-
-
 SECRETS = ("client_secret_file", "client_secret_env", "client_secret_credential")
 _KEYS = ("key_file", "key_credential")
-_OF_GRANTS = ("client_id", *SECRETS, "refresh_token_file", *_KEYS)
-"""The keys that only some grants use."""
 _NEEDS = {
-    GrantType.REFRESH_TOKEN: (("client_id",), ("refresh_token_file",), ("token_url",)),
-    GrantType.CLIENT_CREDENTIALS: (("client_id",), SECRETS, ("token_url",), ("scope",)),
-    GrantType.SERVICE_ACCOUNT: (_KEYS, ("scope",)),
+    "refresh_token": (("client_id",), ("refresh_token_file",), ("token_url",)),
+    "client_credentials": (("client_id",), SECRETS, ("token_url",), ("scope",)),
+    "service_account": (_KEYS, ("scope",)),
 }
-"""By grant: groups of keys; one key of each group is required.  With REFRESH_TOKEN a secret is optional."""
+"""By grant: groups of keys; one key of each group is required.  With refresh_token a secret is optional."""
 
 ServerUrl = Annotated[
-    str, BeforeValidator(lambda value: https_url(value, "https://login.example.net/token", "secrets"))
+    str, BeforeValidator(lambda value: units.https_url(value, "https://login.example.net/token", "secrets"))
 ]
 Tenant = Annotated[
     str,
-    matching(
+    units.matching(
         "[A-Za-z0-9][A-Za-z0-9.-]{0,252}",
         "a tenant: its id, or one of its domains such as example.onmicrosoft.com",
     ),
 ]
 TokenScope = Annotated[
     str,
-    matching(
+    units.matching(
         r"[!#-\[\]-~]+(?: [!#-\[\]-~]+)*",
         "a scope: words of printable ASCII with one space between them (RFC 6749, 3.3)",
     ),
 ]
 
 
-class OAuth2(Section):
+class OAuth2(units.Section):
     """OAuth2 in place of a password.  `provider` fills in the URLs and the scope."""
 
-    grant: GrantType
-    client_id: Text | None = None
-    client_secret_file: PolicyPath | None = None
+    grant: Literal["refresh_token", "client_credentials", "service_account"]
+    """How the relay requests an access token (RFC 6749; for a service account RFC 7523)."""
+    client_id: units.Text | None = None
+    client_secret_file: units.PolicyPath | None = None
     """With the refresh_token grant a public client has no secret."""
-    client_secret_env: VariableName | None = None
-    client_secret_credential: CredentialName | None = None
-    refresh_token_file: PolicyPath | None = None
-    key_file: PolicyPath | None = None
-    key_credential: CredentialName | None = None
+    client_secret_env: units.VariableName | None = None
+    client_secret_credential: units.CredentialName | None = None
+    refresh_token_file: units.PolicyPath | None = None
+    key_file: units.PolicyPath | None = None
+    key_credential: units.CredentialName | None = None
     tenant: Tenant | None = None
     token_url: ServerUrl | None = None
     device_url: ServerUrl | None = None
     login_url: ServerUrl | None = None
     scope: TokenScope | None = None
-    mechanism: TokenMechanism = TokenMechanism.AUTO
+    mechanism: TokenMechanism = "auto"
 
     def faults(self) -> Iterator[Fault]:
         for keys in _NEEDS[self.grant]:
@@ -253,186 +171,171 @@ class OAuth2(Section):
                 yield Fault(words + hint * (keys[0] in ("token_url", "scope")), ("grant",))
         for keys in SECRETS, _KEYS:
             yield from self.at_most_one(keys, "secret")
-        used = {*chain.from_iterable(_NEEDS[self.grant])}
-        if self.grant is GrantType.REFRESH_TOKEN:
-            used |= {*SECRETS}
-        for key in self.given(_OF_GRANTS):
-            if key not in used:
-                yield Fault(f"grant {self.grant} does not use this key", (key,))
 
 
-class Auth(PasswordKeys):
-    user: Text
+class Auth(units.PasswordKeys):
+    user: units.Text
     oauth2: OAuth2 | None = None
-    mechanism: Mechanism = Mechanism.AUTO
+    mechanism: Mechanism = "auto"
 
     def faults(self) -> Iterator[Fault]:
-        keys = (*PASSWORDS, "oauth2")
+        keys = (*units.PASSWORDS, "oauth2")
         given = self.given(keys)
         yield from self.at_most_one(keys, "password")
-        if self.mechanism is Mechanism.EXTERNAL:
+        if self.mechanism == "external":
             if given:
                 yield Fault(f"external logs in by the certificate: remove {given[-1]}", ("mechanism",))
         elif not given:
             yield Fault(f"expected one of {', '.join(keys)}")
-        elif self.mechanism is not Mechanism.AUTO and self.oauth2 is not None:
+        elif self.mechanism != "auto" and self.oauth2 is not None:
             yield Fault("this mechanism takes a password; with oauth2 write oauth2.mechanism", ("mechanism",))
 
 
-class ShieldSettings(Section):
+class ShieldSettings(units.Section):
     """When refusals that no rule knows count as one refusal of the account (`relay.verdicts.shield`)."""
 
     in_a_row: Annotated[int, Field(strict=True, ge=1, le=100)] = 10
 
 
-class Upstream(Section):
+class Upstream(units.Section):
     """One account at one smarthost: connection, login and limits."""
 
-    provider: Annotated[str, one_of(providers)] | None = None
+    provider: KnownProvider | None = None
     """Supplies keys that the owner leaves out, and rules for the provider's replies (`providers.yaml`)."""
-    host: UpstreamHost
+    host: units.UpstreamHost
     port: Annotated[int, Field(strict=True, ge=1, le=65535)] = 587
-    tls: Tls = Tls.STARTTLS
-    ca_file: PolicyPath | None = None
+    tls: Tls = "starttls"
+    ca_file: units.PolicyPath | None = None
     auth: Auth | None = None
-    tls_certificate: PolicyPath | None = None
+    tls_certificate: units.PolicyPath | None = None
     """PEM chain of the client certificate that the relay presents to the upstream."""
-    tls_key: PolicyPath | None = None
-    source_address: SourceAddress | None = None
+    tls_key: units.PolicyPath | None = None
+    source_address: units.SourceAddress | None = None
     connections: Annotated[int, Field(strict=True, ge=1, le=1000)] = 4
-    max_recipients: Count = 100
+    max_recipients: units.Count = 100
     """In each transaction."""
-    max_messages: Count = 100
+    max_messages: units.Count = 100
     """On each connection; then the relay closes it and opens another."""
-    max_age_ns: Duration = Field(default=10 * MINUTE_NS, alias="max_age")
-    idle_ns: Duration = Field(default=10 * SECOND_NS, alias="idle")
+    max_age_ns: units.Duration = Field(default=10 * units.MINUTE_NS, alias="max_age")
+    idle_ns: units.Duration = Field(default=10 * SECOND_NS, alias="idle")
     pipelining: bool = True
-    max_transaction_ns: Duration = Field(default=30 * MINUTE_NS, alias="max_transaction")
+    max_transaction_ns: units.Duration = Field(default=30 * units.MINUTE_NS, alias="max_transaction")
     """The last third, at most 10 minutes, is for the last reply (RFC 5321, 4.5.3.2.6).  If the end of a
     transaction is unknown (a crash, a lost reply), its slot counts as ended at this deadline."""
-    limits: Limits
+    limits: lane.Limits
     """Required unless the provider supplies them: a half-written edit must not drop them silently."""
-    guard_ns: Duration | None = Field(default=None, alias="guard")
+    guard_ns: units.Duration | None = Field(default=None, alias="guard")
     shield: ShieldSettings | None = ShieldSettings()
     """Pauses instead of bouncing a list; null: the relay believes each permanent refusal at once."""
-    history: Annotated[HistorySettings | None, BeforeValidator(history_settings)] = None
+    history: Annotated[units.HistorySettings | None, BeforeValidator(units.history_settings)] = None
     verdicts: tuple[VerdictRule, ...] = ()
 
     def faults(self) -> Iterator[Fault]:
         auth = self.auth
-        if self.tls is Tls.NONE and auth is not None and not is_loopback_host(self.host):
+        if self.tls == "none" and auth is not None and not units.is_loopback_host(self.host):
             yield Fault("a password needs TLS: write starttls or implicit", ("tls",))
-        if self.tls is Tls.NONE and self.tls_certificate is not None:
+        if self.tls == "none" and self.tls_certificate is not None:
             yield Fault("a client certificate needs TLS, and tls is none", ("tls_certificate",))
         if self.tls_certificate is None:
-            if auth is not None and auth.mechanism is Mechanism.EXTERNAL:
+            if auth is not None and auth.mechanism == "external":
                 yield Fault("external needs tls_certificate", ("auth", "mechanism"))
             if self.tls_key is not None:
                 yield Fault("tls_key needs tls_certificate", ("tls_key",))
 
 
-class SpoolEngine(enum.StrEnum):
-    """The spool's engine.  `relay spool convert` converts between MAILDIR and LOG."""
-
-    MAILDIR = "maildir"
-    LOG = "log"
-    POSTGRESQL = "postgresql"
+SpoolEngine = Literal["maildir", "log", "postgresql"]
+"""The spool's engine.  `relay spool convert` converts between maildir and log."""
 
 
-class SpoolSettings(DatabaseLogin):
+class SpoolSettings(units.DatabaseLogin):
     """A policy may write a path or a URL alone."""
 
-    path: PolicyPath
+    path: units.PolicyPath
     """With a database, the folder of files that belong to this host alone."""
     engine: SpoolEngine
 
     def faults(self) -> Iterator[Fault]:
         yield from super().faults()
-        if (self.engine is SpoolEngine.POSTGRESQL) != (self.postgresql is not None):
+        if (self.engine == "postgresql") != (self.postgresql is not None):
             yield Fault("engine and key postgresql belong together: write both or neither", ("engine",))
 
 
 def _spool_settings(value: object) -> object:
     """Expand a plain path or URL to a mapping, with the default engine."""
-    if is_database_url(value):
+    if units.is_database_url(value):
         value = {"path": SPOOL_OF_A_SERVICE, "postgresql": value}
     settings = value if isinstance(value, Mapping) else {"path": value}
-    engine = SpoolEngine.MAILDIR if settings.get("postgresql") is None else SpoolEngine.POSTGRESQL
+    engine = "maildir" if settings.get("postgresql") is None else "postgresql"
     return {"engine": engine, **settings}
 
 
-class Retry(Section):
-    min_ns: Duration = Field(default=5 * MINUTE_NS, alias="min")
-    max_ns: Duration = Field(default=4 * HOUR_NS, alias="max")
-    lifetime_ns: Duration = Field(default=5 * DAY_NS, alias="lifetime")
+class Retry(units.Section):
+    min_ns: units.Duration = Field(default=5 * units.MINUTE_NS, alias="min")
+    max_ns: units.Duration = Field(default=4 * units.HOUR_NS, alias="max")
+    lifetime_ns: units.Duration = Field(default=5 * units.DAY_NS, alias="lifetime")
     """RFC 5321, 4.5.4.1: a client gives up after at least 4-5 days."""
-    warn_after_ns: Duration | None = Field(default=4 * HOUR_NS, alias="warn_after")
+    warn_after_ns: units.Duration | None = Field(default=4 * units.HOUR_NS, alias="warn_after")
 
     def faults(self) -> Iterator[Fault]:
         if self.min_ns > self.max_ns:
-            key = "min" if "min_ns" in self.model_fields_set else "max"
-            yield Fault("min is longer than max", (key,))
+            yield Fault("min is longer than max", ("min",))
 
 
 def _is_report_sender(value: str) -> bool:
     # `is_valid_address` accepts `Postmaster` without a domain; only a recipient may be that.
-    return "@" in value and len(value) <= LONGEST_PATTERN and is_valid_address(value, smtputf8=False)
+    return "@" in value and len(value) <= lane.LONGEST_PATTERN and is_valid_address(value, smtputf8=False)
 
 
-class Reports(Section):
-    upstreams: Several[Text] | None = None
-    sender: Annotated[str, checked(_is_report_sender, "one address, in ASCII")] | None = Field(
+class Reports(units.Section):
+    upstreams: units.Several[units.Text] | None = None
+    sender: Annotated[str, units.checked(_is_report_sender, "one address, in ASCII")] | None = Field(
         default=None, alias="from"
     )
-    per_hour: Count | None = 60
+    per_hour: units.Count | None = 60
 
 
-class HookEvent(enum.StrEnum):
-    BOUNCED = "bounced"
-    EXPIRED = "expired"
-    PAUSED = "paused"
-    STOPPED = "stopped"
-    RESUMED = "resumed"
-    SENDER_PAUSED = "sender_paused"
-    ROUTE_DIVERTED = "route_diverted"
-    ROUTE_DOWN = "route_down"
-    ROUTE_RESTORED = "route_restored"
+HookEvent = Literal[
+    "bounced",
+    "expired",
+    "paused",
+    "stopped",
+    "resumed",
+    "sender_paused",
+    "route_diverted",
+    "route_down",
+    "route_restored",
+]
 
 
 def _server(url: str) -> str:
-    found = WEB_URL.match(url)
-    return "" if found is None else f"{found['scheme']}://{found['host']}{found['port'] or ''}"
-
-
-def _without_path(url: str) -> str:
-    """Return a URL for output: `…` replaces path and query, which may be secret.
-
-    No policy takes a URL with `…`.
-    """
-    return url if url.removeprefix(_server(url)) in ("", "/") else f"{_server(url)}/…"
+    """Return a URL for output: without path and query, which may be secret."""
+    return re.sub("(?<=[^:/])[/?].*", "", url)
 
 
 def _beside_the_policy(value: object, info: ValidationInfo) -> object:
     match value:
         case [str() as program, *arguments]:
-            return (str(absolute_path(program, info)), *arguments)
+            return (str(units.absolute_path(program, info)), *arguments)
         case _:
             return value
 
 
 HookUrl = Annotated[
     str,
-    BeforeValidator(lambda value: https_url(value, "https://example.net/relay", "addresses")),
-    PlainSerializer(_without_path),
+    BeforeValidator(lambda value: units.https_url(value, "https://example.net/relay", "addresses")),
+    # No policy takes a URL with `…`.
+    PlainSerializer(lambda url: f"{_server(url)}/…"),
 ]
 
 
-class HookSettings(Section):
+class HookSettings(units.Section):
     url: HookUrl | None = None
-    secret_file: PolicyPath | None = None
-    command: Annotated[tuple[Text, ...], NotEmpty, BeforeValidator(_beside_the_policy)] | None = None
-    events: Several[HookEvent] = tuple(HookEvent)
-    timeout_ns: Duration = Field(default=10 * SECOND_NS, alias="timeout")
+    secret_file: units.PolicyPath | None = None
+    command: Annotated[tuple[units.Text, ...], units.NotEmpty, BeforeValidator(_beside_the_policy)] | None = (
+        None
+    )
+    events: units.Several[HookEvent] = get_args(HookEvent)
+    timeout_ns: units.Duration = Field(default=10 * SECOND_NS, alias="timeout")
 
     def faults(self) -> Iterator[Fault]:
         if self.url is not None and self.command is not None:
@@ -444,37 +347,27 @@ class HookSettings(Section):
 
     @property
     def shown(self) -> str:
-        """Return the receiver for output: of a URL the server only, since the path may be secret."""
+        """Return the receiver for output: a program, or the server of a URL."""
         return _server(self.url or "") if self.command is None else self.command[0]
 
 
-def faults_of_hooks(hooks: tuple[HookSettings, ...]) -> Iterator[Fault]:
-    receivers = [(hook.url, hook.command) for hook in hooks]
-    for index, receiver in enumerate(receivers):
-        if (first := receivers.index(receiver)) != index:
-            yield Fault(
-                f"the same receiver as notify[{first}]: name all of its events there", ("notify", index)
-            )
+class RecentSettings(units.Section):
+    keep_ns: units.Duration = Field(default=7 * units.DAY_NS, alias="keep")
+    most_bytes: Annotated[
+        units.Size,
+        units.checked(lambda most: most >= 1 << 20, "at least 1M, or `recent: null` to keep nothing"),
+    ] = Field(default=64 << 20, alias="most")
 
 
-class RecentSettings(Section):
-    keep_ns: Duration = Field(default=7 * DAY_NS, alias="keep")
-    most_bytes: Size = Field(default=64 * 1024 * 1024, alias="most")
-
-    def faults(self) -> Iterator[Fault]:
-        if self.most_bytes < LEAST_RECENT_BYTES:
-            yield Fault("expected at least 1M, or `recent: null` to keep nothing", ("most",))
-
-
-class Practice(Section):
+class Practice(units.Section):
     """The practice smarthost: it counts, refuses and cuts off, and sends nothing on."""
 
-    address: Endpoint
-    user: Text = "practice"
-    password_file: PolicyPath
-    limit: LimitSettings
-    cut_off_ns: Duration = Field(default=MINUTE_NS, alias="cut_off")
-    keep: PolicyPath | None = None
+    address: units.Endpoint
+    user: units.Text = "practice"
+    password_file: units.PolicyPath
+    limit: lane.LimitSettings
+    cut_off_ns: units.Duration = Field(default=units.MINUTE_NS, alias="cut_off")
+    keep: units.PolicyPath | None = None
 
     def faults(self) -> Iterator[Fault]:
         for key in ("connections", "bytes", "for_each"):
@@ -489,7 +382,7 @@ class HistoryPlace(NamedTuple):
     """The history's file.  With a database, this host keeps its mark and its pauses beside this path."""
     account: str
     """The name of the account in a database."""
-    database: DatabaseLogin | None
+    database: units.DatabaseLogin | None
     host: str = ""
     """The name of this host in the database; empty: the system's host name."""
 
@@ -497,24 +390,23 @@ class HistoryPlace(NamedTuple):
         return str(self.path) if self.database is None else f"{self.account} in {self.database.postgresql}"
 
 
-class Policy(Section):
+class Policy(units.Section):
     storage: Annotated[SpoolSettings, BeforeValidator(_spool_settings)] = Field(alias="spool")
-    listen: Annotated[tuple[Listen, ...], NotEmpty]
-    http: Endpoint | None = None
-    hostname: OwnName | None = None
-    upstreams: Annotated[dict[Name, Upstream], NotEmpty]
+    listen: Annotated[tuple[Listen, ...], units.NotEmpty]
+    http: units.Endpoint | None = None
+    hostname: units.OwnName | None = None
+    upstreams: Annotated[dict[units.Name, Upstream], units.NotEmpty]
     retry: Retry = Retry()
     reports: Reports = Reports()
-    lanes: dict[Name, LaneSettings] = Field(default_factory=dict, max_length=MOST_LANES)
-    written_routes: Routes = Field(default=(), max_length=MOST_ROUTES, alias="routes")
+    lanes: dict[units.Name, lane.LaneSettings] = Field(default_factory=dict, max_length=lane.MOST_LANES)
+    written_routes: lane.Routes = Field(default=(), max_length=lane.MOST_ROUTES, alias="routes")
     notify: tuple[HookSettings, ...] = Field(default=(), max_length=MOST_HOOKS)
     recent: RecentSettings | None = RecentSettings()
     practice: Practice | None = None
 
     def faults(self) -> Iterator[Fault]:
-        yield from faults_of_lanes(self.lanes)
-        yield from faults_of_routes(self.written_routes)
-        yield from faults_of_hooks(self.notify)
+        yield from lane.faults_of_lanes(self.lanes)
+        yield from lane.faults_of_routes(self.written_routes)
         of_reports = self.reports.upstreams or ()
         # Without routes the first upstream gets all other mail, though no list names it.
         first = (self.default_upstream,) if of_reports and not self.written_routes else ()
@@ -522,7 +414,7 @@ class Policy(Section):
         lists |= {
             ("routes", index, "upstreams"): its.upstreams for index, its in enumerate(self.written_routes)
         }
-        yield from faults_of_names(lists, {name: self.history_path(name) for name in self.upstreams})
+        yield from lane.faults_of_names(lists, {name: self.history_path(name) for name in self.upstreams})
 
     @property
     def spool(self) -> Path:
@@ -533,12 +425,12 @@ class Policy(Section):
         return next(iter(self.upstreams))
 
     @property
-    def routes(self) -> Routes:
+    def routes(self) -> lane.Routes:
         """Return the routes; the route of `reports.upstreams` is the first."""
         if self.reports.upstreams is None:
             return self.written_routes
-        first = RouteSettings(sender=(NULL_SENDER,), upstreams=self.reports.upstreams)
-        return (first, *(self.written_routes or [RouteSettings(upstreams=(self.default_upstream,))]))
+        first = lane.RouteSettings(sender=(NULL_SENDER,), upstreams=self.reports.upstreams)
+        return (first, *(self.written_routes or [lane.RouteSettings(upstreams=(self.default_upstream,))]))
 
     @property
     def upstreams_of_reports(self) -> tuple[str, ...]:

@@ -20,17 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from relay.clock import SECOND_NS
-from relay.policy.database import PASSWORDS, DatabaseLogin
 from relay.policy.document import Fault, Steps
 from relay.policy.model import SECRETS, Auth, OAuth2, Policy
 from relay.policy.named_file import SecretError as SecretError  # noqa: PLC0414 - all of this raises it
 from relay.policy.named_file import read_regular
-from relay.policy.units import Section, written_key
+from relay.policy.units import PASSWORDS, DatabaseLogin, Section, written_key
 
 MAX_PASSWORD_BYTES = 4096
 MAX_REFRESH_TOKEN_BYTES = 16 << 10
 MAX_FILE_BYTES = 8 << 20
-"""Of any other file; Debian's bundle of authorities has 220 KiB."""
+"""Of any file; Debian's bundle of authorities has 220 KiB."""
 NO_PSYCOPG = "PostgreSQL needs the package psycopg: install relay-smarthost[postgresql]"
 MAX_HASH_MEMORY_KIB = 1 << 20
 """1 GiB for one check of argon2id: a users file must not exhaust the memory."""
@@ -82,7 +81,7 @@ def secret_of(section: Auth | OAuth2 | DatabaseLogin | None, *keys: str) -> str:
 def read_refresh_token(path: Path) -> str:
     """Return a refresh token.  Raises SecretError; NotLoggedIn if the file does not exist."""
     try:
-        return _password(_read_private(path, MAX_REFRESH_TOKEN_BYTES), path)
+        return _password(_read_private(path), path, MAX_REFRESH_TOKEN_BYTES)
     except SecretError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             raise NotLoggedIn("there is no refresh token yet", path) from None
@@ -91,7 +90,7 @@ def read_refresh_token(path: Path) -> str:
 
 def read_service_account(path: Path) -> str:
     """Return the JSON of a service account's key, with the fields for a signature.  Raises SecretError."""
-    content = _read_private(path, MAX_FILE_BYTES)
+    content = _read_private(path)
     with contextlib.suppress(ValueError, RecursionError):
         match json.loads(content):
             case {"client_email": str(), "private_key": str()}:
@@ -101,15 +100,13 @@ def read_service_account(path: Path) -> str:
 
 def read_password_file(path: Path) -> str:
     """Return the password in a file, without one line end behind it.  Raises SecretError."""
-    return _password(_read_private(path, MAX_PASSWORD_BYTES), path)
+    return _password(_read_private(path), path)
 
 
 def _password_in_variable(name: str) -> str:
     value = os.environb.get(os.fsencode(name))
     if value is None:
         raise SecretError("this environment variable is not set", name)
-    if len(value) > MAX_PASSWORD_BYTES:
-        raise SecretError(f"the value is longer than {MAX_PASSWORD_BYTES} bytes", name)
     return _password(value, name)
 
 
@@ -125,11 +122,13 @@ def credentials_folder() -> Path | None:
     return Path(folder) if folder else None
 
 
-def _password(content: bytes, named: object) -> str:
+def _password(content: bytes, named: object, most_bytes: int = MAX_PASSWORD_BYTES) -> str:
     """Return content as a password that SASL can carry.  Raises SecretError."""
     content = content.removesuffix(b"\n").removesuffix(b"\r")
     if not content:
         raise SecretError("it is empty", named)
+    if len(content) > most_bytes:
+        raise SecretError(f"it is larger than {most_bytes} bytes", named)
     if any(byte in content for byte in b"\0\r\n"):
         raise SecretError("NUL or a line end is inside the password", named)
     return _text(content, named)
@@ -159,7 +158,7 @@ def read_signing_key(path: Path) -> bytes:
 def read_users(path: Path) -> dict[str, str]:
     """Return name to hash.  Empty lines and lines that start with `#` are ignored.  Raises SecretError."""
     users: dict[str, str] = {}
-    for number, line in enumerate(_text(_read_private(path, MAX_FILE_BYTES), path).splitlines(), start=1):
+    for number, line in enumerate(_text(_read_private(path), path).splitlines(), start=1):
         if not line.strip() or line.startswith("#"):
             continue
         name, _, hashed = line.partition(":")
@@ -243,7 +242,7 @@ def _sections(value: object, at: Steps) -> Iterator[tuple[Section, Steps]]:
 def read_authorities(path: Path) -> str:
     """Return the text of a PEM file, unchecked.  Raises SecretError."""
     # Bundles contain comments in any encoding.
-    return _read(path, MAX_FILE_BYTES).decode("ascii", "ignore")
+    return _read(path).decode("ascii", "ignore")
 
 
 def client_context(path: Path, authorities: str) -> ssl.SSLContext:
@@ -283,9 +282,9 @@ class KeyPair:
 
 def read_key_pair(certificate: Path, key: Path | None) -> KeyPair:
     """Return a certificate and its private key.  Raises SecretError, also for a world-readable key."""
-    chain = _read(certificate, MAX_FILE_BYTES)
+    chain = _read(certificate)
     # A group may read the key: daemons on Debian share keys by the group ssl-cert.
-    pair = KeyPair(chain, _read(key or certificate, MAX_FILE_BYTES, stat.S_IRWXO | stat.S_IWGRP))
+    pair = KeyPair(chain, _read(key or certificate, stat.S_IRWXO | stat.S_IWGRP))
     try:
         server_context(pair)
     except OSError:
@@ -318,19 +317,19 @@ def _in_memory(content: bytes) -> Iterator[str]:
         yield f"/proc/self/fd/{file.fileno()}"
 
 
-def _read_private(path: Path, most_bytes: int) -> bytes:
+def _read_private(path: Path) -> bytes:
     exposed = _OPEN_TO_OTHERS
     if path.parent == credentials_folder():
         # systemd grants a credential to the service's user by an ACL, whose mask shows as group-readable.
         # No other user can enter the folder (systemd #29435).
         exposed &= ~stat.S_IRGRP
-    return _read(path, most_bytes, exposed)
+    return _read(path, exposed)
 
 
-def _read(path: Path, most_bytes: int, exposed: int = 0) -> bytes:
+def _read(path: Path, exposed: int = 0) -> bytes:
     """Read a file whose mode has none of the bits `exposed`.  Raises SecretError."""
     try:
-        content, status = read_regular(path, most_bytes)
+        content, status = read_regular(path, MAX_FILE_BYTES)
     except OSError as error:
         raise SecretError(f"cannot read it: {error.strerror}", path) from error
     if status.st_mode & exposed:
@@ -338,6 +337,6 @@ def _read(path: Path, most_bytes: int, exposed: int = 0) -> bytes:
         raise SecretError(f"other users can access the file (mode {mode:04o}): run chmod 600", path)
     if exposed and status.st_uid not in (os.geteuid(), 0):
         raise SecretError(f"user {status.st_uid} owns it: chown it to the relay's user or root", path)
-    if len(content) > most_bytes:
-        raise SecretError(f"it is larger than {most_bytes} bytes", path)
+    if len(content) > MAX_FILE_BYTES:
+        raise SecretError(f"it is larger than {MAX_FILE_BYTES} bytes", path)
     return content

@@ -2,7 +2,7 @@
 
 The shipped files are read once and trusted; the tests check them.  Each shipped rule names its source.
 Rules match phrases, not regular expressions: any case, any run of spaces, and `*` for at most 80 characters.
-So no rule takes long on a long reply, however many phrases it has.
+A phrase has at most MOST_STARS `*`, so no rule takes long on a long reply.
 In shipped rules a phrase by which a refusal is not ours (`text` of a bounce, `but_not` of a pause) matches
 only at the start of a word: else `mail quota` of a full mailbox would match `your outmail quota`, and bounce.
 Other phrases also match inside a word: a pause keeps the message.  An owner's phrases match anywhere.
@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from relay.policy.document import Document, Fault, Steps
-from relay.policy.units import Duration, Section, Several, Text, checked, matching, one_of
+from relay.policy.units import Duration, Section, Several, Text, checked, matching
 from relay.queue.sorting import is_like
 from relay.smtp.reply import Phase
-from relay.verdicts.verdict import ABOUT_US, FROM_MAIL, WORDS, Judge, Layer, Rule
+from relay.verdicts.verdict import ABOUT_US, FROM_MAIL, WORDS, Layer, Rule
 from relay.verdicts.wording import Phrases
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 RULES_FILE = Path(__file__).with_name("verdicts.yaml")
 PROVIDERS_FILE = Path(__file__).with_name("providers.yaml")
 LONGEST_PHRASE = 200
+MOST_STARS = 2
+"""In a phrase.  Each multiplies the time that a reply may take to read."""
 
 Code = Annotated[
     str,
@@ -43,8 +45,8 @@ Enhanced = Annotated[
 Phrase = Annotated[
     str,
     checked(
-        lambda value: value.strip(" *") and len(value) <= LONGEST_PHRASE,
-        f"a phrase of at most {LONGEST_PHRASE} characters",
+        lambda value: value.strip(" *") and len(value) <= LONGEST_PHRASE and value.count("*") <= MOST_STARS,
+        f"a phrase of at most {LONGEST_PHRASE} characters, with at most {MOST_STARS} *",
     ),
 ]
 
@@ -59,7 +61,7 @@ class VerdictRule(Section):
     but_not: Several[Phrase] | None = None
     but_not_enhanced: Several[Enhanced] | None = None
     names_sender: bool = False
-    verdict: Annotated[str, one_of(lambda: WORDS)]
+    verdict: Annotated[str, checked(WORDS.__contains__, f"one of {', '.join(WORDS)}")]
     wait_ns: Duration | None = Field(default=None, alias="wait")
     probe: bool = True
     source: Text | None = None
@@ -136,15 +138,19 @@ def providers() -> Mapping[str, Provider]:
     return {name: Provider(**its) for name, its in _read(PROVIDERS_FILE).value["providers"].items()}
 
 
+def _known_provider(name: str) -> str:
+    if name not in providers():
+        raise ValueError(f"expected one of {', '.join(providers())}")
+    return name
+
+
+KnownProvider = Annotated[str, AfterValidator(_known_provider)]
+
+
 @functools.cache
 def standard_rules() -> tuple[Rule, ...]:
     layers = {"codes": Layer.CODE, "wording": Layer.WORDING, "default": Layer.DEFAULT}
     return tuple(rule for key, layer in layers.items() for rule in _rules(layer, RULES_FILE, (key,)))
-
-
-@functools.cache
-def standard_judge() -> Judge:
-    return Judge(standard_rules())
 
 
 @functools.cache

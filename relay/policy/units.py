@@ -1,12 +1,14 @@
-"""The parts of a policy: sections, and scalars (numbers, durations, sizes, addresses, names).  Pure.
+"""The parts of a policy: sections, scalars (numbers, durations, addresses, names), and databases.  Pure.
 
 Guarantees: the error of a scalar says what is expected and never quotes the value, which may be a misplaced
-password.  A section can return itself as a policy states it (`as_written`).
-Does not: know YAML or the position of a value (see `document`); read any file (see `secrets`).
+password.  A section can return itself as a policy states it (`as_written`).  No URL of a database contains a
+password or a parameter that would weaken TLS.
+Does not: know YAML or the position of a value (see `document`); read any file (see `secrets`); connect to a
+database, or check its tables (`relay database check` does).
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_interface
 from pathlib import Path
@@ -51,7 +53,11 @@ _PORT = re.compile(r"[0-9]{1,5}\Z")
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST_NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*\Z")
 _URL_HOST = r"(?P<host>[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])"
-WEB_URL = re.compile(rf"(?P<scheme>https?)://{_URL_HOST}(?P<port>:[0-9]{{1,5}})?(?P<rest>[/?][!-~]*)?\Z")
+_DATABASE_URL = re.compile(
+    r"postgres(?:ql)?://(?:[^\s:@/?#]+@)?[A-Za-z0-9._:,\[\]-]*/[^\s/?#]+"
+    r"(?:\?(?:host|sslcert|sslkey)=[^\s&#]+(?:&(?:host|sslcert|sslkey)=[^\s&#]+)*)?\Z"
+)
+WEB_URL = re.compile(rf"(?P<scheme>https?)://{_URL_HOST}(?P<port>:[0-9]{{1,5}})?(?:[/?][!-~]*)?\Z")
 
 
 class Section(BaseModel):
@@ -127,17 +133,6 @@ def checked(is_right: Callable[[Any], object], expected: str) -> AfterValidator:
 
 def matching(pattern: str, expected: str) -> AfterValidator:
     return checked(re.compile(pattern).fullmatch, expected)
-
-
-def one_of(options: Callable[[], Iterable[str]]) -> AfterValidator:
-    """Return a validator for the texts that `options` returns at the time of the check."""
-
-    def check(value: str) -> str:
-        if value not in (known := list(options())):
-            raise ValueError(f"expected one of {', '.join(known)}")
-        return value
-
-    return AfterValidator(check)
 
 
 def absolute_path(value: object, info: ValidationInfo) -> object:
@@ -249,6 +244,19 @@ def https_url(value: object, example: str, what_crosses: str) -> str:
     return found[0]
 
 
+def is_database_url(value: object) -> bool:
+    return isinstance(value, str) and value.startswith(("postgresql://", "postgres://"))
+
+
+def _database_url(value: str) -> str:
+    if not _DATABASE_URL.match(value):
+        raise ValueError(
+            "expected a URL such as postgresql://relay@db.example.net/relay, without a password and with no "
+            "parameters but host, sslcert and sslkey"
+        )
+    return value
+
+
 NotEmpty = checked(bool, "at least one")
 """Not `min_length`: pydantic reports that too if all entries are invalid."""
 _T = TypeVar("_T")
@@ -283,3 +291,42 @@ CredentialName = Annotated[
     # An owner may write the password itself here by mistake.
     PlainSerializer(lambda _: "…"),
 ]
+DatabaseUrl = Annotated[str, AfterValidator(_database_url)]
+
+PASSWORDS = ("password_file", "password_env", "password_credential")
+
+
+class PasswordKeys(Section):
+    password_file: PolicyPath | None = None
+    password_env: VariableName | None = None
+    password_credential: CredentialName | None = None
+    """The name of a file in `$CREDENTIALS_DIRECTORY` (systemd LoadCredential=)."""
+
+
+class DatabaseLogin(PasswordKeys):
+    """The keys of the spool and of a history in a database.  A policy may write the URL alone."""
+
+    postgresql: DatabaseUrl | None = None
+    ca_file: PolicyPath | None = None
+
+    def faults(self) -> Iterator[Fault]:
+        yield from self.at_most_one(PASSWORDS, "password")
+        if self.postgresql is None:
+            for key in self.given([*PASSWORDS, "ca_file"]):
+                yield Fault("this key needs postgresql", (key,))
+
+
+class HistorySettings(DatabaseLogin):
+    path: PolicyPath | None = None
+
+    def faults(self) -> Iterator[Fault]:
+        yield from super().faults()
+        if (self.path is None) == (self.postgresql is None):
+            yield Fault("expected either path or postgresql")
+
+
+def history_settings(value: object) -> object:
+    """Expand a plain path or URL to a mapping."""
+    if value is None or isinstance(value, Mapping | HistorySettings):
+        return value
+    return {"postgresql" if is_database_url(value) else "path": value}

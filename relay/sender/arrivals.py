@@ -13,7 +13,7 @@ from typing import NamedTuple
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.mail.header import Names, names_of
-from relay.policy.lane import lanes_of, costs_of, route_numbers_of, routes_of, sorter_of
+from relay.policy.lane import costs_of, lanes_of, route_numbers_of, routes_of, sorter_of
 from relay.policy.model import Policy
 from relay.queue.lanes import Arrangement
 from relay.queue.lines import earliest

@@ -83,7 +83,7 @@ class Logins:
     async def current_server(self, judge: Judge) -> UpstreamServer:
         """Return the server and login for a new connection.  Raises UpstreamUnavailable."""
         upstream, auth = self.upstream, self.upstream.auth
-        mechanism: Mechanism | TokenMechanism = Mechanism.AUTO if auth is None else auth.mechanism
+        mechanism: Mechanism | TokenMechanism = "auto" if auth is None else auth.mechanism
         password, token = None, None
         try:
             pair = await self._read_pair(upstream)

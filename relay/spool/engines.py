@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from relay.clock import SECOND_NS, Clock
-from relay.policy.model import Policy, SpoolEngine
+from relay.policy.model import Policy
 from relay.spool.disk.durable import Disk
 from relay.spool.interface import Intake, Spool, WrongSpool
 from relay.spool.log import layout as log_layout
@@ -43,14 +43,14 @@ class Engine:
 
 
 ENGINES: dict[str, Engine] = {
-    SpoolEngine.MAILDIR: Engine(
+    "maildir": Engine(
         maildir_layout.FORMAT,
         maildir_layout.PIECES,
         MaildirSpool,
         maildir_layout.prepare,
         MaildirIntake,
     ),
-    SpoolEngine.LOG: Engine(
+    "log": Engine(
         log_layout.FORMAT,
         log_layout.PIECES,
         LogSpool,
@@ -60,9 +60,7 @@ ENGINES: dict[str, Engine] = {
 }
 """The engines on a disk."""
 LEAST_LEASE_NS = 3600 * SECOND_NS
-_NAMES = {engine.format: str(name) for name, engine in ENGINES.items()} | {
-    IN_A_DATABASE: str(SpoolEngine.POSTGRESQL)
-}
+_NAMES = {engine.format: str(name) for name, engine in ENGINES.items()} | {IN_A_DATABASE: "postgresql"}
 
 
 def open_spool(policy: Policy, disk: Disk, clock: Clock, on_corrupt: OnCorrupt) -> Spool:
@@ -99,7 +97,7 @@ def engines_of(policy: Policy) -> dict[str, Engine]:
     return (
         ENGINES
         if policy.storage.postgresql is None
-        else ENGINES | {SpoolEngine.POSTGRESQL: _in_database(policy, is_converted=True)}
+        else ENGINES | {"postgresql": _in_database(policy, is_converted=True)}
     )
 
 
@@ -114,7 +112,7 @@ def _engine(policy: Policy, disk: Disk) -> Engine:
 
 
 def _wanted(policy: Policy) -> Engine:
-    if policy.storage.engine is SpoolEngine.POSTGRESQL:
+    if policy.storage.engine == "postgresql":
         return _in_database(policy)
     return ENGINES[policy.storage.engine]
 

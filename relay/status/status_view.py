@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from relay import __version__
 from relay.clock import Clock
-from relay.policy.database import DatabaseLogin
 from relay.policy.lane import lanes_of, route_numbers_of
 from relay.policy.model import Policy, Upstream
 from relay.policy.source import differences
+from relay.policy.units import DatabaseLogin
 from relay.queue.lanes import DEFAULT_LANE
 from relay.queue.lines import Sums, total
 from relay.queue.queued import State

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from relay.mail.dsn import DsnRequest, RecipientRequest
 from relay.mail.envelope import Shape
-from relay.policy.model import Listen, Policy, Tls
+from relay.policy.model import Listen, Policy
 from relay.smtp.commands import mail_line, rcpt_line
 from relay.smtp.dot_stuffing import DotStuffing
 from relay.smtp.reply import MalformedReply, Reply, ReplyParser
@@ -105,7 +105,7 @@ def most_bytes(policy: Policy) -> int:
 def _reachable(policy: Policy) -> Listen | None:
     for listen in policy.listen:
         is_here = listen.address.is_loopback or listen.address.host in _ON_LOOPBACK
-        if is_here and listen.tls is not Tls.IMPLICIT:
+        if is_here and listen.tls != "implicit":
             return listen
     return None
 

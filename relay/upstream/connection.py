@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 
 from relay.clock import SECOND_NS, Clock
 from relay.mail.text import clean
-from relay.policy.model import Mechanism, Tls
+from relay.policy.model import Tls
 from relay.policy.secrets import KeyPair, SecretError, client_context, load_certificate, read_authorities
-from relay.policy.shipped import standard_judge
+from relay.policy.shipped import standard_rules
 from relay.smtp.extensions import Extensions, extensions_of
 from relay.smtp.reply import Phase, Reply
 from relay.smtp.sasl import BearerToken, Credentials
@@ -46,9 +46,9 @@ class UpstreamServer:
     ca_file: Path | None = None
     user: str | None = None
     password: str | None = field(default=None, repr=False)
-    mechanism: AnyMechanism = Mechanism.AUTO
+    mechanism: AnyMechanism = "auto"
     pipelining: bool = True
-    judge: Judge = field(default_factory=standard_judge, repr=False, compare=False)
+    judge: Judge = field(default_factory=lambda: Judge(standard_rules()), repr=False, compare=False)
     token: BearerToken | None = field(default=None, repr=False)
     pair: KeyPair | None = field(default=None, repr=False)
     """The client certificate for TLS, with its key; the key was read, and fits the certificate."""
@@ -161,15 +161,15 @@ class _Opening:
 
     async def _open(self) -> None:
         account, context = self._account, None
-        if account.tls is not Tls.NONE:
+        if account.tls != "none":
             # Reading some hundred certificates would block the loop.
             context = await asyncio.to_thread(_trusting, account.ca_file, account.pair)
-        await self._connect(context if account.tls is Tls.IMPLICIT else None)
+        await self._connect(context if account.tls == "implicit" else None)
         greeting = await self._protocol.reply(self._timeouts.greeting_s)
         self._expect(greeting, 220)
         self._on_step("greeting", str(greeting))
         await self._hello()
-        if account.tls is Tls.STARTTLS and context is not None:
+        if account.tls == "starttls" and context is not None:
             self._protocol.phase = Phase.STARTTLS
             if not self._channel.extensions.starttls:
                 raise self._unavailable("the upstream does not offer STARTTLS; no password or mail was sent")
@@ -230,7 +230,7 @@ class _Opening:
             raise self._unavailable(f"the host name could not be looked up: {_why(error)}") from error
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
         self._on_step("resolve", " ".join(addresses))
-        if account.tls is Tls.NONE and account.user is not None:
+        if account.tls == "none" and account.user is not None:
             addresses = [each for each in addresses if ip_address(each.partition("%")[0]).is_loopback]
             if not addresses:
                 raise self._unavailable("without TLS, a password is sent only to this host itself")
@@ -248,7 +248,8 @@ class _Opening:
     async def _log_in(self, user: str) -> None:
         account, offered = self._account, self._channel.extensions.mechanisms
         self._protocol.phase = Phase.AUTH
-        mechanism = choose(offered, account.mechanism, is_encrypted=account.tls is not Tls.NONE)
+        is_encrypted, has_token = account.tls != "none", account.token is not None
+        mechanism = choose(offered, account.mechanism, is_encrypted=is_encrypted, has_token=has_token)
         if mechanism is None:
             names = " ".join(sorted(offered)).upper() or "none"
             raise self._unavailable(f"no usable login mechanism; the upstream offers {names}")
@@ -256,7 +257,7 @@ class _Opening:
         refusal = await log_in(self._protocol, credentials, mechanism, self._timeouts.auth_s, self._ruling)
         if refusal is not None:
             raise UpstreamUnavailable(refusal)
-        self._on_step("login", mechanism.value.upper())
+        self._on_step("login", mechanism.upper())
 
     def _tell_tls(self) -> None:
         if (secured := _ssl_of(self._protocol)) is not None:

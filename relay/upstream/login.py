@@ -23,27 +23,27 @@ from relay.verdicts.verdict import Ruling
 LONGEST_LINE_BYTES = 512
 """RFC 4954, 4: if the AUTH line would be longer, the first response waits for its challenge."""
 
-UNDER_TLS = (Mechanism.PLAIN, Mechanism.LOGIN, Mechanism.CRAM_MD5)
-IN_THE_CLEAR = (Mechanism.CRAM_MD5, Mechanism.PLAIN, Mechanism.LOGIN)
-WITH_A_TOKEN = (TokenMechanism.OAUTHBEARER, TokenMechanism.XOAUTH2)
+UNDER_TLS = ("plain", "login", "cram-md5")
+IN_THE_CLEAR = ("cram-md5", "plain", "login")
+WITH_A_TOKEN = ("oauthbearer", "xoauth2")
 
 AnyMechanism = Mechanism | TokenMechanism
 
 
-def choose(offered: frozenset[str], wanted: AnyMechanism, *, is_encrypted: bool) -> AnyMechanism | None:
+def choose(
+    offered: frozenset[str], wanted: AnyMechanism, *, is_encrypted: bool, has_token: bool = False
+) -> str | None:
     """Return the mechanism to use, None if there is none; `offered` is in lower case."""
-    candidates: tuple[AnyMechanism, ...] = (wanted,)
-    if wanted is TokenMechanism.AUTO:
-        candidates = WITH_A_TOKEN
-    elif wanted is Mechanism.AUTO:
-        candidates = UNDER_TLS if is_encrypted else IN_THE_CLEAR
-    return next((mechanism for mechanism in candidates if mechanism.value in offered), None)
+    candidates: tuple[str, ...] = (wanted,)
+    if wanted == "auto":
+        candidates = WITH_A_TOKEN if has_token else UNDER_TLS if is_encrypted else IN_THE_CLEAR
+    return next((mechanism for mechanism in candidates if mechanism in offered), None)
 
 
 async def log_in(
     protocol: StrictProtocol,
     credentials: Credentials | BearerToken,
-    mechanism: AnyMechanism,
+    mechanism: str,
     timeout_s: float,
     ruling_of: Callable[[Reply], Ruling],
 ) -> Answer | None:
@@ -53,7 +53,7 @@ async def log_in(
     or if SASL cannot carry the password.
     """
     try:
-        reply = await _exchange(protocol, credentials, mechanism.value, timeout_s)
+        reply = await _exchange(protocol, credentials, mechanism, timeout_s)
     except Farewell as farewell:
         reply = farewell.reply
     except ValueError as error:

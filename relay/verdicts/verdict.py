@@ -78,19 +78,6 @@ _CODE_IN_FRONT = re.compile(r"[245]\.[0-9]{1,3}\.[0-9]{1,3}\s+")
 
 
 @dataclass(frozen=True, slots=True)
-class ReplyFields:
-    phase: Phase
-    code: str
-    enhanced: str
-    """Empty if there is none."""
-    text: str
-    """Lower case, one space between words, without a code that a line repeats, without names and other words
-    of the client (`relay.verdicts.echo`)."""
-    names_sender: bool = False
-    """The reply quotes the reverse-path of the message under way."""
-
-
-@dataclass(frozen=True, slots=True)
 class Rule:
     """One row of the rules.  Raises ValueError for a verdict that its phases do not allow."""
 
@@ -107,6 +94,7 @@ class Rule:
     but_not: Phrases | None = None
     but_not_enhanced: re.Pattern[str] | None = None
     names_sender: bool = False
+    """The reply must quote the reverse-path of the message under way."""
     wait_ns: int | None = None
     """The least rest, if the reply itself names none."""
     may_probe: bool = True
@@ -118,15 +106,20 @@ class Rule:
         if self.verdict is Verdict.LATER and self.phases != {Phase.RCPT}:
             raise ValueError("later is allowed only in phase rcpt: it is about one recipient")
 
-    def matches(self, fields: ReplyFields) -> bool:
+    def matches(self, phase: Phase, code: str, enhanced: str, text: str, *, names_sender: bool) -> bool:
+        """Return whether the rule is about a reply; `enhanced` is empty if the reply has none.
+
+        `text` is in lower case, with one space between words, without a code that a line repeats, and without
+        names and other words of the client.
+        """
         return (
-            fields.phase in self.phases
-            and (self.code is None or self.code.match(fields.code) is not None)
-            and (self.enhanced is None or self.enhanced.match(fields.enhanced) is not None)
-            and (self.but_not_enhanced is None or self.but_not_enhanced.match(fields.enhanced) is None)
-            and (self.text is None or self.text.are_in(fields.text))
-            and (self.but_not is None or not self.but_not.are_in(fields.text))
-            and (not self.names_sender or fields.names_sender)
+            phase in self.phases
+            and (self.code is None or self.code.match(code) is not None)
+            and (self.enhanced is None or self.enhanced.match(enhanced) is not None)
+            and (self.but_not_enhanced is None or self.but_not_enhanced.match(enhanced) is None)
+            and (self.text is None or self.text.are_in(text))
+            and (self.but_not is None or not self.but_not.are_in(text))
+            and (not self.names_sender or names_sender)
         )
 
 
@@ -187,10 +180,10 @@ class Judge:
         if reply.code < 400:
             return _RELAYED if phase is Phase.EOD and reply.code == 250 else _unknown(phase)
         text, doubtful, names_sender = without_echo(_lines(reply), words)
-        ruling = self._ruling(_reply_fields(phase, reply, text, names_sender=names_sender))
+        ruling = self._ruling(phase, reply, text, names_sender=names_sender)
         if doubtful == text or phase in BEFORE_MAIL:
             return ruling
-        other = self._ruling(_reply_fields(phase, reply, doubtful, names_sender=names_sender))
+        other = self._ruling(phase, reply, doubtful, names_sender=names_sender)
         is_agreed = (ruling.verdict, ruling.scope) == (other.verdict, other.scope)
         if is_agreed or (ruling.verdict in ABOUT_US and other.verdict in ABOUT_US):
             return other
@@ -198,11 +191,15 @@ class Judge:
         scope = Scope.RECIPIENT if phase is Phase.RCPT else Scope.MESSAGE
         return Ruling(Verdict.DEFER, scope, refusal_text=other.refusal_text)
 
-    def _ruling(self, fields: ReplyFields) -> Ruling:
-        text = fields.text
-        rule = next((rule for rule in self.rules if rule.matches(fields)), None)
-        if rule is None:
-            return replace(_unknown(fields.phase), refusal_text=text)
+    def _ruling(self, phase: Phase, reply: Reply, text: str, *, names_sender: bool) -> Ruling:
+        code, (enhanced, text) = str(reply.code), _without_code(reply, text)
+        matching = (
+            rule
+            for rule in self.rules
+            if rule.matches(phase, code, enhanced, text, names_sender=names_sender)
+        )
+        if (rule := next(matching, None)) is None:
+            return replace(_unknown(phase), refusal_text=text)
         if rule.verdict not in ABOUT_US:
             return Ruling(rule.verdict, rule.scope, rule, refusal_text=text)
         named, per_ns = named_in(text)
@@ -226,7 +223,8 @@ def _lines(reply: Reply) -> list[str]:
     return [first, *(f"{line} ".removeprefix(f"{code} ") for line in others)]
 
 
-def _reply_fields(phase: Phase, reply: Reply, text: str, *, names_sender: bool) -> ReplyFields:
+def _without_code(reply: Reply, text: str) -> tuple[str, str]:
+    """Return the enhanced code of a reply, empty if there is none, and its text without it."""
     enhanced = reply.enhanced or ""
     if reply.text.startswith(enhanced) and not text.startswith(enhanced):
         # An address began with the code: it is no code of the upstream.
@@ -235,4 +233,4 @@ def _reply_fields(phase: Phase, reply: Reply, text: str, *, names_sender: bool) 
         text = text[found.end() :]
     if not enhanced and (found := _CODE_INSIDE.search(text)) and found[1][0] == str(reply.code)[0]:
         enhanced = found[1]
-    return ReplyFields(phase, str(reply.code), enhanced, text, names_sender)
+    return enhanced, text

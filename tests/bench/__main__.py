@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console
 from rich.table import Table
@@ -47,7 +47,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--engines",
         nargs="+",
-        choices=[str(name) for name in SpoolEngine],
+        choices=get_args(SpoolEngine),
         default=[str(name) for name in ENGINES],
         help="of the relay's spool (default: those on a disk; postgresql: by mail and age)",
     )

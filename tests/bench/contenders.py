@@ -5,7 +5,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from relay.policy.model import SpoolEngine
 from tests.bench.filling import database, temporary_folder
 from tests.system import postfix
 from tests.system.relay import RelayProcess
@@ -52,7 +51,7 @@ def relay_contender(processes: int, engine: str) -> Iterator[Contender]:
     with ExitStack() as running:
         sink, folder = running.enter_context(smtp_sink()), running.enter_context(temporary_folder())
         spool = {"path": "./spool", "engine": engine}
-        if engine == SpoolEngine.POSTGRESQL:
+        if engine == "postgresql":
             spool = {"path": "./spool", engine: running.enter_context(database())}
         listen = {
             "processes": processes,

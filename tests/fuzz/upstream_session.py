@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator
 
 from relay.clock import SystemClock
 from relay.mail.envelope import Shape
-from relay.policy.shipped import standard_judge
+from relay.policy.shipped import standard_rules
 from relay.smtp.extensions import Extensions
 from relay.upstream.connection import Connection
 from relay.upstream.protocol import Broken, StrictProtocol, Timeouts
 from relay.upstream.transaction import Channel, Transaction
 from relay.verdicts.outcome import Outcome
-from relay.verdicts.verdict import Verdict
+from relay.verdicts.verdict import Judge, Verdict
 from tests.fakes.virtual_time import VirtualTimeLoop
 from tests.fuzz.choices import Choices
 from tests.fuzz.wire import connected, exchanged
@@ -98,7 +98,7 @@ async def _relay(protocol: StrictProtocol) -> Outcome | None:
         await protocol.reply(timeouts.greeting_s)
     except Broken:
         return None
-    channel = Channel(protocol, EXTENSIONS, timeouts, standard_judge(), b"EHLO me")
+    channel = Channel(protocol, EXTENSIONS, timeouts, Judge(standard_rules()), b"EHLO me")
     connection = Connection(channel, name="fuzz", opened_at_ns=SystemClock().boottime_ns())
     shape = Shape(sum(map(len, CONTENT)), eight_bit=False, smtputf8=False)
     outcome = await connection.transact(Transaction("s@example.com", RECIPIENTS, shape, _content))

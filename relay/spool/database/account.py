@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from typing import LiteralString, NamedTuple
 
-from relay.policy.database import DatabaseLogin
+from relay.policy.units import DatabaseLogin
 from relay.spool.database.connection import Connection, Database, database_of
 
 CLOCK_NS: LiteralString = "(extract(epoch FROM clock_timestamp()) * 1000000000)::bigint"

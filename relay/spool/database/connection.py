@@ -17,9 +17,9 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from relay.policy.database import PASSWORDS, DatabaseLogin
 from relay.policy.named_file import SecretError
 from relay.policy.secrets import secret_of
+from relay.policy.units import PASSWORDS, DatabaseLogin
 from relay.spool.database import DatabaseError, DatabaseFull
 
 VERSION = 1

@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 from urllib.parse import urlencode
 
 from relay import __version__
-from relay.policy.model import GrantType, OAuth2
+from relay.policy.model import OAuth2
 from relay.policy.secrets import AccountSecrets
 from relay.policy.units import https_url
 
@@ -103,7 +103,7 @@ def token_request(
     oauth2: OAuth2, secrets: AccountSecrets, user: str, wall_seconds: int
 ) -> TokenRequest | Denied:
     """Return the request for a new access token; Denied if the secret does not allow one."""
-    if oauth2.grant is GrantType.SERVICE_ACCOUNT:
+    if oauth2.grant == "service_account":
         return _signed_request(oauth2, secrets.service_account, user, wall_seconds)
     return form_request(
         oauth2.token_url,

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from relay.clock import SECOND_NS, Clock
-from relay.policy.model import GrantType, OAuth2
+from relay.policy.model import OAuth2
 from relay.policy.secrets import AccountSecrets
 from relay.upstream.oauth.token_server import (
     Ask,
@@ -113,7 +113,7 @@ class Tokens:
             self._on_answer(answer)
             return answer
         new = answer.refresh_token or secrets.refresh_token
-        is_rotated = self._oauth2.grant is GrantType.REFRESH_TOKEN and new != secrets.refresh_token
+        is_rotated = self._oauth2.grant == "refresh_token" and new != secrets.refresh_token
         self.got_with = frozenset({secrets.digest(), replace(secrets, refresh_token=new).digest()})
         if is_rotated:
             # Crash here: the server may refuse the old refresh token, and only a person can mend that.

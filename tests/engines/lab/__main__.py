@@ -7,7 +7,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from relay.policy.model import SpoolEngine
 from relay.spool.engines import ENGINES
 from tests.engines.lab import kernel
 from tests.engines.lab.experiment import Laboratory
@@ -23,7 +22,7 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, help="play after play for so long, each on a disk that a cut left"
     )
-    parser.add_argument("--engine", choices=ENGINES, default=SpoolEngine.MAILDIR, help="of the spool")
+    parser.add_argument("--engine", choices=ENGINES, default="maildir", help="of the spool")
     parser.add_argument("--careless", default="", help="leave out a sync: METHOD, or METHOD:FOLDER")
     options = parser.parse_args()
 

@@ -64,9 +64,7 @@ def test_no_power_cut_on_a_real_file_system_breaks_a_promise(name: str, engine: 
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("engine", "sync"), [(SpoolEngine.MAILDIR, "sync_directory:new"), (SpoolEngine.LOG, "sync_content")]
-)
+@pytest.mark.parametrize(("engine", "sync"), [("maildir", "sync_directory:new"), ("log", "sync_content")])
 @pytest.mark.parametrize(
     "name", ["ext4", *(pytest.param(name, marks=pytest.mark.crash(least_s=60)) for name in ("xfs", "btrfs"))]
 )

@@ -61,6 +61,7 @@ limits: [{connections: 1, per: 1m, for_each: ¦sender}] | limits[0].for_each | h
 {code: ¦250, verdict: pause}             | code | a reply code that refuses
 {code: 550, but_not_enhanced: ¦5.7, verdict: pause} | but_not_enhanced | an enhanced code such as
 {text: ¦'', verdict: pause}              | text | a phrase of at most 200
+{text: ¦a*b*c*d, verdict: pause}         | text | at most 2 *
 {phase: auth, code: 550, verdict: ¦bounce message} | verdict | only pause and stop are allowed before MAIL
 {phase: mail, code: 452, verdict: ¦later} | verdict | only in phase rcpt
 {phase: mail, verdict: ¦pause}           | verdict | needs a condition: code, enhanced, text
@@ -77,7 +78,6 @@ limits: [{connections: 1, per: 1m, for_each: ¦sender}] | limits[0].for_each | h
 {grant: ¦refresh_token, client_id: c, token_url: 'https://t.example/'} | grant | needs refresh_token_file
 {grant: ¦refresh_token, client_id: c, refresh_token_file: r} | grant | needs token_url; a provider
 {grant: refresh_token, token_url: ¦'http://t.example/'} | token_url | cross the network in the clear
-{grant: service_account, key_file: k, scope: s, client_id: ¦c} | client_id | does not use this key
 {grant: service_account, key_file: k, scope: ¦'a  b'} | scope | one space between
 {grant: service_account, key_file: k, tenant: ¦'a/b'} | tenant | a tenant
 {grant: service_account, scope: s, key_file: f, key_credential: ¦k} | key_credential | one secret
@@ -116,7 +116,6 @@ notify: [{url: 'https://a.example', command: ¦[x]}] | notify[0].command | a url
 notify: [¦{events: [bounced]}]           | notify[0] | a url or a command
 notify: [{command: [x], secret_file: ¦s}] | notify[0].secret_file | a command gets no signature
 notify: [{command: ¦[]}]                 | notify[0].command | at least one
-notify: [{command: [x]}, ¦{command: [x]}] | notify[1] | the same receiver as notify[0]
 practice: {address: ¦192.0.2.1:2, password_file: p, limit: {messages: 1, per: 1s}} | practice.address | TLS
 practice: {address: '[::1]:1', password_file: p, limit: {bytes: ¦1, per: 1s}} | practice.limit.bytes | counts
 """,

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from relay.policy.document import MAX_BYTES
-from relay.policy.model import Tls
 from relay.policy.source import PolicyError, read_policy
 from tests.unit.policy.examples import INTERFACE, SMALL, only_fault, parse, places, with_upstream
 
@@ -19,7 +18,7 @@ def test_the_documented_policy_loads() -> None:
     assert (policy.spool, policy.default_upstream) == (Path("/etc/relay/var/spool"), "isp")
     assert (str(listen.address), str(policy.http)) == ("127.0.0.1:2525", "127.0.0.1:9725")
     assert listen.clients == (ip_network("127.0.0.0/8"), ip_network("::1/128"))
-    assert (isp.host, isp.port, isp.tls, isp.connections) == ("smtp.example.net", 587, Tls.STARTTLS, 4)
+    assert (isp.host, isp.port, isp.tls, isp.connections) == ("smtp.example.net", 587, "starttls", 4)
     assert isp.auth is not None
     assert (isp.ca_file, isp.auth.password_file) == (Path("/etc/ssl/isp.pem"), Path("/etc/relay/secrets/isp"))
     assert [limit.label for limit in isp.limits] == ["8 messages per 1m", "10000 recipients per 24h"]

@@ -7,9 +7,9 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.control.operations import OK
-from relay.policy.database import HistorySettings
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
+from relay.policy.units import HistorySettings
 from relay.queue.queued import State
 from relay.sender.attempt import APART_NS
 from relay.sender.pausing import Pausing

@@ -24,12 +24,12 @@ SOON_S = 0.05
 def account(
     host: Smarthost,
     *,
-    tls: Tls = Tls.NONE,
+    tls: Tls = "none",
     name: str = "127.0.0.1",
     ca_file: Path | None = None,
     user: str | None = None,
     password: str | None = None,
-    mechanism: Mechanism = Mechanism.AUTO,
+    mechanism: Mechanism = "auto",
 ) -> UpstreamServer:
     return UpstreamServer(name, host.port, tls, "client.example", ca_file, user, password, mechanism)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from relay.clock import SystemClock
-from relay.policy.model import Mechanism, Tls
+from relay.policy.model import Tls
 from relay.policy.secrets import read_key_pair
 from relay.smtp.reply import Phase
 from relay.upstream.connection import UpstreamServer, UpstreamUnavailable, open_connection
@@ -22,8 +22,8 @@ from tests.fakes.certificates import Authority, outdated_context, server_context
 from tests.fakes.smarthost import CLOSE, DEFAULT, RESET, SILENCE, Script, Smarthost, Turn
 from tests.unit.upstream.sessions import SOON_S, account, connected, transaction
 
-BOTH = pytest.mark.parametrize("tls", [Tls.STARTTLS, Tls.IMPLICIT])
-IN = {Tls.NONE: Phase.CONNECT, Tls.IMPLICIT: Phase.CONNECT, Tls.STARTTLS: Phase.STARTTLS}
+BOTH = pytest.mark.parametrize("tls", ["starttls", "implicit"])
+IN = {"none": Phase.CONNECT, "implicit": Phase.CONNECT, "starttls": Phase.STARTTLS}
 
 
 async def refused(host: Smarthost | None, opened: UpstreamServer, timeouts: Timeouts | None = None) -> str:
@@ -77,7 +77,7 @@ async def test_one_opening_makes_one_connection_that_the_upstream_counts(tls: Tl
 
 async def test_no_password_leaves_this_host_in_the_clear() -> None:
     # 192.0.2.1 is TEST-NET-1: an attempt to connect would fail with another error.
-    opened = UpstreamServer("192.0.2.1", 25, Tls.NONE, "me.example", user="u", password="p")
+    opened = UpstreamServer("192.0.2.1", 25, "none", "me.example", user="u", password="p")
     assert "sent only to this host itself" in await refused(None, opened)
 
 
@@ -92,10 +92,10 @@ async def test_close_sends_quit_and_ends_whatever_the_host_replies(turn: Turn) -
         assert not connection.is_usable
 
 
-@pytest.mark.parametrize(("tls", "name"), [(Tls.STARTTLS, "127.0.0.1"), (Tls.IMPLICIT, "localhost")])
+@pytest.mark.parametrize(("tls", "name"), [("starttls", "127.0.0.1"), ("implicit", "localhost")])
 async def test_mail_goes_over_tls_after_a_login(tls: Tls, name: str, authority: Authority) -> None:
     context = server_context(authority.sign())
-    async with Smarthost(tls=context, is_implicit=tls is Tls.IMPLICIT, accounts={"u": "p"}) as host:
+    async with Smarthost(tls=context, is_implicit=tls == "implicit", accounts={"u": "p"}) as host:
         opened = account(host, tls=tls, name=name, ca_file=authority.ca, user="u", password="p")
         async with connected(opened) as connection:
             big = b"x" * 70 + b"\r\n"
@@ -108,7 +108,7 @@ async def test_mail_goes_over_tls_after_a_login(tls: Tls, name: str, authority: 
         session = host.relayed[0].session
         assert (session.tls, session.user) == ("TLSv1.3", "u")
         said = [command.split()[0] for command in session.commands]
-        before = ["EHLO", "STARTTLS"] if tls is Tls.STARTTLS else []
+        before = ["EHLO", "STARTTLS"] if tls == "starttls" else []
         assert said[: len(before) + 2] == [*before, "EHLO", "AUTH"]
 
 
@@ -134,7 +134,7 @@ async def test_an_untrusted_certificate_or_an_old_tls_version_is_refused(
         case _:
             pem = authority.sign()
     context = outdated_context(pem) if which == "outdated" else server_context(pem)
-    async with Smarthost(tls=context, is_implicit=tls is Tls.IMPLICIT, accounts={"u": "p"}) as host:
+    async with Smarthost(tls=context, is_implicit=tls == "implicit", accounts={"u": "p"}) as host:
         ca_file = None if which == "foreign" else authority.ca
         opened = account(host, tls=tls, ca_file=ca_file, user="u", password="p")
 
@@ -146,7 +146,7 @@ async def test_a_replaced_ca_file_is_read_again(authority: Authority, tmp_path: 
     ca_file = tmp_path / "trusted.pem"
     ca_file.write_bytes(Authority(tmp_path).ca.read_bytes())
     async with Smarthost(tls=server_context(authority.sign())) as host:
-        opened = account(host, tls=Tls.STARTTLS, ca_file=ca_file)
+        opened = account(host, tls="starttls", ca_file=ca_file)
         assert "certificate" in await refused(host, opened)
 
         ca_file.unlink()
@@ -157,7 +157,7 @@ async def test_a_replaced_ca_file_is_read_again(authority: Authority, tmp_path: 
 
 async def test_a_host_without_starttls_ends_the_opening() -> None:
     async with Smarthost(accounts={"u": "p"}) as host:
-        opened = account(host, tls=Tls.STARTTLS, user="u", password="p")
+        opened = account(host, tls="starttls", user="u", password="p")
         assert "does not offer STARTTLS" in await refused(host, opened)
 
 
@@ -180,7 +180,7 @@ async def test_a_failed_starttls_ends_the_opening(turn: Turn, why: str, authorit
     script, context = Script(starttls=turn), server_context(authority.sign())
     timeouts = Timeouts(tls_s=SOON_S) if turn in (SILENCE, [DEFAULT, SILENCE]) else None
     async with Smarthost(script, tls=context, accounts={"u": "p"}) as host:
-        opened = account(host, tls=Tls.STARTTLS, ca_file=authority.ca, user="u", password="p")
+        opened = account(host, tls="starttls", ca_file=authority.ca, user="u", password="p")
         assert why in await refused(host, opened, timeouts)
 
 
@@ -190,7 +190,7 @@ async def test_a_port_of_implicit_tls_without_tls_ends_the_opening(
 ) -> None:
     timeouts = Timeouts(connect_s=SOON_S) if turn is SILENCE else None
     async with Smarthost(Script(connect=turn)) as host:
-        opened = account(host, tls=Tls.IMPLICIT, ca_file=authority.ca)
+        opened = account(host, tls="implicit", ca_file=authority.ca)
         assert why in await refused(host, opened, timeouts)
 
 
@@ -204,7 +204,7 @@ async def test_only_extensions_offered_under_tls_count(authority: Authority, und
 
     tls = server_context(authority.sign())
     async with Smarthost(Script(ehlo=offers), tls=tls, accounts={"u": "p"}) as host:
-        opened = account(host, tls=Tls.STARTTLS, ca_file=authority.ca, user="u", password="p")
+        opened = account(host, tls="starttls", ca_file=authority.ca, user="u", password="p")
         async with connected(opened) as connection:
             assert host.sessions[0].user == "u"
             assert why_unfit(connection.extensions, transaction(smtputf8=True).shape) is not None
@@ -225,7 +225,7 @@ async def test_a_ca_without_key_identifiers_is_trusted_by_each_python_version(
     ca_file.write_bytes(authority.ca.read_bytes())
     async with (
         Smarthost(tls=server_context(authority.sign())) as host,
-        connected(account(host, tls=Tls.STARTTLS, ca_file=ca_file)) as connection,
+        connected(account(host, tls="starttls", ca_file=ca_file)) as connection,
     ):
         assert connection.is_usable
 
@@ -238,8 +238,8 @@ async def test_the_client_certificate_is_shown_and_logs_in_with_external(authori
     context.load_verify_locations(authority.ca)
     offers = ("PLAIN", "EXTERNAL")
     async with Smarthost(tls=context, accounts={"u": ""}, mechanisms=offers) as host:
-        opened = replace(account(host, tls=Tls.STARTTLS, ca_file=authority.ca), pair=pair)
-        async with connected(replace(opened, user="u", password="", mechanism=Mechanism.EXTERNAL)):
+        opened = replace(account(host, tls="starttls", ca_file=authority.ca), pair=pair)
+        async with connected(replace(opened, user="u", password="", mechanism="external")):
             assert host.commands[-1] == "AUTH EXTERNAL dQ=="
         # Without EXTERNAL in the policy there is no login: the certificate alone may identify the relay.
         async with connected(opened):

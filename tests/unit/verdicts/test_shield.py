@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.mail.envelope import QueueId
-from relay.policy.shipped import standard_judge
+from relay.policy.shipped import standard_rules
 from relay.smtp.reply import Phase, Reply
 from relay.verdicts.outcome import Answer, Need, Outcome
 from relay.verdicts.shield import Shield
-from relay.verdicts.verdict import Scope, Verdict
+from relay.verdicts.verdict import Judge, Scope, Verdict
 
-JUDGE = standard_judge()
+JUDGE = Judge(standard_rules())
 UNKNOWN = "Administrative prohibition"
 MESSAGE = QueueId("0123456789abcdef")
 _INSTANTS = itertools.count(1)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.policy.shipped import provider_rules, providers, standard_judge, standard_rules
+from relay.policy.shipped import provider_rules, providers, standard_rules
 from relay.smtp.reply import Phase, Reply
 from relay.verdicts.echo import ClientWords
 from relay.verdicts.outcome import Answer, gravest
@@ -55,12 +55,14 @@ def test_every_reply_has_a_verdict_and_only_a_5yz_from_mail_on_bounces(
 
 
 def test_an_enhanced_code_at_the_end_counts_if_none_is_in_front() -> None:
-    assert standard_judge().ruling(Phase.RCPT, parsed("550 bad address (#5.1.1)")).layer is Layer.CODE
-    assert standard_judge().ruling(Phase.RCPT, parsed("550 bad address (#4.1.1)")).layer is Layer.DEFAULT
+    assert Judge(standard_rules()).ruling(Phase.RCPT, parsed("550 bad address (#5.1.1)")).layer is Layer.CODE
+    assert (
+        Judge(standard_rules()).ruling(Phase.RCPT, parsed("550 bad address (#4.1.1)")).layer is Layer.DEFAULT
+    )
 
 
 def test_a_refusal_at_mail_that_quotes_the_sender_pauses_only_the_sender() -> None:
-    judge, reply = standard_judge(), parsed("550 5.7.1 <Bob@here.example>: no")
+    judge, reply = Judge(standard_rules()), parsed("550 5.7.1 <Bob@here.example>: no")
 
     assert judge.ruling(Phase.MAIL, reply, ClientWords("bob@here.example")).words == "pause sender"
     assert judge.ruling(Phase.MAIL, reply, ClientWords("alice@here.example")).words == "pause"

@@ -13,13 +13,14 @@ import pytest
 
 from relay.clock import SystemClock
 from relay.policy.model import Upstream
-from relay.policy.shipped import standard_judge
+from relay.policy.shipped import standard_rules
 from relay.sender.connections import Logins
 from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics, Telemetry
 from relay.upstream.oauth.token_server import TokenRequest
 from relay.verdicts.account import EventKind, Health
+from relay.verdicts.verdict import Judge
 from tests.fakes.smarthost import ShownToken, Smarthost
 from tests.fakes.token_server import CLIENT, USER, TokenServer
 from tests.unit.sender.in_process_relay import Relay, policy_of, turns_of_the_loop
@@ -217,7 +218,7 @@ async def test_an_edit_waits_for_a_request_that_may_rotate_the_refresh_token(tmp
     logins = Logins("isp", upstream("a"), "relay.test", disk=RealDisk(), telemetry=telemetry, ask=ask)
 
     async def token() -> str:
-        token = (await logins.current_server(standard_judge())).token
+        token = (await logins.current_server(Judge(standard_rules()))).token
         assert token is not None
         return token.token
 
