@@ -100,12 +100,13 @@ async def test_a_refused_token_that_is_granted_again_is_not_tried(
         await relay.until_empty()
         await _disconnected(relay)
         server.revoke_access()
+        before = len(logins)
         again = {"access_token": logins[0], "token_type": "Bearer", "expires_in": 3600}
         server.failures.append((200, json.dumps(again).encode(), {}))
         relay.accept()
         await relay.until(lambda: relay.account.pausing.state.health is Health.REFUSED)
 
-        assert logins == [logins[0]] * 2
+        assert logins[before:] == [logins[0]]
 
 
 async def test_a_token_that_never_worked_is_not_tried_again(server: TokenServer, tmp_path: Path) -> None:
