@@ -11,15 +11,19 @@ script answers as a proper server does.
 
 The host is strict about its client. These raise AssertionError on exit: a command that does not end in CRLF,
 a command sent before the reply to the last one (except after MAIL and RCPT if the host offers PIPELINING), a
-final dot without an accepted recipient, and octets behind the final dot.
+path without brackets, a parameter of an extension that was not offered, mail without a login if the host has
+accounts, a final dot without an accepted recipient, content in which a CR or LF stands alone or with octets
+beyond ASCII that were not announced, and octets behind the final dot.
 """
 
 import asyncio
 import base64
 import hmac
+import re
 import socket
 import ssl
 import struct
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -31,6 +35,17 @@ LONGEST_COMMAND = 510
 """RFC 5321, 4.5.3.1.4: 512 octets with CRLF."""
 LONGEST_WITH_PATH = 998
 """The limit for MAIL and RCPT: paths in use exceed the limit of RFC 5321, which asks to impose none."""
+_ADDRESSED = re.compile(
+    r'(?:FROM|TO):<(?P<path>(?:"(?:[^"\\]|\\.)*"|[^<>"\s])*)>(?P<parameters>(?: \S+)*)', re.IGNORECASE
+)
+_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f]")
+_EXTENSION_OF = {
+    "SIZE": "SIZE",
+    "BODY": "8BITMIME",
+    "SMTPUTF8": "SMTPUTF8",
+    **dict.fromkeys(("RET", "ENVID", "NOTIFY", "ORCPT"), "DSN"),
+}
+"""For each parameter of MAIL and RCPT, the extension that has it."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +159,8 @@ class Recorded:
     parameters: list[str] = field(default_factory=list)
     recipients: list[str] = field(default_factory=list)
     """The accepted recipients."""
+    began_ns: int = field(default_factory=lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+    """When MAIL came (boottime)."""
     raw: bytes = b""
     """The content as received, with its final dot."""
     said: bytes = b""
@@ -172,6 +189,14 @@ class _Ended(Exception):  # noqa: N818 - it ends a session and is not an error
     """The connection is over."""
 
 
+class _Reader(asyncio.StreamReader):
+    """Gives all octets that arrived before the connection was reset."""
+
+    def set_exception(self, exc: BaseException) -> None:
+        del exc
+        self.feed_eof()
+
+
 class Session:
     """The server's side of one connection, and what it received."""
 
@@ -182,12 +207,17 @@ class Session:
         """The client's certificate, in DER."""
         self.user: str | None = None
         self.is_open = True
+        self.is_cut = False
+        """Whatever the client sent is lost, as far as it was not read."""
         self.writer = writer
         self.received = bytearray()
         """Every octet that was read."""
         self._host = host
         self._reader = reader
         self._buffer = bytearray()
+        self._offered: set[str] = set()
+        """The extensions that any reply to EHLO named."""
+        self._is_logged_in = False
         self._transaction: Recorded | None = None
         self._note_tls()
 
@@ -199,15 +229,16 @@ class Session:
             self._host.changed()
             verb, _, argument = line.partition(" ")
             if len(line) > (LONGEST_WITH_PATH if verb.upper() in {"MAIL", "RCPT"} else LONGEST_COMMAND):
-                self._host.faults.append(f"a command line of {len(line) + 2} octets")
+                self._fault(f"a command line of {len(line) + 2} octets")
             await self._answer(verb.upper(), argument)
 
     async def _answer(self, verb: str, argument: str) -> None:
         script = self._host.script
         match verb:
             case "EHLO":
-                self._transaction = None
-                await self._say(script.ehlo, argument, self._greeting_lines())
+                self.drop()
+                said = await self._say(script.ehlo, argument, self._greeting_lines())
+                self._offered.update(line[4:].split(" ")[0].upper() for line in _lines(said))
             case "STARTTLS" if self._host.tls is not None:
                 await self._start_tls()
             case "AUTH" if self._host.accounts is not None:
@@ -219,13 +250,24 @@ class Session:
             case "DATA":
                 await self._data()
             case "RSET":
-                self._transaction = None
+                self.drop()
                 await self._say(script.rset, argument, "250 2.0.0 flushed")
             case "QUIT":
                 await self._say(script.quit, argument, "221 2.0.0 bye")
                 raise _Ended
             case _:
                 await self._say(None, "", "500 5.5.2 what?")
+
+    def drop(self) -> None:
+        """End the transaction that is open, if any, without a final dot."""
+        self._transaction = None
+
+    async def take(self, recorded: Recorded) -> str:  # noqa: ARG002 - for those who count
+        """Return the reply to the final dot of a message."""
+        return "250 2.0.0 taken"
+
+    def _fault(self, what: str) -> None:
+        self._host.faults.append(what)
 
     def _greeting_lines(self) -> bytes:
         lines = ["fake.example", *self._host.extensions]
@@ -282,7 +324,8 @@ class Session:
             self.user = user.decode()
         argument = argument if initial else self.commands[-1]
         default = "235 2.7.0 welcome" if is_right else "535 5.7.8 wrong user or password"
-        await self._say(self._host.script.auth, argument, default)
+        said = await self._say(self._host.script.auth, argument, default)
+        self._is_logged_in = said.startswith(b"235")
 
     def _is_right(self, user: bytes, password: bytes) -> bool:
         return (self._host.accounts or {}).get(user.decode()) == password.decode()
@@ -294,34 +337,57 @@ class Session:
         self.commands.append(line)
         return base64.b64decode(line)
 
+    def _addressed(self, argument: str, *, is_utf8: bool) -> tuple[str, list[str]]:
+        """Return the path and the parameters of MAIL or RCPT."""
+        if (found := _ADDRESSED.fullmatch(argument)) is None:
+            self._fault(f"no path in brackets: {argument!r}")
+            return "", []
+        path, parameters = found["path"], found["parameters"].split()
+        for each in parameters:
+            if _EXTENSION_OF.get(each.partition("=")[0]) not in self._offered:
+                self._fault(f"a parameter of an extension that was not offered: {each}")
+        if not (path.isascii() or is_utf8 or "SMTPUTF8" in parameters):
+            self._fault(f"an address beyond ASCII without SMTPUTF8: {path}")
+        return path, parameters
+
     async def _mail(self, argument: str) -> None:
-        path, _, parameters = argument.removeprefix("FROM:").partition("> ")
+        self.drop()
+        if self._host.accounts is not None and not self._is_logged_in:
+            self._fault("MAIL without a login")
+        path, parameters = self._addressed(argument, is_utf8=False)
         said = await self._say(self._host.script.mail, argument, "250 2.1.0 ok")
         if said.startswith(b"2"):
-            self._transaction = Recorded(self, path.strip("<>"), parameters.split())
+            self._transaction = Recorded(self, path, parameters)
 
     async def _rcpt(self, argument: str) -> None:
-        default = "503 5.5.1 MAIL first" if self._transaction is None else "250 2.1.5 ok"
+        transaction = self._transaction
+        default = "503 5.5.1 MAIL first" if transaction is None else "250 2.1.5 ok"
+        is_utf8 = transaction is None or "SMTPUTF8" in transaction.parameters
+        path, _ = self._addressed(argument, is_utf8=is_utf8)
         said = await self._say(self._host.script.rcpt, argument, default)
-        if said.startswith(b"2") and self._transaction is not None:
-            path = argument.removeprefix("TO:").partition("> ")[0]
-            self._transaction.recipients.append(path.strip("<>"))
+        if said.startswith(b"2") and transaction is not None:
+            transaction.recipients.append(path)
 
     async def _data(self) -> None:
         is_for_nobody = self._transaction is None or not self._transaction.recipients
         if is_for_nobody and not self._is_pipelining:
-            self._host.faults.append("DATA without MAIL and an accepted RCPT")
+            self._fault("DATA without MAIL and an accepted RCPT")
         default = "554 5.5.1 no valid recipients" if is_for_nobody else "354 go ahead"
         said = await self._say(self._host.script.data, "", default)
         if not said.startswith(b"354"):
             return
-        recorded, self._transaction = self._transaction or Recorded(self), None
+        recorded = self._transaction or Recorded(self)
         recorded.raw = await self._read_content()
+        self._transaction = None
         self._host.transactions.append(recorded)
         self._host.changed()
         if is_for_nobody:
-            self._host.faults.append("a final dot for nobody")
-        await self._say(self._host.script.eod, "", "250 2.0.0 taken", recorded)
+            self._fault("a final dot for nobody")
+        if not recorded.raw.count(b"\r\n") == recorded.raw.count(b"\r") == recorded.raw.count(b"\n"):
+            self._fault("content in which a CR or LF stands alone")
+        if not (recorded.raw.isascii() or "BODY=8BITMIME" in recorded.parameters):
+            self._fault("8-bit content without BODY=8BITMIME")
+        await self._say(self._host.script.eod, "", await self.take(recorded), recorded)
 
     async def _read_content(self) -> bytes:
         during = self._host.script.content
@@ -334,12 +400,12 @@ class Session:
                 during = None
             content += await self._read()
         if len(content) > end + 5:
-            self._host.faults.append(f"octets behind the final dot: {bytes(content[end + 5 :])!r}")
+            self._fault(f"octets behind the final dot: {bytes(content[end + 5 :])!r}")
         return bytes(content[2 : end + 5])
 
     async def _read(self) -> bytes:
         chunk = await self._reader.read(1 << 16)
-        if not chunk:
+        if not chunk or self.is_cut:
             raise _Ended
         self.received += chunk
         self._host.changed()
@@ -351,9 +417,10 @@ class Session:
         line, _, rest = bytes(self._buffer).partition(b"\n")
         may_go_on = self._is_pipelining and line[:4].upper() in (b"MAIL", b"RCPT")
         self._buffer[:] = rest if may_go_on else b""
-        if not line.endswith(b"\r") or b"\r" in line[:-1] or b"\0" in line or (rest and not self._buffer):
-            self._host.faults.append(f"not one command: {line + rest!r}")
-        return line.rstrip(b"\r").decode(errors="replace")
+        command = line.removesuffix(b"\r").decode(errors="replace")
+        if not line.endswith(b"\r") or _CONTROL.search(command) or (rest and not self._buffer):
+            self._fault(f"not one command: {line + rest!r}")
+        return command
 
     @property
     def _is_pipelining(self) -> bool:
@@ -424,6 +491,10 @@ class Session:
         raise _Ended
 
 
+def _lines(reply: bytes) -> list[str]:
+    return reply.decode(errors="replace").splitlines()
+
+
 def _token_of(said: bytes) -> ShownToken:
     """Parse a response of XOAUTH2 or OAUTHBEARER (RFC 7628, 3.1)."""
     head, _, rest = said.decode().partition("\1")
@@ -436,8 +507,10 @@ def _token_of(said: bytes) -> ShownToken:
 
 
 class Smarthost:
-    """A server on 127.0.0.1; `async with` starts and stops it."""
+    """A server on loopback; `async with` starts and stops it."""
 
+    session_type: ClassVar[type[Session]] = Session
+    address = "127.0.0.1"
     EXTENSIONS: ClassVar = ("8BITMIME", "SMTPUTF8", "SIZE 100000000", "ENHANCEDSTATUSCODES", "PIPELINING")
 
     def __init__(
@@ -477,8 +550,13 @@ class Smarthost:
         return [command for session in self.sessions for command in session.commands]
 
     async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
         context = self.tls if self.is_implicit else None
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, ssl=context)
+
+        def protocol() -> asyncio.StreamReaderProtocol:
+            return asyncio.StreamReaderProtocol(_Reader(loop=loop), self._connected, loop=loop)
+
+        self._server = await loop.create_server(protocol, self.address, self.port, ssl=context)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -523,7 +601,7 @@ class Smarthost:
         task = asyncio.current_task()
         if task is not None:
             self._tasks.add(task)
-        session = Session(self, reader, writer)
+        session = self.session_type(self, reader, writer)
         self.sessions.append(session)
         try:
             await session.run()

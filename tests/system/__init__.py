@@ -4,21 +4,18 @@ No test here imports the relay: tests reach it by SMTP, its command line, HTTP a
 
 namespaces   hosts on this machine with a network and a clock of their own
 apart        an overlay of this machine, for packages that conflict with Postfix
-fronts       Exim, OpenSMTPD, sendmail, nullmailer and dma, each in an overlay of its own; msmtp and esmtp
 snippets     the settings of docs/clients.md, as the tests use them
 postfix      an MTA in front of the relay, or an upstream behind it (SASL, TLS, a mailbox)
 dovecot      checks the logins of such an upstream: passwords or access tokens
-ledger       records what such an upstream takes, and when
-accounts     accounts at such upstreams, as a policy writes them
 smtp_tools   smtp-source, smtp-sink and swaks
 prometheus   a Prometheus that scrapes the relay, and promtool
 relay        the relay itself, as an operator runs it
-strict_smarthost  an upstream in the test's process, which records every transaction
+strict_smarthost  an upstream in the test's process, which judges and records every transaction
 witness      that record, counted by plain arithmetic
+ordeal       a relay between clients and strict upstreams, and what happens to all three meanwhile
 feeder       clients that keep handing mail over, whatever happens to the relay
 warm         relays and verbs, forked from an interpreter that has imported the relay already
 processes    halts, counts and measures processes by their pid
-container    the image, built from the Debian installed here, and run as its configuration says
 certificate  a certificate for loopback, made by openssl
 
 Each peer has `why_missing()`, which returns why it cannot run here, or None.  `demand` skips

@@ -1,6 +1,6 @@
 """A private Dovecot that checks logins for a private Postfix, by password or by access token.
 
-    with passwords({"mjd": "correct horse"}) as dovecot, postfix.smarthost(**dovecot.settings) as upstream:
+    with passwords({"mjd": "secret"}, "plain") as dovecot, postfix.smarthost(**dovecot.settings) as upstream:
 
 Only its authentication server runs (no IMAP); Postfix reaches it by a socket, as on a real site.  For each
 login by token Dovecot asks a token server (RFC 7662); nothing is cached.
@@ -52,7 +52,6 @@ username_attribute = username
 active_attribute = active
 active_value = true
 """
-PASSWORD_MECHANISMS = "plain login"
 TOKEN_MECHANISMS = "xoauth2 oauthbearer"
 
 
@@ -79,7 +78,7 @@ class Dovecot:
 
 
 @contextmanager
-def passwords(users: Mapping[str, str], mechanisms: str = PASSWORD_MECHANISMS) -> Iterator[Dovecot]:
+def passwords(users: Mapping[str, str], mechanisms: str) -> Iterator[Dovecot]:
     lines = "".join(f"{user}:{{PLAIN}}{password}\n" for user, password in users.items())
     with _running(lines, mechanisms, "passwd-file") as dovecot:
         yield dovecot

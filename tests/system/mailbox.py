@@ -17,8 +17,6 @@ class Arrived:
 
     reverse_path: str
     recipient: str
-    received: bytes
-    """The upstream's own Received: header, with LF."""
     content: bytes
     """The content that the relay sent, with CRLF as on the wire."""
 
@@ -59,4 +57,4 @@ def _read(text: bytes) -> Arrived:
     assert received is not None, f"no Received: header of the upstream on top of {text[:200]!r}"
     content = text[received.end() :].replace(b"\n", b"\r\n")
     reverse_path = fields[b"Return-Path"].decode().removeprefix("<").removesuffix(">")
-    return Arrived(reverse_path, fields[b"X-Original-To"].decode(), received[0], content)
+    return Arrived(reverse_path, fields[b"X-Original-To"].decode(), content)

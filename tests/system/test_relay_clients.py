@@ -6,25 +6,126 @@ Only Postfix hands over through a restart of the relay; what other clients do me
 import email
 import email.policy
 import json
+import smtplib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.system import apart, fronts, postfix
+from tests.system import postfix
+from tests.system.apart import Apart, apart, why_missing
 from tests.system.demand import demand
-from tests.system.fronts import Submit
 from tests.system.relay import PROJECT
 from tests.system.shapes import shape, without_traces
 from tests.system.snippets import names, snippet
 from tests.system.strict_smarthost import StrictSmarthost
-from tests.system.waiting import wait_for_change
+from tests.system.waiting import HANG_S, free_port, wait_for_change, wait_for_port
 from tests.system.warm import WarmRelay
 
 pytestmark = pytest.mark.full
+
+OPENSMTPD = ("opensmtpd",)
+SENDMAIL = ("sendmail-bin", "sendmail-cf")
+NULLMAILER = ("nullmailer",)
+DMA = ("dma",)
+MSMTP = ("msmtp",)
+ESMTP = ("esmtp",)
+EXIM = ("exim4-daemon-light",)
+
+Submit = Callable[[str, str, bytes], None]
+"""Takes sender, recipient and content.  Raises if the message is not taken."""
+
+
+def over_smtp(port: int, sender: str, recipient: str, content: bytes) -> None:
+    with smtplib.SMTP("127.0.0.1", port, timeout=HANG_S) as session:
+        session.sendmail(sender, [recipient], content, mail_options=["BODY=8BITMIME"])
+
+
+def by_program(machine: Apart, program: str, sender: str, recipient: str, content: bytes) -> None:
+    """Hand a message over, with LF at the end of its lines."""
+    machine.run(program, "-i", "-f", sender, "--", recipient, stdin=content.replace(b"\r\n", b"\n"))
+
+
+@contextmanager
+def opensmtpd(smarthost_port: int) -> Iterator[Submit]:
+    port = free_port()
+    # Port 25 may be in use here.
+    lines = snippet("opensmtpd", port=smarthost_port).replace("listen on lo", f"listen on lo port {port}")
+    with apart(*OPENSMTPD) as machine:
+        machine.run("tee", "/etc/smtpd.conf", stdin=lines.encode())
+        with _running(machine, port, "smtpd", "-d"):
+            yield partial(over_smtp, port)
+
+
+@contextmanager
+def sendmail(smarthost_port: int) -> Iterator[Submit]:
+    port = free_port()
+    above = snippet("sendmail", port=smarthost_port)
+    with apart(*SENDMAIL) as machine:
+        macros = machine.run("cat", "/etc/mail/sendmail.mc").decode()
+        assert macros.count("\nMAILER_DEFINITIONS\n") == 1
+        macros = macros.replace("\nMAILER_DEFINITIONS\n", f"\n{above}MAILER_DEFINITIONS\n")
+        machine.run("tee", "/etc/mail/sendmail.mc", stdin=macros.encode())
+        machine.run("make", "-s", "-C", "/etc/mail", "sendmail.cf")
+        machine.run("mkdir", "-p", "/run/sendmail/mta")
+        door = f"-ODaemonPortOptions=Addr=127.0.0.1,Port={port}"
+        # sendmail takes mail and sends it at once, however busy this machine is.
+        at_once = ("-OQueueLA=1000", "-ORefuseLA=1000")
+        with _running(machine, port, "/usr/libexec/sendmail/sendmail", "-bD", door, *at_once):
+            yield partial(over_smtp, port)
+
+
+@contextmanager
+def exim(smarthost_port: int) -> Iterator[Submit]:
+    port = free_port()
+    with apart(*EXIM) as machine:
+        machine.run("sh", "-e", stdin=snippet("exim", port=smarthost_port).encode())
+        with _running(machine, port, "exim4", "-bdf", "-oX", f"<; [127.0.0.1]:{port}"):
+            yield partial(over_smtp, port)
+
+
+@contextmanager
+def nullmailer(smarthost_port: int) -> Iterator[Submit]:
+    with apart(*NULLMAILER) as machine:
+        machine.run("sh", "-e", stdin=snippet("nullmailer", port=smarthost_port).encode())
+        sender = machine.start("setpriv", "--reuid=mail", "--regid=mail", "--clear-groups", "nullmailer-send")
+        with _ended(sender):
+            yield partial(by_program, machine, "/usr/sbin/sendmail")
+
+
+@contextmanager
+def dma(smarthost_port: int) -> Iterator[Submit]:
+    with apart(*DMA) as machine:
+        machine.run("tee", "/etc/dma/dma.conf", stdin=snippet("dma", port=smarthost_port).encode())
+        yield partial(by_program, machine, "/usr/sbin/sendmail")
+
+
+def without_queue(machine: Apart, name: str, smarthost_port: int) -> Submit:
+    """Configure msmtp or esmtp, which the machine has: it hands its message over, or fails."""
+    machine.run("tee", f"/etc/{name}rc", stdin=snippet(name, port=smarthost_port).encode())
+    return partial(by_program, machine, f"/usr/bin/{name}")
+
+
+@contextmanager
+def _running(machine: Apart, port: int, *command: str) -> Iterator[None]:
+    daemon = machine.start(*command)
+    with _ended(daemon):
+        wait_for_port(port, daemon)
+        yield
+
+
+@contextmanager
+def _ended(daemon: subprocess.Popen[bytes]) -> Iterator[None]:
+    with daemon:
+        try:
+            yield
+        finally:
+            daemon.terminate()
+
 
 Mail = Mapping[str, tuple[str, bytes]]
 """The sender and the content, by recipient."""
@@ -37,14 +138,14 @@ DMAS: Mail = {
 """dma takes no line longer than 997 octets."""
 
 WAYS_IN: dict[str, tuple[tuple[str, ...], Callable[[int], AbstractContextManager[Submit]], Mail]] = {
-    "exim": (fronts.EXIM, fronts.exim, SENT),
-    "opensmtpd": (fronts.OPENSMTPD, fronts.opensmtpd, SENT),
-    "sendmail": (fronts.SENDMAIL, fronts.sendmail, SENT),
-    "nullmailer": (fronts.NULLMAILER, fronts.nullmailer, SENT),
-    "dma": (fronts.DMA, fronts.dma, DMAS),
+    "exim": (EXIM, exim, SENT),
+    "opensmtpd": (OPENSMTPD, opensmtpd, SENT),
+    "sendmail": (SENDMAIL, sendmail, SENT),
+    "nullmailer": (NULLMAILER, nullmailer, SENT),
+    "dma": (DMA, dma, DMAS),
 }
 """For each mail server: its packages, what runs it, and the mail that it gets."""
-WITHOUT_QUEUE = {"msmtp": fronts.MSMTP, "esmtp": fronts.ESMTP}
+WITHOUT_QUEUE = {"msmtp": MSMTP, "esmtp": ESMTP}
 
 
 def _composed(number: int, content: bytes) -> tuple[str, str, str]:
@@ -91,9 +192,9 @@ TOGETHER = (
 
 
 @pytest.fixture(scope="module")
-def programs() -> Iterator[apart.Apart]:
-    demand(apart.why_missing(*TOGETHER))
-    with apart.apart(*TOGETHER, is_installed=False) as machine:
+def programs() -> Iterator[Apart]:
+    demand(why_missing(*TOGETHER))
+    with apart(*TOGETHER, is_installed=False) as machine:
         yield machine
 
 
@@ -124,7 +225,7 @@ def test_a_mail_server_hands_over_its_messages_unchanged(
     name: str, relay: WarmRelay, upstream: StrictSmarthost
 ) -> None:
     packages, run, sent = WAYS_IN[name]
-    demand(apart.why_missing(*packages))
+    demand(why_missing(*packages))
     with run(relay.port) as submit:
         for recipient, (sender, content) in sent.items():
             submit(sender, recipient, content)
@@ -133,9 +234,9 @@ def test_a_mail_server_hands_over_its_messages_unchanged(
 
 @pytest.mark.parametrize("name", WITHOUT_QUEUE)
 def test_a_client_without_a_queue_hands_over_its_messages_unchanged(
-    name: str, programs: apart.Apart, relay: WarmRelay, upstream: StrictSmarthost
+    name: str, programs: Apart, relay: WarmRelay, upstream: StrictSmarthost
 ) -> None:
-    submit = fronts.without_queue(programs, name, relay.port)
+    submit = without_queue(programs, name, relay.port)
     for recipient, (sender, content) in SENT.items():
         submit(sender, recipient, content)
     assert _arrived(relay, upstream, len(SENT), traces=1) == SENT
@@ -143,7 +244,7 @@ def test_a_client_without_a_queue_hands_over_its_messages_unchanged(
 
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_a_library_sends_the_messages_that_it_composes(
-    name: str, programs: apart.Apart, relay: WarmRelay, upstream: StrictSmarthost
+    name: str, programs: Apart, relay: WarmRelay, upstream: StrictSmarthost
 ) -> None:
     _, command, program = LIBRARIES[name]
     text = program.format(settings=snippet(name, port=relay.port)).lstrip()
@@ -160,7 +261,7 @@ def _read(content: bytes) -> tuple[str, str]:
 
 
 def test_php_mail_goes_by_relay_sendmail_and_fails_without_a_relay(
-    programs: apart.Apart, relay: WarmRelay, upstream: StrictSmarthost
+    programs: Apart, relay: WarmRelay, upstream: StrictSmarthost
 ) -> None:
     # The spool is another user's: into a spool of its own the program would put mail without a relay too.
     policy = json.dumps(relay.policy | {"spool": "/var/spool/relay"})
@@ -193,7 +294,7 @@ def test_postfix_hands_over_everything_through_a_restart(relay: WarmRelay, upstr
         for number, (recipient, (sender, content)) in enumerate(SENT.items()):
             if number == len(SENT) // 2:
                 assert relay.stop() == 0
-            fronts.over_smtp(front.port, sender, recipient, content)
+            over_smtp(front.port, sender, recipient, content)
         relay.start()
         wait_for_change(lambda: front.queue() == [] or None, front.home)
 

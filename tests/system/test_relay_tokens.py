@@ -1,4 +1,4 @@
-"""Access tokens that Dovecot checks for a Postfix.  Under load: test_relay_three_accounts."""
+"""Access tokens that Dovecot checks for a Postfix; they live for 5 s."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.token_server import USER, TokenServer
-from tests.system import accounts, dovecot, postfix
-from tests.system.accounts import LIFE_SECONDS, owned
+from tests.fakes.token_server import CLIENT, SECRET, USER, TokenServer
+from tests.system import dovecot, postfix
 from tests.system.demand import demand
 from tests.system.postfix import Postfix
 from tests.system.waiting import wait_until
@@ -17,17 +16,21 @@ from tests.system.warm import WarmRelay
 pytestmark = pytest.mark.full
 
 SENDER = "me@news.test"
+OWN_SENDERS = {
+    "smtpd_sender_login_maps": f"regexp:{{ {{/@news\\.test$$/ {USER}}} {{/./ nobody}} }}",
+    "smtpd_sender_restrictions": "reject_sender_login_mismatch",
+}
+"""Postfix takes only the senders of the login."""
 
 
 @pytest.fixture
 def upstream() -> Iterator[tuple[Postfix, TokenServer]]:
-    """Return a smarthost, and the server of its tokens, which live for 5 s."""
+    """Return a smarthost, and the server of its tokens."""
     demand(postfix.why_missing(), dovecot.why_missing())
     with ExitStack() as ends:
-        server = ends.enter_context(TokenServer(life_seconds=LIFE_SECONDS))
+        server = ends.enter_context(TokenServer(life_seconds=5))
         checker = ends.enter_context(dovecot.tokens(server.introspection_url))
-        settings = owned(USER, "news.test") | checker.settings
-        yield ends.enter_context(postfix.smarthost(**settings)), server
+        yield ends.enter_context(postfix.smarthost(**OWN_SENDERS, **checker.settings)), server
 
 
 @pytest.mark.parametrize("mechanism", ["xoauth2", "oauthbearer"])
@@ -39,7 +42,27 @@ def test_revoked_tokens_are_replaced_and_a_refused_new_token_stops_the_upstream_
         return sum(value for name, value in metrics if name.startswith("relay_upstream_connections{"))
 
     host, server = upstream
-    isp = accounts.by_token(host, server, tmp_path, mechanism) | {"connections": 2, "idle": "100ms"}
+    for name, text in (("secret", SECRET), ("refresh", server.refresh_token())):
+        (tmp_path / name).touch(0o600)
+        (tmp_path / name).write_text(text + "\n")
+    oauth2 = {
+        "grant": "refresh_token",
+        "client_id": CLIENT,
+        "client_secret_file": "secret",
+        "refresh_token_file": "refresh",
+        "token_url": f"{server.url}/token",
+        "scope": "smtp",
+        "mechanism": mechanism,
+    }
+    isp = {
+        "host": "localhost",
+        "port": host.port,
+        "tls": "starttls",
+        "ca_file": str(host.certificate),
+        "auth": {"user": USER, "oauth2": oauth2},
+        "connections": 2,
+        "idle": "100ms",
+    }
     with WarmRelay(tmp_path, {"isp": isp}) as relay:
         # The first token, and two more: each is revoked before the next login, as if it had expired.
         for count in (1, 2, 3):

@@ -1,5 +1,6 @@
 """The audit of the peak use of each limit, compared with an oracle that never reads the history file."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -11,12 +12,36 @@ from relay.throttle.book import Bounds
 from relay.throttle.limit import Limit
 from relay.throttle.throttle import Throttle
 from tests.engines.history.limits import TRANSACTION_NS, granted, messages, recipients, settle, throttle
-from tests.engines.history.oracle import Seen, worst_window
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
 
 PATH = Path("/history/isp")
 EARLIER = [messages(9, seconds=60), recipients(20, seconds=100)]
+
+
+@dataclass
+class Seen:
+    """One transaction. The upstream counts it at an unknown instant between start and end."""
+
+    started_at_ns: int
+    ended_at_ns: int
+    messages: int
+    recipients: int
+
+
+def worst_window(seen: list[Seen], unit: str, period_ns: int) -> int:
+    """Return the most that any half-open window of this length can have held.
+
+    The worst window for the transactions up to a given one ends just behind its start.
+    """
+    return max(
+        sum(
+            each.messages if unit == "messages" else each.recipients
+            for each in seen
+            if each.started_at_ns <= last.started_at_ns and each.ended_at_ns > last.started_at_ns - period_ns
+        )
+        for last in seen
+    )
 
 
 def _live(account: Throttle, clock: FakeClock, random: Random, longest_s: int = 3) -> list[Seen]:

@@ -8,11 +8,10 @@ tests.engines.spool, which knows what clients had been told by then, says whethe
 
 kernel        system calls that Python does not have: mount, loop devices, namespaces
 recorder      the FUSE file system; a program of its own
-recorded_disk a loop device over the FUSE file
 blocks        the log of writes and flushes, and the images that it makes possible
 filesystems   ext4, xfs and btrfs: make, mount, check
 play          the load on spool and history, and what must hold of an image
-experiment    records plays, and judges their images
+experiment    records plays on a loop device over the FUSE file, and judges their images
 
 `python -m tests.engines.lab ext4 --seed 5 --images 200` runs one experiment in its own mount namespace.
 However the experiment ends, no mount and no loop device stays.

@@ -1,11 +1,14 @@
 """Records plays on one file system, and judges the images that power cuts may have left."""
 
+import contextlib
 import copy
 import random
+import subprocess
+import sys
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,13 +19,43 @@ from tests.engines.lab import kernel
 from tests.engines.lab.blocks import Cut, Epoch, Platter, cuts, read_log
 from tests.engines.lab.filesystems import FileSystem
 from tests.engines.lab.play import CarelessDisk, Known, Notes, engine_on, judge, work
-from tests.engines.lab.recorded_disk import recorded_disk
 from tests.engines.spool.world import Trace, Violation
 from tests.fakes.clock import FakeClock
+from tests.system.relay import PROJECT
+from tests.system.waiting import HANG_S
 
 CUTS_PER_EPOCH = 8
 LEAST_IMAGES = 20
 """This many images are judged even if the time is up before the first."""
+
+
+@contextmanager
+def recorded_disk(base: Path, fuse: Path, log: Path) -> Iterator[kernel.Loop]:
+    """Yield a disk with the content of `base`, a loop device over the recorder, mounted on `fuse` meanwhile.
+
+    The recorder logs every write and every flush.
+    """
+    fuse.mkdir(exist_ok=True)
+    program = [sys.executable, "-m", "tests.engines.lab.recorder"]
+    command = kernel.ending_with_us(*program, str(fuse), str(base), str(log))
+    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE) as recorder:
+        assert recorder.stdout is not None
+        try:
+            if recorder.stdout.readline() != b"ready\n":
+                raise ChildProcessError(f"the recorder exited {recorder.wait()}")
+            loop = kernel.Loop(fuse / "disk")
+            try:
+                loop.forget()
+                yield loop
+            finally:
+                loop.close()
+            kernel.unmount(fuse)
+            recorder.wait(HANG_S)
+        except BaseException:
+            recorder.kill()
+            with contextlib.suppress(OSError):
+                kernel.unmount(fuse, detach=True)
+            raise
 
 
 @dataclass

@@ -6,7 +6,7 @@ It runs in the virtual time of its loop, if the loop has one (`tests.fakes.virtu
 import asyncio
 import contextlib
 import io
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -43,16 +43,26 @@ VIRTUAL_PATIENCE_SECONDS = 2 * 86_400.0
 CONTENT = b"From: a@here.example\r\nSubject: hello\r\n\r\nhello\r\n.dotted\r\n"
 
 
-def policy_of(folder: Path, port: int, upstream: str = "", rest: str = "", connections: int = 2) -> Policy:
-    """Return a policy whose one upstream is on this port; `upstream` and `rest` are more YAML."""
+def policy_of(
+    folder: Path, ports: int | Mapping[str, int], upstream: str = "", rest: str = "", connections: int = 2
+) -> Policy:
+    """Return a policy whose upstream `isp`, or those named in `ports`, is on this port.
+
+    `upstream` and `rest` are more YAML; NAME in `upstream` is the upstream's name.
+    """
     upstream += "" if "limits:" in upstream else ", limits: []"
     upstream += "" if "tls:" in upstream else ", tls: none"
+    upstreams = "".join(
+        f"  {name}: {{host: 127.0.0.1, port: {port}, connections: {connections}"
+        f"{upstream.replace('NAME', name)}}}\n"
+        for name, port in ({"isp": ports} if isinstance(ports, int) else ports).items()
+    )
     text = f"""
 spool: ./spool
 hostname: relay.test
 listen: [{{address: "127.0.0.1:0", clients: [127.0.0.0/8]}}]
 upstreams:
-  isp: {{host: 127.0.0.1, port: {port}, connections: {connections}{upstream}}}
+{upstreams}
 {rest or "retry: {min: 50ms, max: 100ms, lifetime: 1d}"}
 """
     return parse_policy(text.encode(), folder / "policy.yaml")

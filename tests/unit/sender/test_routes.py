@@ -8,7 +8,6 @@ import pytest
 from relay.clock import SECOND_NS
 from relay.control.operations import OK
 from relay.policy.model import Policy
-from relay.policy.source import parse_policy
 from relay.policy.units import HistorySettings
 from relay.queue.queued import State
 from relay.sender.attempt import APART_NS
@@ -36,22 +35,7 @@ RETRY = "retry: {min: 50ms, max: 100ms, lifetime: 1d}"
 
 
 def routed(folder: Path, ports: dict[str, int], routes: str, retry: str = RETRY) -> Policy:
-    upstreams = "".join(
-        f"  {name}: {{host: 127.0.0.1, port: {port}, tls: none, connections: 2, history: {name}, "
-        "shield: null, limits: []}\n"
-        for name, port in ports.items()
-    )
-    text = f"""
-spool: ./spool
-hostname: relay.test
-listen: [{{address: "127.0.0.1:0", clients: [127.0.0.0/8]}}]
-upstreams:
-{upstreams}
-routes:
-{routes}
-{retry}
-"""
-    return parse_policy(text.encode(), folder / "policy.yaml")
+    return policy_of(folder, ports, ", history: NAME, shield: null", f"routes:\n{routes}\n{retry}")
 
 
 def pausing(relay: Relay, name: str) -> Pausing:
