@@ -107,7 +107,7 @@ class Account:
         self._line.on_change = self._wake.set
         self._judge = Judge(())
         history = self._history = policy.history_of(name)
-        store = account_store(policy, name, host.disk, host.clock)
+        store = self._store = account_store(policy, name, host.disk, host.clock)
         exact = Throttle(
             open_history(history, host.disk, host.clock, store.note_row),
             with_ceilings(self.upstream, policy.lanes),
@@ -176,7 +176,7 @@ class Account:
         self._running = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        listening = asyncio.create_task(self.pausing.store.listen(self._learn))
+        listening = asyncio.create_task(self._store.listen(self._learn))
         try:
             while not self._is_over:
                 self._wake.clear()
