@@ -37,7 +37,7 @@ from relay.throttle.history_access import open_history
 from relay.throttle.limit import with_ceilings
 from relay.throttle.throttle import Reservation, Throttle, View
 from relay.upstream.connection import Connection, UpstreamUnavailable
-from relay.upstream.pool import Caps, Pool
+from relay.upstream.pool import Pool
 from relay.verdicts.account import ENDLESS, AccountState, EventKind, PauseAsked, max_recipients_now
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Judge, Verdict
@@ -124,7 +124,7 @@ class Account:
         )
         self.pool = Pool(
             self._opener(),
-            _caps(self.upstream),
+            self.upstream,
             host.clock,
             on_change=self._wake.set,
             on_failed=self._failed_to_open,
@@ -358,7 +358,7 @@ class Account:
         limits = with_ceilings(after, policy.lanes)
         await self.throttle.call(lambda it: it.replan(limits, transaction_ns=after.max_transaction_ns))
         # Only now: the new limits may have room for a connection.
-        self.pool.configure(_caps(after), opener)
+        self.pool.configure(after, opener)
         if is_mended(self.name, before, after):
             self.use_again(EventKind.EDIT)
         self.wake()
@@ -431,10 +431,6 @@ def _opened_with(upstream: Upstream) -> tuple[object, ...]:
     where = (upstream.host, upstream.port, upstream.source_address)
     shown = (upstream.tls, upstream.ca_file, upstream.tls_certificate, upstream.tls_key)
     return (*where, *shown, upstream.auth, upstream.pipelining)
-
-
-def _caps(upstream: Upstream) -> Caps:
-    return Caps(upstream.connections, upstream.max_messages, upstream.max_age_ns, upstream.idle_ns)
 
 
 def _too_large(attempt: Attempt, found: TooLarge) -> Answer:
