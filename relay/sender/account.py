@@ -36,7 +36,7 @@ from relay.throttle.history import HistoryError
 from relay.throttle.limit import with_ceilings
 from relay.throttle.throttle import Reservation, Throttle, View, open_history
 from relay.upstream.connection import Connection, UpstreamUnavailable
-from relay.upstream.pool import Caps, Pool
+from relay.upstream.pool import Pool
 from relay.verdicts.account import ENDLESS, AccountState, EventKind, PauseAsked, max_recipients_now
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Judge, Verdict
@@ -106,7 +106,7 @@ class Account:
         self._line.on_change = self._wake.set
         self._judge = Judge(())
         history = self._history = policy.history_of(name)
-        store = account_store(policy, name, host.disk, host.clock)
+        store = self._store = account_store(policy, name, host.disk, host.clock)
         exact = Throttle(
             open_history(history, host.disk, host.clock, store.note_row),
             with_ceilings(self.upstream, policy.lanes),
@@ -123,7 +123,7 @@ class Account:
         )
         self.pool = Pool(
             self._opener(),
-            _caps(self.upstream),
+            self.upstream,
             host.clock,
             on_change=self._wake.set,
             on_failed=self._failed_to_open,
@@ -175,7 +175,7 @@ class Account:
         self._running = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        listening = asyncio.create_task(self.pausing.store.listen(self._learn))
+        listening = asyncio.create_task(self._store.listen(self._learn))
         try:
             while not self._is_over:
                 self._wake.clear()
@@ -357,7 +357,7 @@ class Account:
         limits = with_ceilings(after, policy.lanes)
         await self.throttle.call(lambda it: it.replan(limits, transaction_ns=after.max_transaction_ns))
         # Only now: the new limits may have room for a connection.
-        self.pool.configure(_caps(after), opener)
+        self.pool.configure(after, opener)
         if is_mended(self.name, before, after):
             self.use_again(EventKind.EDIT)
         self.wake()
@@ -430,10 +430,6 @@ def _opened_with(upstream: Upstream) -> tuple[object, ...]:
     where = (upstream.host, upstream.port, upstream.source_address)
     shown = (upstream.tls, upstream.ca_file, upstream.tls_certificate, upstream.tls_key)
     return (*where, *shown, upstream.auth, upstream.pipelining)
-
-
-def _caps(upstream: Upstream) -> Caps:
-    return Caps(upstream.connections, upstream.max_messages, upstream.max_age_ns, upstream.idle_ns)
 
 
 def _too_large(attempt: Attempt, found: TooLarge) -> Answer:

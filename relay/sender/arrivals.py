@@ -103,7 +103,7 @@ class Arrivals:
         recipient left or owes a report.  A crash may have come between a report's publication and its mark,
         which only the claim of all messages finds.
         """
-        await self._spool_thread.claim(0, lambda _: None)
+        await self._spool_thread.call(lambda spool: spool.claim(0))
         absent = [queue_id for queue_id in queue_ids if queue_id not in self._queue]
         found = [message for message in await self._spool_thread.read(absent) if isinstance(message, Message)]
         if len(found) < len(absent) or any(not each.left or each.owed_report is not None for each in found):
@@ -115,7 +115,9 @@ class Arrivals:
     async def _claim(self) -> bool:
         """Claim and queue a page; return False if it is empty.  Raises Full, Unavailable."""
         sorter = self._sorter
-        page = await self._spool_thread.claim(CLAIMED_AT_ONCE, lambda message: _place(message, sorter))
+        page = await self._spool_thread.call(
+            lambda spool: [(message, _place(message, sorter)) for message in spool.claim(CLAIMED_AT_ONCE)]
+        )
         for message, place in page:
             if message.queue_id not in self._queue:  # else `take_only` queued it
                 self._admit(message, place)

@@ -101,21 +101,8 @@ class Logins:
         except SecretError as error:
             answer = Answer(Verdict.PAUSE, Phase.AUTH, None, clean(str(error)))
             raise UpstreamUnavailable(answer) from error.__cause__
-        return UpstreamServer(
-            upstream.host,
-            upstream.port,
-            upstream.tls,
-            self._hostname,
-            ca_file=upstream.ca_file,
-            user=None if auth is None else auth.user,
-            password=password,
-            token=token,
-            mechanism=mechanism,
-            pipelining=upstream.pipelining,
-            judge=judge,
-            pair=pair,
-            source_address=upstream.source_address,
-        )
+        user = None if auth is None else auth.user
+        return UpstreamServer(upstream, self._hostname, user, password, mechanism, judge, token, pair)
 
     def refused(self, token: BearerToken | None) -> bool:
         """Record a refused login; return whether a login with another token is worthwhile."""

@@ -145,7 +145,7 @@ class Pausing:
         on_change: Callable[[Availability], None],
     ) -> None:
         """`view` is of the account's limits.  `on_change` gets what routing sees, at each change."""
-        self.state, self.store, self.shield = AccountState(), store, Shield()
+        self.state, self._store, self.shield = AccountState(), store, Shield()
         self.is_tried = False
         """Whether a transaction or a refusal has shown since the start if the upstream works."""
         self._is_retired = False
@@ -180,7 +180,7 @@ class Pausing:
         taken from it, and not from this account's own record.
         """
         try:
-            await asyncio.to_thread(self.store.look)
+            await asyncio.to_thread(self._store.look)
         except (OSError, ValueError, Unavailable) as error:
             self._events.tell("pause_unrecorded", upstream=self._upstream, error=clean(str(error)))
         self.learn()
@@ -195,13 +195,13 @@ class Pausing:
 
     def learn(self) -> None:
         """Adopt the state that the store read: at a start the saved one, later that of another host."""
-        if (found := self.store.news()) is None:
+        if (found := self._store.news()) is None:
             return
         state, now_ns = self.state, self._clock.boottime_ns()
         if not self._is_recalled:
             self._is_recalled = True
             if (started := at_a_start(found, now_ns)) != found:
-                self.store.record(Event(EventKind.RESTART, now_ns))
+                self._store.record(Event(EventKind.RESTART, now_ns))
             found, state = started, _with_rests_of(state, started, now_ns)
         self._become(with_shared(state, found, now_ns))
         self.shield.recall(self.state.doubts)
@@ -266,7 +266,7 @@ class Pausing:
     def _apply(self, event: Event) -> None:
         after = step(self.state, event)
         if after != self.state and not self._is_retired:
-            self.store.record(event)
+            self._store.record(event)
         self._become(after)
 
     def _become(self, after: AccountState) -> None:
@@ -295,7 +295,7 @@ class Pausing:
         while self._is_unsaved:
             self._is_unsaved, error = False, ""
             try:
-                await asyncio.to_thread(self.store.save, self.state)
+                await asyncio.to_thread(self._store.save, self.state)
             except (OSError, Unavailable) as failed:
                 error = clean(str(failed))
                 self._events.tell("pause_unrecorded", upstream=self._upstream, error=error)

@@ -43,10 +43,6 @@ class SpoolThread:
         """Whole messages that may go, so that none of them waits for the disk when it is sent."""
         self._bytes_at_hand = 0
 
-    async def claim(self, most: int, sort: Callable[[Message], Returned]) -> list[tuple[Message, Returned]]:
-        """Claim messages, each with its result of `sort`, called in the thread.  Raises Full, Unavailable."""
-        return await self._thread.call(lambda: [(each, sort(each)) for each in self._spool.claim(most)])
-
     async def read(self, queue_ids: Sequence[QueueId]) -> list[Message | Absent | Corrupt | Unavailable]:
         at_hand = {queue_id: self._at_hand.get(queue_id) for queue_id in queue_ids}
         others = [queue_id for queue_id, message in at_hand.items() if message is None]

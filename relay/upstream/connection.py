@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from relay.clock import SECOND_NS, Clock
 from relay.mail.text import clean
-from relay.policy.model import Tls
+from relay.policy.model import Upstream
 from relay.policy.secrets import KeyPair, SecretError, client_context, load_certificate, read_authorities
 from relay.policy.shipped import standard_rules
 from relay.smtp.extensions import Extensions, extensions_of
@@ -38,22 +38,17 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class UpstreamServer:
-    host: str
-    port: int
-    tls: Tls
+    upstream: Upstream
+    """Where to connect, and with which TLS; its `auth` is not used."""
     helo_name: str
     """The argument of EHLO: our name, or an address literal such as `[192.0.2.1]`."""
-    ca_file: Path | None = None
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     mechanism: AnyMechanism = "auto"
-    pipelining: bool = True
     judge: Judge = field(default_factory=lambda: Judge(standard_rules()), repr=False, compare=False)
     token: BearerToken | None = field(default=None, repr=False)
     pair: KeyPair | None = field(default=None, repr=False)
     """The client certificate for TLS, with its key; the key was read, and fits the certificate."""
-    source_address: str | None = None
-    """The local address that connections are made from; None: the kernel chooses."""
 
 
 class UpstreamUnavailable(Exception):  # noqa: N818 - it is what the upstream is, and reads as such
@@ -130,14 +125,14 @@ async def open_connection(
 
 class _Opening:
     def __init__(self, account: UpstreamServer, clock: Clock, timeouts: Timeouts, on_step: OnStep) -> None:
-        self._account = account
+        self._account, self._upstream = account, (upstream := account.upstream)
         self._clock = clock
         self._on_step = on_step
         self._timeouts = timeouts
         self._loop = asyncio.get_running_loop()
         self._protocol = StrictProtocol(self._loop)
-        self._name = f"{account.host}:{account.port}"
-        self._from_source = f" from {account.source_address}" if account.source_address else ""
+        self._name = f"{upstream.host}:{upstream.port}"
+        self._from_source = f" from {upstream.source_address}" if upstream.source_address else ""
         hello = b"EHLO " + account.helo_name.encode("ascii", "replace")
         self._channel = Channel(self._protocol, Extensions(), timeouts, account.judge, hello)
 
@@ -160,20 +155,20 @@ class _Opening:
         return Connection(self._channel, name=self._name, opened_at_ns=self._clock.boottime_ns())
 
     async def _open(self) -> None:
-        account, context = self._account, None
-        if account.tls != "none":
+        account, upstream, context = self._account, self._upstream, None
+        if upstream.tls != "none":
             # Reading some hundred certificates would block the loop.
-            context = await asyncio.to_thread(_trusting, account.ca_file, account.pair)
-        await self._connect(context if account.tls == "implicit" else None)
+            context = await asyncio.to_thread(_trusting, upstream.ca_file, account.pair)
+        await self._connect(context if upstream.tls == "implicit" else None)
         greeting = await self._protocol.reply(self._timeouts.greeting_s)
         self._expect(greeting, 220)
         self._on_step("greeting", str(greeting))
         await self._hello()
-        if account.tls == "starttls" and context is not None:
+        if upstream.tls == "starttls" and context is not None:
             self._protocol.phase = Phase.STARTTLS
             if not self._channel.extensions.starttls:
                 raise self._unavailable("the upstream does not offer STARTTLS; no password or mail was sent")
-            self._expect(await self._protocol.secure(context, account.host, self._timeouts.tls_s), 220)
+            self._expect(await self._protocol.secure(context, upstream.host, self._timeouts.tls_s), 220)
             self._tell_tls()
             # RFC 3207, 4.2: the client discards what the server said before TLS.
             await self._hello()
@@ -182,15 +177,15 @@ class _Opening:
 
     async def _connect(self, context: ssl.SSLContext | None) -> None:
         """Connect to the first address that answers, and begin implicit TLS."""
-        last, source = OSError("the host name has no address"), self._account.source_address
+        last, source = OSError("the host name has no address"), self._upstream.source_address
         for address in await self._addresses():
-            self._name = f"{self._account.host}[{address}]:{self._account.port}"
+            self._name = f"{self._upstream.host}[{address}]:{self._upstream.port}"
             connected = socket.socket(_family(address), socket.SOCK_STREAM)
             try:
                 connected.settimeout(0)  # the loop waits, not the call
                 if source is not None:
                     connected.bind((source, 0))
-                await self._in_time(self._loop.sock_connect(connected, (address, self._account.port)))
+                await self._in_time(self._loop.sock_connect(connected, (address, self._upstream.port)))
             except OSError as error:
                 connected.close()
                 last = error
@@ -203,7 +198,7 @@ class _Opening:
             raise last
         self._on_step("connect", self._name + self._from_source)
         # From here on a failure is final: the upstream would count another address as a second connection.
-        server_hostname = self._account.host if context else None
+        server_hostname = self._upstream.host if context else None
         opening = self._loop.create_connection(
             lambda: self._protocol, sock=connected, ssl=context, server_hostname=server_hostname
         )
@@ -221,16 +216,16 @@ class _Opening:
 
     async def _addresses(self) -> list[str]:
         """Return the addresses, in this host's order of preference (RFC 6724)."""
-        account, source = self._account, self._account.source_address
+        upstream, source = self._upstream, self._upstream.source_address
         family = socket.AF_UNSPEC if source is None else _family(source)
-        asked = self._loop.getaddrinfo(account.host, account.port, family=family, type=socket.SOCK_STREAM)
+        asked = self._loop.getaddrinfo(upstream.host, upstream.port, family=family, type=socket.SOCK_STREAM)
         try:
             found = await self._in_time(asked)
         except OSError as error:
             raise self._unavailable(f"the host name could not be looked up: {_why(error)}") from error
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
         self._on_step("resolve", " ".join(addresses))
-        if account.tls == "none" and account.user is not None:
+        if upstream.tls == "none" and self._account.user is not None:
             addresses = [each for each in addresses if ip_address(each.partition("%")[0]).is_loopback]
             if not addresses:
                 raise self._unavailable("without TLS, a password is sent only to this host itself")
@@ -240,7 +235,7 @@ class _Opening:
         reply = await self._protocol.command(self._channel.hello, Phase.EHLO, self._timeouts.hello_s)
         self._expect(reply, 250)
         offered = extensions_of(reply)
-        is_pipelined = offered.pipelining and self._account.pipelining
+        is_pipelined = offered.pipelining and self._upstream.pipelining
         self._channel.extensions = replace(offered, pipelining=is_pipelined)
         self._channel.welcome = reply.lines[0]
         self._on_step("ehlo", " ".join(line.strip() for line in reply.lines[1:]) or "no extensions")
@@ -248,7 +243,7 @@ class _Opening:
     async def _log_in(self, user: str) -> None:
         account, offered = self._account, self._channel.extensions.mechanisms
         self._protocol.phase = Phase.AUTH
-        is_encrypted, has_token = account.tls != "none", account.token is not None
+        is_encrypted, has_token = self._upstream.tls != "none", account.token is not None
         mechanism = choose(offered, account.mechanism, is_encrypted=is_encrypted, has_token=has_token)
         if mechanism is None:
             names = " ".join(sorted(offered)).upper() or "none"

@@ -14,16 +14,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 from relay.clock import SECOND_NS, Clock
+from relay.policy.model import Upstream
 from relay.upstream.connection import Connection
 
 Open = Callable[[], Coroutine[Any, Any, Connection]]
-
-
-class Caps(NamedTuple):
-    connections: int
-    max_messages: int
-    max_age_ns: int
-    idle_ns: int
 
 
 class _Opened(NamedTuple):
@@ -36,14 +30,15 @@ class Pool:
     def __init__(
         self,
         opener: Open,
-        caps: Caps,
+        caps: Upstream,
         clock: Clock,
         *,
         on_change: Callable[[], None],
         on_failed: Callable[[Exception], int],
     ) -> None:
-        """`on_change` is called after each opening and closing, and when openings may be tried again.
+        """`caps` limits the connections, and how long and how often each is used.
 
+        `on_change` is called after each opening and closing, and when openings may be tried again.
         `on_failed` gets the error of a failed opening; it returns for how many ns no other is tried.
         """
         self._opener, self._caps, self._clock = opener, caps, clock
@@ -85,7 +80,7 @@ class Pool:
         place = self._places.pop(connection)
         self._keep(connection, place.opener, self._clock.boottime_ns() if was_used else place.idle_since_ns)
 
-    def configure(self, caps: Caps, opener: Open | None = None) -> None:
+    def configure(self, caps: Upstream, opener: Open | None = None) -> None:
         """Change the caps at once, and the opener if one is given.
 
         With a new opener the connections of the old one end: idle ones now, those in

@@ -205,7 +205,9 @@ def test_a_commit_that_no_standby_has_grants_nothing(
 class Host:
     """One relay's side: its clock, its state of the account, and the shared row."""
 
-    def __init__(self, account: SharedAccount, wrong_by_ns: int, up_ns: int) -> None:
+    def __init__(
+        self, account: SharedAccount, wrong_by_ns: int, up_ns: int, *, has_database: bool = True
+    ) -> None:
         self.clock = clock = FakeClock(up_ns, FakeClock().wall_ns() + wrong_by_ns)
         for _ in range(up_ns % 7):
             clock.reboot(boottime_ns=up_ns)
@@ -217,7 +219,8 @@ class Host:
             view=View(Book(), clock),
             on_change=lambda _availability: None,
         )
-        self.learn()
+        if has_database:
+            self.learn()
 
     @property
     def state(self) -> AccountState:
@@ -336,6 +339,26 @@ async def test_events_during_a_database_outage_are_written_later(
     assert await one.meet(EventKind.SOUND) == ""
     assert other.learn().health is Health.PAUSED
     assert other.state.operator is not None
+
+
+async def test_a_start_without_the_database_learns_the_pause_once_it_answers(
+    server: Server, account: SharedAccount, hosts: tuple[Host, Host]
+) -> None:
+    one, _ = hosts
+    await one.meet(EventKind.KEEP, minutes=60)
+    server.stop()
+    try:
+        again = Host(account, YEAR_NS, 1003 * SECOND_NS, has_database=False)
+        await again.pausing.recall(None)
+        assert "pause_unrecorded" in again.log.getvalue()
+        await again.meet(EventKind.FAULT)
+    finally:
+        server.start()
+    again.learn()
+    assert again.state.operator is not None
+    # Its history is read anew before it sends; until then it rests in one span.
+    assert again.state.fault
+    assert len(again.state.spans) == 1
 
 
 async def test_a_commit_whose_reply_is_lost_counts_once(server: Server, account: SharedAccount) -> None:

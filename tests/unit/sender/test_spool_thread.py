@@ -26,8 +26,8 @@ async def test_messages_at_hand_are_bounded_and_dropped_at_their_first_settlemen
     thread = SpoolThread(spool, lambda _trouble: None, InTurn)
     intake = MAILDIR.listener(disk.another(), clock, random.Random(1).randbytes)
     queue_ids = [accept(intake, content=long) for _ in range(80)]
-    while page := await thread.claim(9, lambda message: message.queue_id):
-        for message, _ in page:
+    while page := await thread.call(lambda spool: spool.claim(9)):
+        for message in page:
             thread.cache(message)
 
     # The disk opens nothing: each message that can be read is at hand.

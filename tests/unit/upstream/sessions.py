@@ -6,7 +6,7 @@ from pathlib import Path
 
 from relay.clock import SystemClock
 from relay.mail.envelope import Shape
-from relay.policy.model import Mechanism, Tls
+from relay.policy.model import Mechanism, Tls, Upstream
 from relay.upstream.connection import Connection, UpstreamServer, open_connection
 from relay.upstream.protocol import Timeouts
 from relay.upstream.transaction import Transaction
@@ -30,8 +30,12 @@ def account(
     user: str | None = None,
     password: str | None = None,
     mechanism: Mechanism = "auto",
+    pipelining: bool = True,
 ) -> UpstreamServer:
-    return UpstreamServer(name, host.port, tls, "client.example", ca_file, user, password, mechanism)
+    upstream = Upstream.model_construct(
+        host=name, port=host.port, tls=tls, ca_file=ca_file, pipelining=pipelining, limits=()
+    )
+    return UpstreamServer(upstream, "client.example", user, password, mechanism)
 
 
 @asynccontextmanager

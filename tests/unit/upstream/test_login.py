@@ -1,6 +1,7 @@
 """Authentication: the choice of the mechanism, a single login, and no secret in any output."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -13,7 +14,7 @@ from relay.upstream.login import AnyMechanism, choose
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
 from tests.fakes.smarthost import Script, Smarthost
-from tests.unit.upstream.sessions import connected
+from tests.unit.upstream.sessions import account, connected
 
 USER, PASSWORD = "mjd@example.com", "s3cret & p\xe4ss"
 TOKEN_USER, TOKEN = "news,list=1@example.com", "eyJ0eXAiOiJKV1QiLCJhbGciOi.s3cret-token_~+/=="
@@ -71,10 +72,7 @@ def server(host: Smarthost, mechanism: AnyMechanism, secret: str = PASSWORD) -> 
     user, password, token = USER, secret, None
     if mechanism not in PASSWORDS:
         user, password, token = TOKEN_USER, "", BearerToken(TOKEN_USER, secret, "127.0.0.1", host.port)
-    return UpstreamServer(
-        *("127.0.0.1", host.port, "none", "client.example"),
-        user=user, password=password, mechanism=mechanism, token=token,
-    )  # fmt: skip
+    return replace(account(host, user=user, password=password), mechanism=mechanism, token=token)
 
 
 async def refusal(opened: UpstreamServer, words: str | None = None) -> Answer:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from relay.clock import SystemClock
-from relay.policy.model import Tls
+from relay.policy.model import Tls, Upstream
 from relay.policy.secrets import read_key_pair
 from relay.smtp.reply import Phase
 from relay.upstream.connection import UpstreamServer, UpstreamUnavailable, open_connection
@@ -26,12 +26,16 @@ BOTH = pytest.mark.parametrize("tls", ["starttls", "implicit"])
 IN = {"none": Phase.CONNECT, "implicit": Phase.CONNECT, "starttls": Phase.STARTTLS}
 
 
+def server(host: str, port: int, tls: Tls) -> UpstreamServer:
+    return UpstreamServer(Upstream.model_construct(host=host, port=port, tls=tls, limits=()), "me.example")
+
+
 async def refused(host: Smarthost | None, opened: UpstreamServer, timeouts: Timeouts | None = None) -> str:
     """Return why no connection was opened; check that the host got no login and no message is blamed."""
     with pytest.raises(UpstreamUnavailable) as caught:
         await open_connection(opened, SystemClock(), timeouts)
     answer = caught.value.answer
-    assert (answer.verdict, answer.phase) == (Verdict.PAUSE, IN[opened.tls])
+    assert (answer.verdict, answer.phase) == (Verdict.PAUSE, IN[opened.upstream.tls])
     assert answer.text.isprintable()
     if host is not None:
         assert not [said for said in host.commands if not said.startswith(("EHLO", "STARTTLS"))]
@@ -70,14 +74,14 @@ async def test_one_opening_makes_one_connection_that_the_upstream_counts(tls: Tl
         port = one.sockets[0].getsockname()[1]
         async with await asyncio.start_server(hang_up, "127.0.0.9", port):
             with pytest.raises(UpstreamUnavailable):
-                await open_connection(UpstreamServer("two.example", port, tls, "me.example"), SystemClock())
+                await open_connection(server("two.example", port, tls), SystemClock())
 
     assert seen == ["127.0.0.9"]
 
 
 async def test_no_password_leaves_this_host_in_the_clear() -> None:
     # 192.0.2.1 is TEST-NET-1: an attempt to connect would fail with another error.
-    opened = UpstreamServer("192.0.2.1", 25, "none", "me.example", user="u", password="p")
+    opened = replace(server("192.0.2.1", 25, "none"), user="u", password="p")
     assert "sent only to this host itself" in await refused(None, opened)
 
 

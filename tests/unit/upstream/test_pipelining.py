@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -25,7 +24,7 @@ async def test_all_commands_go_out_before_the_first_reply_unless_pipelining_is_o
     may_answer = asyncio.Event()
     async with (
         Smarthost(Script(mail=[Until(may_answer), DEFAULT])) as host,
-        connected(replace(account(host), pipelining=wanted)) as connection,
+        connected(account(host, pipelining=wanted)) as connection,
     ):
         transacting = asyncio.create_task(connection.transact(transaction()))
         await host.until(lambda: (b"DATA\r\n" if wanted else b"MAIL") in host.sessions[0].received)

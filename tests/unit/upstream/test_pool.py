@@ -7,11 +7,14 @@ from typing import Any, cast
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from relay.upstream.pool import Caps, Pool
+from relay.policy.model import Upstream
+from relay.upstream.pool import Pool
 from tests.fakes.clock import FakeClock
 
 HOUR_NS = 3600 * 10**9
-WIDE = Caps(connections=3, max_messages=100, max_age_ns=HOUR_NS, idle_ns=HOUR_NS)
+WIDE = Upstream.model_construct(
+    host="h", limits=(), connections=3, max_messages=100, max_age_ns=HOUR_NS, idle_ns=HOUR_NS
+)
 """Caps of which only `connections` can matter in a test."""
 
 
@@ -77,7 +80,7 @@ async def settle() -> None:
 
 
 class World:
-    def __init__(self, caps: Caps = WIDE, on_failed: Callable[[Exception], int] = lambda _: 0) -> None:
+    def __init__(self, caps: Upstream = WIDE, on_failed: Callable[[Exception], int] = lambda _: 0) -> None:
         self.clock = FakeClock()
         self.opener = Opener(self.clock)
         opener = cast("Any", self.opener.open)  # a Line has all that the pool uses of a connection
@@ -128,7 +131,7 @@ OPERATIONS = st.sampled_from(
     ["take", "take", "grant", "grant", "refuse", "release", "release", "give back", "end", "die",
      "use up", "age", "fewer", "more", "renew", "turn"]
 )  # fmt: skip
-TIGHT = Caps(connections=2, max_messages=5, max_age_ns=1000, idle_ns=500)
+TIGHT = WIDE.model_copy(update={"connections": 2, "max_messages": 5, "max_age_ns": 1000, "idle_ns": 500})
 
 
 class Play(World):
@@ -208,7 +211,7 @@ class Play(World):
             self.cap = 1 if operation == "fewer" else 3
         self.highest_cap = max(self.cap, self.highest_cap)
         opener = self.openers[-1].open if operation == "renew" else None
-        self.pool.configure(TIGHT._replace(connections=self.cap), opener=opener)
+        self.pool.configure(TIGHT.model_copy(update={"connections": self.cap}), opener=opener)
 
     async def end(self) -> None:
         """Give all back: the pool keeps no more than its cap, and hands out a connection."""
