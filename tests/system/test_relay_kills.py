@@ -28,7 +28,7 @@ FREE = Terms(
     per_letter=1.7,
 )  # fmt: skip
 """A limit that is never reached."""
-TIGHT = replace(FREE, count=60, period_s=2, between=17, backlog=70)
+TIGHT = replace(FREE, count=60, period_s=2, between=17, backlog=45)
 """A limit that is always reached.  Each kill wastes up to a slot a connection, so it suits few kills."""
 LIMITS = (
     replace(FREE, count=250, period_s=2),
