@@ -9,6 +9,7 @@ sender is not `<>`.
 """
 
 import base64
+import binascii
 import enum
 import hashlib
 import re
@@ -192,11 +193,16 @@ def _recipient_fields(each: ReportedRecipient, until_ns: int | None) -> dict[str
 
 
 def _encoded(kind: str, text: bytes, *, is_guessed: bool) -> MIMEPart:
-    """Return a part of text, exact to the octet: plain, or in base64 if Mailman would guess from it."""
-    if _PLAIN_LINES.match(text) and not is_guessed:
-        return _part({"Content-Type": kind}, text.decode())
-    fields = {"Content-Type": kind, "Content-Transfer-Encoding": "base64"}
-    return _part(fields, base64.encodebytes(text).decode())
+    """Return a part of text, exact to the octet: legible, or in base64 if Mailman would guess from it."""
+    fields = {"Content-Type": kind}
+    if is_guessed:
+        encoded = base64.encodebytes(text).decode()
+        return _part(fields | {"Content-Transfer-Encoding": "base64"}, encoded)
+    if _PLAIN_LINES.match(text):
+        return _part(fields, text.decode())
+    # Line by line, so that a bare CR or LF is encoded like any other octet (RFC 2045, 6.7).
+    lines = [binascii.b2a_qp(line, istext=False).decode() for line in text.split(b"\r\n")]
+    return _part(fields | {"Content-Transfer-Encoding": "quoted-printable"}, "\n".join(lines))
 
 
 def _part(fields: Mapping[str, str], payload: list[Message | str] | str = "") -> MIMEPart:
