@@ -81,8 +81,9 @@ async def test_reports_beyond_the_limit_are_shown_and_logged_and_edits_count_at_
     async with Smarthost(Script(rcpt=answers)) as host, Relay(capped(tmp_path, host.port, "2")) as relay:
         for number in range(7):
             relay.accept(f"gone{number}@there.example")
-        await relay.until(lambda: len(waiting(relay)) == len(relay.sender.queue) == 5)
-        assert len(reports(host)) == 2
+        await relay.until(
+            lambda: len(reports(host)) == 2 and len(waiting(relay)) == len(relay.sender.queue) == 5
+        )
         assert relay.status_view.snapshot().counts(QueueState.REPORTING).messages == 5
         listed = (await relay.listed())[0]
         assert "only its report is left" in listed.reason
