@@ -20,7 +20,7 @@ from collections import deque
 
 MOST_HELD_BYTES = 1024 * 1024
 """Some 5,000 lines.  A reader that is slow for seconds loses none; a stuck reader costs no more memory."""
-GATHERS_SECONDS = 0.01
+GATHERS_SECONDS = 0.03
 """How long the thread collects lines before it writes them.  Whenever it runs, the other threads wait for the
 interpreter: a turn for each line cost a tenth of a message's CPU time."""
 LAST_WORDS_SECONDS = 1.0
