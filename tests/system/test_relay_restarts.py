@@ -42,13 +42,18 @@ def _session_with(relay: WarmRelay, listener: int, others: Sequence[int]) -> smt
         return smtplib.SMTP("127.0.0.1", relay.port, timeout=60)
 
 
+def _queued(relay: WarmRelay) -> float:
+    return sum(value for name, value in relay.metrics().items() if name.startswith("relay_queue_messages"))
+
+
 def test_sigterm_finishes_transactions_in_flight_and_leaves_the_rest_queued(
     tmp_path: Path, host: StrictSmarthost
 ) -> None:
     relay = WarmRelay(tmp_path, {"isp": host.upstream(connections=3)})
     relay.start()
     relay.send(*[TO] * 8)
-    # All connections are busy, so no other transaction is about to begin.
+    # The sender knows all mail, and all connections are busy: no other transaction is about to begin.
+    wait_until(lambda: _queued(relay) + host.ledger.relayed >= 8)
     wait_until(lambda: host.unanswered == 3)
     assert relay.stop() == 0
     relayed = host.ledger.relayed
