@@ -96,7 +96,7 @@ def plan(target: Target, path: Path, *, as_json: bool) -> int:
     Prints the differences from the policy in force, the limits that would be exceeded at once, and for both
     policies an estimate of when waiting mail will have gone.  Changes nothing.
     """
-    from relay.control.operations import NotDone  # noqa: PLC0415 - only this verb asks a relay
+    from relay.control.operations import WORDS, NotDone  # noqa: PLC0415 - only this verb asks a relay
     from relay.status.snapshot import to_json  # noqa: PLC0415 - as above
 
     # This reports every fault, as `relay check` does; the relay then reads the text itself.
@@ -106,7 +106,7 @@ def plan(target: Target, path: Path, *, as_json: bool) -> int:
         with open_session(target) as session:
             planned = session.plan(text, path.absolute())
     except NotDone as why:
-        click.echo(f"cannot tell what this edit would do: {why}", err=True)
+        click.echo(f"cannot tell what this edit would do: {WORDS.get(str(why), why)}", err=True)
         return UNTOLD
     for line in [json.dumps(to_json(planned))] if as_json else _plan_lines(planned, path):
         say(line)

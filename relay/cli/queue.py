@@ -37,6 +37,7 @@ from relay.control.operations import (
     UNCHANGED,
     UNREAD,
     VERBS,
+    WORDS,
     MessageVerb,
     NotDone,
     Results,
@@ -280,7 +281,7 @@ def report_results(results: Results | Mapping[str, str], done: Mapping[str, str]
     for name, result in results.items():
         if result not in (OK, UNCHANGED):
             failures.add(result)
-            say(f"{name}: {result}", err=True)
+            say(f"{name}: {WORDS.get(result, result)}", err=True)
         elif done is not None:
             say(f"{name}: {done[result]}")
     if failures & {BUSY, UNREAD, UNANSWERED}:

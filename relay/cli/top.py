@@ -29,7 +29,7 @@ from relay.cli.output import relay_words, state_words, used_words, wrong_words
 from relay.cli.queue import who_asks
 from relay.clock import SystemClock
 from relay.control.client import ControlClient
-from relay.control.operations import OK, TABLE, UNCHANGED, Unreachable, Verb
+from relay.control.operations import OK, TABLE, UNCHANGED, WORDS, Unreachable, Verb
 from relay.mail.formats import span
 from relay.status.filters import EVERYTHING, By, Filters, GroupRow
 from relay.status.snapshot import QueueState, Snapshot, UpstreamStatus
@@ -254,5 +254,5 @@ class Top(App[None]):
 
 def _result_text(verb: Verb, results: Iterable[tuple[str, str]]) -> str:
     row = TABLE[verb]
-    said = {OK: row.done, UNCHANGED: row.already or "nothing to change"}
+    said = {**WORDS, OK: row.done, UNCHANGED: row.already or "nothing to change"}
     return "; ".join(f"{what}: {said.get(why, why)}" for what, why in results)

@@ -23,20 +23,24 @@ if TYPE_CHECKING:
 OK = "ok"
 UNCHANGED = "unchanged"
 """The message or the upstream is already in the state that the verb asks for."""
-ABSENT = "there is no such message in the queue; for a corrupt one see docs/operating.md"
+ABSENT, BUSY, UNREAD, UNANSWERED = "absent", "busy", "unread", "unanswered"
+"""A message may answer UNREAD while a start still reads the queue."""
 NO_UPSTREAM = "there is no such upstream"
-UNREAD = "the relay is still reading its queue after the start; try again later"
-"""For an id that is not in the queue so far, while a start still reads the queue."""
-BUSY = "it is in a transaction, try again later"
 HELD_ALREADY = "held: release it first"
 CHANGED = "its state has changed since it was listed; nothing was done"
 """For a message that was listed by its state."""
 FAULT = "a fault of the relay; see its log"
-UNANSWERED = "result unknown: the relay stopped answering; see its log, then repeat the command"
 ONLY_REPORT_LEFT = "only its report is left (reports.per_hour); `delete` ends it without the report"
 
 Results = Mapping[QueueId, str]
-"""For each id: OK, UNCHANGED, or the text of what went wrong."""
+"""For each id: OK, UNCHANGED, a key of WORDS, or the text of what went wrong."""
+WORDS: Mapping[str, str] = {
+    ABSENT: "there is no such message in the queue; for a corrupt one see docs/operating.md",
+    BUSY: "it is in a transaction, try again later",
+    UNREAD: "the relay is still reading its queue after the start; try again later",
+    UNANSWERED: "result unknown: the relay stopped answering; see its log, then repeat the command",
+}
+"""What people read for results that decide an exit code, or what is asked next."""
 
 MessageVerb = Literal["hold", "release", "retry", "bounce", "delete"]
 VERBS: tuple[MessageVerb, ...] = get_args(MessageVerb)
@@ -104,7 +108,7 @@ class Unreachable(Exception):  # noqa: N818 - a state, not an error of ours
 
 
 class NotDone(Exception):  # noqa: N818 - as above
-    """There is nothing to show, or no more of it; the text says why."""
+    """There is nothing to show, or no more of it; the text is a key of WORDS or says why."""
 
 
 class Session(ABC):
