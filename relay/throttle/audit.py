@@ -1,6 +1,6 @@
 """Counts the most that any window of a limit can have held.  Pure.
 
-The audit shares no arithmetic with `limit_state`, which it judges.  A slot is occupied from its reservation
+The audit shares no arithmetic with `limit`, which it judges.  A slot is occupied from its reservation
 until T after its end, or T after its deadline if it has no end.  All that an upstream counted in one window
 of length T was occupied when the last of it began.  So the most that is occupied at one instant is the most
 that any window can hold.  T is the policy's; the guard is beyond what is promised.
@@ -13,7 +13,7 @@ or a limit added, earlier mail may exceed it.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from relay.throttle.history import Slot, weights_in
+from relay.throttle.history import Slot
 from relay.throttle.limit import Limit
 
 
@@ -72,7 +72,7 @@ def _peak(limit: Limit, known: Iterable[Slot]) -> Peak:
     # For each key: the instant, whether a slot begins (ends sort first), and the change of weight.
     steps_of: dict[str | None, list[tuple[int, bool, int]]] = {}
     for slot in known:
-        for key, weight in weights_in(slot, limit.unit, limit.for_each, limit.only):
+        for key, weight in limit.weights(slot):
             if key is not None or limit.for_each is None:
                 ends_ns = slot.until_ns + limit.per_ns
                 steps_of.setdefault(key, []).extend(

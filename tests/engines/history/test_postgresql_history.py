@@ -26,7 +26,7 @@ from relay.throttle.throttle import Throttle, View
 from relay.verdicts.account import AccountState, EventKind, Health, PauseAsked
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import Verdict
-from tests.engines.history.limits import TRANSACTION_NS, granted, messages
+from tests.engines.history.limits import TRANSACTION_NS, granted, messages, settle
 from tests.fakes.clock import FakeClock
 from tests.fakes.cut_line import CutLine
 from tests.fakes.interleaving import Pair, interleaved
@@ -120,17 +120,27 @@ def test_two_decisions_that_meet_at_any_statement_grant_one_slot(
 def test_a_step_of_the_servers_clock_frees_and_keeps_nothing(
     server: Server, account: SharedAccount, by_ns: int, mark: Mark
 ) -> None:
-    one, other = (PostgresqlHistory(account, mark(), FakeClock(up * HOUR_NS)) for up in (1, 9))
-    before_ns = 0
-    for each in (one, other):
-        with each.transaction() as transaction:
-            transaction.commit([Issued(1)])
-            before_ns = transaction.now_ns
+    clocks = [FakeClock(up * HOUR_NS) for up in (1, 9)]
+    one, other = (
+        Throttle(
+            PostgresqlHistory(account, mark(), clock),
+            [messages(COUNT, seconds=3600)],
+            clock,
+            transaction_ns=TRANSACTION_NS,
+        )
+        for clock in clocks
+    )
+    for each, clock in zip((one, other), clocks, strict=True):
+        settle(each, clock, *granted(each, 1))
+        each.flush()
     # This equals a step of the server's clock: server and test share the clock of this host.
     server.execute(f"UPDATE relay.account SET offset_ns = offset_ns + {by_ns} WHERE name = '{account.name}'")
-    for each in (one, other, one):
-        with each.transaction() as transaction:
-            assert 0 <= transaction.now_ns - before_ns < HOUR_NS // 2
+    for each, clock in ((one, clocks[0]), (other, clocks[1]), (one, clocks[0])):
+        each.close()  # so that it reads all anew
+        each.flush()
+        (usage,) = each.usage()
+        assert usage.used == 2
+        assert {(at_ns - clock.boottime_ns()) // (60 * SECOND_NS) for at_ns, _ in usage.openings} <= {59, 60}
         each.close()
 
 
