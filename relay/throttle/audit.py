@@ -5,9 +5,9 @@ until T after its end, or T after its deadline if it has no end.  All that an up
 of length T was occupied when the last of it began.  So the most that is occupied at one instant is the most
 that any window can hold.  T is the policy's; the guard is beyond what is promised.
 
-The audit counts slots that are known one by one, and tells since when those are all.  It leaves out slots
-that compaction merged, and shares that may belong to any key.  It judges by today's limits: if N was lowered
-or a limit added, earlier mail may exceed it.
+The audit counts slots since the last that compaction merged, which are known one by one.  It leaves out
+shares that may belong to any key.  It judges by today's limits: if N was lowered or a limit added, earlier
+mail may exceed it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,7 +42,7 @@ class Audit:
     in_flight: int
     """Transactions and connections without an end."""
     merged: int
-    """Older messages and connections that are not known one by one."""
+    """Older messages and connections; not all are known one by one."""
     since_ns: int | None
     """The earliest instant that is known; None for an empty history."""
     exact_since_ns: int | None
@@ -53,17 +53,17 @@ class Audit:
 
 def audit(slots: Sequence[Slot], limits: Sequence[Limit]) -> Audit:
     """Audit slots, which must ascend by their ends."""
+    merged = [index for index, slot in enumerate(slots, 1) if slot.messages + slot.connections > 1]
+    older = slots[: max(merged, default=0)]
     # A slot that outlived its deadline was charged twice under one id; the later record has its end.
-    # Merged slots have the id 0.
-    known = {slot.id: slot for slot in slots if slot.id}.values()
-    merged = [slot for slot in slots if not slot.id]
+    known = {slot.id: slot for slot in slots[len(older) :]}.values()
     return Audit(
         sum(slot.messages for slot in known),
         sum(slot.connections for slot in known),
         sum(slot.is_open for slot in known),
-        sum(slot.messages + slot.connections for slot in merged),
+        sum(slot.messages + slot.connections for slot in older),
         min((slot.started_at_ns for slot in slots), default=None),
-        max((slot.until_ns for slot in merged), default=None),
+        older[-1].until_ns if older else None,
         tuple(_peak(limit, known) for limit in limits),
     )
 

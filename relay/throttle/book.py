@@ -23,7 +23,7 @@ from operator import add
 
 from relay.clock import LONGEST_DURATION_NS
 from relay.throttle.admission import Admission, Request, Reservation, TooLarge, Wait, admit, shares_of
-from relay.throttle.history import Ended, Event, Issued, Share, Slot
+from relay.throttle.history import Ended, Event, Share, Slot
 from relay.throttle.limit import Limit, LimitState, Usage
 
 KEEP_NS = 2 * LONGEST_DURATION_NS
@@ -96,8 +96,6 @@ class Book:
                 case Ended(slot_id, at_ns):
                     # An unknown id belongs to a slot that ended before, by its deadline.
                     self._end(slot_id, at_ns)
-                case Issued(slot_id):
-                    self.last_id = max(self.last_id, slot_id)
 
     def decide(self, requests: Sequence[Request], transaction_ns: int) -> list[Admission]:
         """Decide in order.  Once a request waits for a limit on all messages, all later ones wait too."""
@@ -129,11 +127,11 @@ class Book:
             self.granted = []
             self.judge_by(self.policy_limits)
 
-    def events(self) -> list[Event]:
-        """Compact the past, and return it as the events of a new history."""
+    def events(self) -> list[Slot]:
+        """Compact the past, and return all that a new history needs."""
         self.ended = compacted(self.ended, self.now_ns, self._bounds)
         self.judge_by(self.policy_limits)
-        return [Issued(self.last_id), *self.slots()]
+        return self.slots()
 
     def slots(self) -> list[Slot]:
         return [*self.ended, *self.in_flight.values()]
@@ -222,7 +220,7 @@ def _sum(slots: Sequence[Slot]) -> Slot:
         sums = shares.get((for_each, key), (0, 0, 0, 0, 0))[2:]
         shares[for_each, key] = Share(for_each, key, *map(add, sums, weights))
     return Slot(
-        0,
+        max(slot.id for slot in slots),
         min(slot.started_at_ns for slot in slots),
         slots[-1].until_ns,
         sum(slot.messages for slot in slots),

@@ -2,19 +2,18 @@
 
 A line is the CRC-32 of a JSON array, and the array itself, so that `cat` shows it:
 
-    5f3a9c01 ["relay-history", 6, "6e2f…c1"]
+    5f3a9c01 ["relay-history", 7, "6e2f…c1"]
     1b2c3d4e [[8412345678901, 1760000000123456789], ["reserved", 17, …], ["ended", …]]
 
 The first line has the version and the boot id.  Each further line is a group: one commit, valid as a whole
 or not at all.  Zeros may follow the last group: room for later groups, so that the file need not grow with
 each.  A group has BOOTTIME and MARK, the instant of its writing by both clocks, and its events:
 
-    ["issued", ID]                             no id up to this one is given again
     ["reserved", ID, START, DEADLINE, MESSAGES, RECIPIENTS, CONNECTIONS, BYTES, SHARE…]
                                                a transaction may be in flight from now on
     ["ended", ID, INSTANT]                     it ended
     ["charged", ID, START, END, MESSAGES, RECIPIENTS, CONNECTIONS, BYTES, SHARE…]
-                                               it ended at END; ID 0: several, rounded up to one end
+                                               it ended at END; or several did until END
 
 A share is [FOR_EACH, KEY, MESSAGES, RECIPIENTS, BYTES]: the part of a slot for one sender, domain, client,
 user or lane.  A slot has a share of its lane, and shares of the kinds of key that some limit of its writer
@@ -183,7 +182,7 @@ class FileHistory:
 
     def _write_anew(self, events: Sequence[Event]) -> None:
         at = self._at_now()
-        content = _line(["relay-history", 6, self._clock.boot_id()]) + _line([at, *map(fields_of, events)])
+        content = _line(["relay-history", 7, self._clock.boot_id()]) + _line([at, *map(fields_of, events)])
         fd = put_in_place(self._disk, self._path, content)
         self.close()
         self._fd, self._end, self._first_end = fd, len(content), len(content)
@@ -255,10 +254,10 @@ def _found_in(content: bytes, mark_ns: int | None, clock: Clock) -> tuple[Conten
     """
     start = content.find(b"\n") + 1
     match _value_in(content[:start]):
-        case ["relay-history", 6, str() as boot_id]:
+        case ["relay-history", 7, str() as boot_id]:
             found = _groups_in(content[start:], start)
         case ["relay-history", int(version), *_]:
-            raise DamagedHistory(f"its format is version {version}; this relay reads version 6")
+            raise DamagedHistory(f"its format is version {version}; this relay reads version 7")
         case _:
             raise DamagedHistory("byte 0: not a history, or its first line is damaged")
     if (last := found.at) is None:

@@ -33,9 +33,10 @@ class Share(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """One transaction, or one opening of a connection; with the id 0, several that compaction merged."""
+    """One transaction, or one opening of a connection; or several that compaction merged."""
 
     id: int
+    """The highest, if several were merged."""
     started_at_ns: int
     until_ns: int
     """The deadline while the slot is open, the end once it has ended."""
@@ -55,35 +56,21 @@ class Ended(NamedTuple):
     at_ns: int
 
 
-class Issued(NamedTuple):
-    """No id up to this one is given again."""
-
-    id: int
-
-
-Event = Slot | Ended | Issued
+Event = Slot | Ended
 
 
 def moved(event: Event, by_ns: int) -> Event:
     """Return an event with its instants moved by `by_ns`."""
-    match event:
-        case Slot():
-            return event._replace(started_at_ns=event.started_at_ns + by_ns, until_ns=event.until_ns + by_ns)
-        case Ended():
-            return Ended(event.id, event.at_ns + by_ns)
-        case Issued():
-            return event
+    if isinstance(event, Ended):
+        return Ended(event.id, event.at_ns + by_ns)
+    return event._replace(started_at_ns=event.started_at_ns + by_ns, until_ns=event.until_ns + by_ns)
 
 
 def fields_of(event: Event) -> list[Any]:
     """Return the JSON array that stores an event; `relay/throttle/file_history` lists the kinds."""
-    match event:
-        case Ended():
-            return ["ended", *event]
-        case Issued():
-            return ["issued", *event]
-        case Slot():
-            return ["reserved" if event.is_open else "charged", *event[:7], *event.shares]
+    if isinstance(event, Ended):
+        return ["ended", *event]
+    return ["reserved" if event.is_open else "charged", *event[:7], *event.shares]
 
 
 def event_of(fields: list[Any]) -> Event:
@@ -91,8 +78,6 @@ def event_of(fields: list[Any]) -> Event:
     match fields:
         case ["ended", slot_id, at_ns]:
             return Ended(slot_id, at_ns)
-        case ["issued", slot_id]:
-            return Issued(slot_id)
         case ["reserved" | "charged" as kind, slot_id, start_ns, until_ns, m, r, c, size, *shares]:
             known = tuple([Share(*share) for share in shares])
             return Slot(slot_id, start_ns, until_ns, m, r, c, size, known, kind == "reserved")

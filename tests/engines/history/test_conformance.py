@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.throttle.history import Ended, Event, History, Issued, Share, Slot, moved
+from relay.throttle.history import Ended, Event, History, Share, Slot, moved
 from relay.throttle.throttle import Throttle
 from tests.engines.history.limits import TRANSACTION_NS, granted, messages, settle
 from tests.fakes.clock import FakeClock
@@ -25,7 +25,7 @@ def _ended(number: int, at_s: int) -> Ended:
 
 def _rounded(event: Event) -> Event:
     """Round instants to seconds: the clock of a server goes on, and a test's clock does not."""
-    at_ns = event.at_ns if isinstance(event, Ended) else 0 if isinstance(event, Issued) else event.until_ns
+    at_ns = event.at_ns if isinstance(event, Ended) else event.until_ns
     return moved(event, round(at_ns, -9) - at_ns)
 
 
@@ -43,9 +43,9 @@ def test_a_new_history_is_whole_and_empty_until_the_first_commit(opened: Opens) 
     one, other = opened(), opened()
     with one.transaction() as transaction:
         assert (list(transaction.news), transaction.is_whole) == ([], True)
-        transaction.commit([Issued(7)])
+        transaction.commit([_ended(7, 0)])
 
-    assert _news(other) == ([Issued(7)], True)
+    assert _news(other) == ([_ended(7, 0)], True)
 
 
 def test_a_view_tells_instants_in_boottime_whatever_the_clock_of_the_history(
@@ -70,10 +70,7 @@ def test_a_view_tells_instants_in_boottime_whatever_the_clock_of_the_history(
 
 def test_each_reader_gets_each_commit_of_others_once_and_in_order(opened: Opens) -> None:
     one, other = opened(), opened()
-    kinds: list[Event] = [
-        *(_slot(1, 0), _ended(1, 5), _slot(2, -7).ended(9 * SECOND_NS), _slot(0, 3).ended(4 * SECOND_NS)),
-        Issued(9),
-    ]
+    kinds: list[Event] = [_slot(1, 0), _ended(1, 5), _slot(2, -7).ended(9 * SECOND_NS)]
     _commit(one, *kinds)
 
     assert _news(other) == (kinds, True)
@@ -91,23 +88,23 @@ def test_after_a_replacement_every_reader_sees_only_the_new_events(opened: Opens
     _commit(one, _slot(1, 0), _slot(2, 0))
     assert len(_news(other)[0]) == 2
     with one.transaction() as transaction:
-        transaction.replace([Issued(2), _slot(2, 0)])
+        transaction.replace([_ended(1, 4), _slot(2, 0)])
 
     for each in (other, opened()):
-        assert _news(each) == ([Issued(2), _slot(2, 0)], True)
+        assert _news(each) == ([_ended(1, 4), _slot(2, 0)], True)
     _commit(other, _ended(2, 3))
 
     assert _news(one) == ([_ended(2, 3)], False)
-    assert _news(opened()) == ([Issued(2), _slot(2, 0), _ended(2, 3)], True)
+    assert _news(opened()) == ([_ended(1, 4), _slot(2, 0), _ended(2, 3)], True)
 
 
 def test_a_long_history_asks_to_be_replaced_until_it_is(opened: Opens) -> None:
     history = opened()
-    _commit(history, Issued(1))
+    _commit(history, _ended(1, 0))
     for _ in range(50):
         with history.transaction() as transaction:
             if transaction.is_long:
-                transaction.replace([Issued(1)])
+                transaction.replace([_ended(1, 0)])
                 break
             transaction.commit([_ended(1, 2)])
     else:
@@ -134,13 +131,13 @@ def test_an_instant_is_boottime_for_each_reader_whatever_the_wall_clock(
 def test_a_transaction_excludes_all_others(opened: Opens) -> None:
     one, other = opened(), opened()
     for each in (one, other):
-        _commit(each, Issued(1))
+        _commit(each, _ended(1, 0))
     order: list[str] = []
 
     def write() -> None:
         with other.transaction() as transaction:
             order.append("other")
-            transaction.commit([Issued(3)])
+            transaction.commit([_ended(3, 0)])
 
     with one.transaction() as transaction:
         waiting = threading.Thread(target=write)
@@ -148,11 +145,11 @@ def test_a_transaction_excludes_all_others(opened: Opens) -> None:
         waiting.join(0.5)
         assert waiting.is_alive()
         order.append("one")
-        transaction.commit([Issued(2)])
+        transaction.commit([_ended(2, 0)])
     waiting.join()
 
     assert order == ["one", "other"]
-    assert _news(one)[0] == [Issued(3)]
+    assert _news(one)[0] == [_ended(3, 0)]
 
 
 def test_an_exception_in_a_transaction_commits_nothing_and_frees_the_lock(opened: Opens) -> None:
@@ -160,14 +157,14 @@ def test_an_exception_in_a_transaction_commits_nothing_and_frees_the_lock(opened
     with pytest.raises(KeyError), one.transaction():
         raise KeyError
 
-    _commit(other, Issued(1))
+    _commit(other, _ended(1, 0))
 
-    assert _news(one)[0] == [Issued(1)]
+    assert _news(one)[0] == [_ended(1, 0)]
 
 
 def test_a_closed_history_can_be_used_again(opened: Opens) -> None:
     history = opened()
-    _commit(history, Issued(1))
+    _commit(history, _ended(1, 0))
     history.close()
 
-    assert _news(history) == ([Issued(1)], True)
+    assert _news(history) == ([_ended(1, 0)], True)

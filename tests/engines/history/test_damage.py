@@ -76,7 +76,7 @@ def _is_damaged(path: Path, clock: FakeClock) -> bool:
         (_cut(0), True),
         (_cut(-1), True),  # the lock file says that the last group was durable
         (_cut(-200), True),
-        (_changed(b'history",6', b'history",5'), True),
+        (_changed(b'history",7', b'history",6'), True),
         (_changed(b'reserved",1', b'reserved",8'), True),
         (_changed(b"relay", b"replay"), True),
         (lambda path: (_changed(b'ended",1', b'ended",9')(path), _lock(b"")(path)), True),

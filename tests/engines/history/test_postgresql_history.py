@@ -20,7 +20,7 @@ from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics, Telemetry
 from relay.throttle.book import Book
-from relay.throttle.history import HistoryError, Issued
+from relay.throttle.history import Ended, HistoryError
 from relay.throttle.postgresql_history import HighWaterMark, PostgresqlHistory
 from relay.throttle.throttle import Throttle, View
 from relay.verdicts.account import AccountState, EventKind, Health, PauseAsked
@@ -98,7 +98,7 @@ def test_two_decisions_that_meet_at_any_statement_grant_one_slot(
             # Create the row first: otherwise one call waits for the other's INSERT, whichever has the lock.
             first = PostgresqlHistory(SharedAccount(Database(server.url), name), mark(), clock)
             with contextlib.closing(first), first.transaction() as transaction:
-                transaction.commit([Issued(1)])
+                transaction.commit([Ended(1, 0)])
             for line in (one, other):
                 account = SharedAccount(Database(through(line, server.url)), name)
                 history = PostgresqlHistory(account, mark(), clock)
@@ -154,7 +154,7 @@ def test_a_restarted_host_recognises_lost_commits_and_another_database(
         history = opened()
         try:
             with history.transaction() as transaction:
-                transaction.commit([Issued(number)])
+                transaction.commit([Ended(number, 0)])
         finally:
             history.close()
 
@@ -178,7 +178,7 @@ def test_a_commit_that_no_standby_has_grants_nothing(
     """PostgreSQL reports a cancelled wait for a standby as a success with a warning."""
     history = PostgresqlHistory(account, mark(), FakeClock())
     with history.transaction() as transaction:
-        transaction.commit([Issued(1)])
+        transaction.commit([Ended(1, 0)])
     server.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'", "SELECT pg_reload_conf()")
     waits = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
     is_over = threading.Event()
@@ -200,7 +200,7 @@ def test_a_commit_that_no_standby_has_grants_nothing(
         # The server learns of its standby setting a moment later.
         wait_until(is_waited_for)
         with pytest.raises(HistoryError, match="canceling wait for"), history.transaction() as transaction:
-            transaction.commit([Issued(2)])
+            transaction.commit([Ended(2, 0)])
     finally:
         server.execute("ALTER SYSTEM RESET ALL", "SELECT pg_reload_conf()")
         is_over.set()
@@ -208,7 +208,7 @@ def test_a_commit_that_no_standby_has_grants_nothing(
         history.close()
     # The commit is charged nevertheless.
     with history.transaction() as transaction:
-        assert transaction.news == [Issued(1), Issued(2)]
+        assert [event.id for event in transaction.news] == [1, 2]
     history.close()
 
 
