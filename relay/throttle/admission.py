@@ -12,6 +12,7 @@ import functools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 from relay.mail.address import comparable, comparable_domain
@@ -130,6 +131,7 @@ class Reservation(NamedTuple):
 
 
 Admission = Reservation | Wait | TooLarge
+_until = attrgetter("until_ns")
 
 
 def admit(states: Sequence[LimitState], request: Request, now_ns: int) -> Sequence[int] | Wait | TooLarge:
@@ -183,10 +185,6 @@ def _wait(asked: Sequence[LimitState], request: Request, now_ns: int) -> Wait:
     # One recipient domain with room is enough for the message to go; every other place must be open.
     first = sorted(of_domains.values(), key=_until)[:1]
     return max([*others.values(), *first], key=_until)
-
-
-def _until(wait: Wait) -> int:
-    return wait.until_ns
 
 
 def shares_of(states: Sequence[LimitState], request: Request, chosen: Sequence[int]) -> tuple[Share, ...]:

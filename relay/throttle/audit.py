@@ -10,6 +10,7 @@ shares that may belong to any key.  It judges by today's limits: if N was lowere
 mail may exceed it.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -69,19 +70,16 @@ def audit(slots: Sequence[Slot], limits: Sequence[Limit]) -> Audit:
 
 
 def _peak(limit: Limit, known: Iterable[Slot]) -> Peak:
-    # For each key: the instant, whether a slot begins (ends sort first), and the change of weight.
-    steps_of: dict[str | None, list[tuple[int, bool, int]]] = {}
+    # For each key: the instants at which its weight changes, and by how much.  An end sorts before a start.
+    steps_of = defaultdict[str | None, list[tuple[int, int]]](list)
     for slot in known:
         for key, weight in limit.weights(slot):
             if key is not None or limit.for_each is None:
-                ends_ns = slot.until_ns + limit.per_ns
-                steps_of.setdefault(key, []).extend(
-                    [(slot.started_at_ns, True, weight), (ends_ns, False, -weight)]
-                )
+                steps_of[key] += [(slot.started_at_ns, weight), (slot.until_ns + limit.per_ns, -weight)]
     most, most_at_ns, of_key = 0, None, None
     for key, steps in steps_of.items():
         occupied = 0
-        for at_ns, _, weight in sorted(steps):
+        for at_ns, weight in sorted(steps):
             occupied += weight
             if occupied > most:
                 most, most_at_ns, of_key = occupied, at_ns, key

@@ -19,7 +19,7 @@ slots that are kept, so the same bound holds for them.
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import add
+from operator import add, attrgetter
 
 from relay.clock import LONGEST_DURATION_NS
 from relay.throttle.admission import Admission, Request, Reservation, TooLarge, Wait, admit, shares_of
@@ -43,6 +43,7 @@ class Bounds:
 
 
 BOUNDS = Bounds()
+end_of = attrgetter("until_ns")
 
 
 class Book:
@@ -90,7 +91,7 @@ class Book:
                     if event.is_open:
                         self.in_flight[event.id] = event
                     else:
-                        self._keep(event)
+                        insort(self.ended, event, key=end_of)
                     for state in self.limits:
                         state.charge(event, self.now_ns)
                 case Ended(slot_id, at_ns):
@@ -172,13 +173,7 @@ class Book:
             return
         for state in self.limits:
             state.end(slot, at_ns)
-        self._keep(slot.ended(at_ns))
-
-    def _keep(self, slot: Slot) -> None:
-        if not self.ended or self.ended[-1].until_ns <= slot.until_ns:
-            self.ended.append(slot)
-        else:
-            insort(self.ended, slot, key=end_of)
+        insort(self.ended, slot.ended(at_ns), key=end_of)
 
 
 def book_of(events: Iterable[Event], now_ns: int, limits: Sequence[Limit]) -> Book:
@@ -207,10 +202,6 @@ def compacted(ended: Sequence[Slot], now_ns: int, bounds: Bounds = BOUNDS) -> li
         spare -= len(slot.shares)
         merged.append(slot if spare >= 0 else slot._replace(shares=()))
     return [*reversed(merged), *ended[split:]]
-
-
-def end_of(slot: Slot) -> int:
-    return slot.until_ns
 
 
 def _sum(slots: Sequence[Slot]) -> Slot:
