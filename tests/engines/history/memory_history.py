@@ -42,7 +42,11 @@ class MemoryHistory:
             self.now_ns = kept.clock.boottime_ns() - kept.slack_ns
             self.is_whole = self._cursor is None or self._cursor <= kept.replaced > 0
             first = kept.replaced if self.is_whole else self._cursor
-            self.news = [moved(event, -kept.ahead_ns) for commit in kept.commits[first:] for event in commit]
+            self.news = [
+                moved(event, kept.slack_ns - kept.ahead_ns)
+                for commit in kept.commits[first:]
+                for event in commit
+            ]
             self._cursor = len(kept.commits)
             self.is_long = len(kept.commits) - kept.replaced > self._replaces_above
             yield self
