@@ -184,6 +184,25 @@ def test_a_slow_server_makes_no_event_earlier(
     assert ended_at_ns
 
 
+def test_a_host_whose_clock_runs_fast_frees_slots_by_the_clock_of_the_history(
+    clock: FakeClock, mark: Mark
+) -> None:
+    with patch.object(psycopg, "connect", FarServer(clock).connect):
+        history = PostgresqlHistory(SharedAccount(Database("postgresql://"), "isp"), mark(), clock)
+        account = Throttle(history, [messages(1, seconds=3600)], clock, transaction_ns=TRANSACTION_NS)
+        settle(account, clock, *granted(account, 1))
+        opens_at_ns = clock.boottime_ns() + HOUR_NS
+        for _ in range(5):
+            account.flush()
+            clock.advance(600 * SECOND_NS)
+            clock.step_wall(-SECOND_NS * 4 // 10)  # of the server; too little to be a step
+        for _ in range(2):
+            account.flush()
+        account.close()
+
+    assert account.usage()[0].opens_at_ns == opens_at_ns + 2 * SECOND_NS
+
+
 def test_a_restarted_host_recognises_lost_commits_and_another_database(
     server: Server, account: SharedAccount, path: Path
 ) -> None:
