@@ -24,6 +24,7 @@ from relay.sender.attempt import which_of
 from relay.sender.host import Host, seconds, woken
 from relay.sender.reports import REASON, OwedReports
 from relay.sender.settling import Settling
+from relay.sender.spool_thread import GATHERS_SECONDS
 from relay.spool.interface import Full, Message, Unavailable
 from relay.telemetry.metrics import Telemetry
 
@@ -91,7 +92,9 @@ class Arrivals:
     async def take(self) -> None:
         """Claim all mail in the spool, a page at a time.  Raises Full, Unavailable."""
         while await self._claim():
-            pass
+            if not self.is_reading:
+                # Under load, what comes meanwhile is claimed by one call of the spool.
+                await asyncio.sleep(GATHERS_SECONDS)
 
     async def take_only(self, queue_ids: Collection[QueueId]) -> bool:
         """Queue these messages without a claim; return False, and queue none, if that is not enough.
