@@ -57,7 +57,7 @@ CHANGES = (
     ),
     Change(
         "a key's window is off by one",
-        "throttle/limit_state.py",
+        "throttle/limit.py",
         "return max(0, self.count - self.used(key, now_ns))",
         "return max(0, self.count + 1 - self.used(key, now_ns))",
         SIMULATION,

@@ -38,8 +38,7 @@ from relay.status.snapshot import (
     UpstreamState,
     UpstreamStatus,
 )
-from relay.throttle.limit import with_ceilings
-from relay.throttle.limit_state import Usage
+from relay.throttle.limit import Usage, with_ceilings
 from relay.verdicts.account import ENDLESS, Health
 
 DOWN = "stop: the relay is down"

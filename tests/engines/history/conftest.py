@@ -79,7 +79,7 @@ def opened(request: pytest.FixtureRequest, clock: FakeClock, path: Path) -> Iter
         mark: Callable[[], HighWaterMark] = request.getfixturevalue("mark")
         opens = lambda: PostgresqlHistory(account, mark(), clock, replace_above_groups=4)  # noqa: E731 - a mark for each
     else:
-        kept = Kept(clock, ahead_ns=10**15, refuses_to_replace=False)
+        kept = Kept(clock, ahead_ns=10**15)
         opens = partial(MemoryHistory, kept, replaces_above=4)
     with patched, contextlib.ExitStack() as closing:
 

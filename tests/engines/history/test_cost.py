@@ -15,7 +15,7 @@ from relay.clock import SECOND_NS
 from relay.throttle.admission import Request, Reservation
 from relay.throttle.book import KEEP_NS, Book, Bounds, book_of, compacted
 from relay.throttle.history import Ended, Share, Slot
-from relay.throttle.limit_state import Window
+from relay.throttle.limit import Window
 from tests.engines.history.limits import TRANSACTION_NS, messages, recipients, throttle
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk

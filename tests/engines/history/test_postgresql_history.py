@@ -20,13 +20,13 @@ from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics, Telemetry
 from relay.throttle.book import Book
-from relay.throttle.history import HistoryError, Issued
+from relay.throttle.history import Ended, HistoryError
 from relay.throttle.postgresql_history import HighWaterMark, PostgresqlHistory
 from relay.throttle.throttle import Throttle, View
 from relay.verdicts.account import AccountState, EventKind, Health, PauseAsked
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import Verdict
-from tests.engines.history.limits import TRANSACTION_NS, granted, messages
+from tests.engines.history.limits import TRANSACTION_NS, granted, messages, settle
 from tests.fakes.clock import FakeClock
 from tests.fakes.cut_line import CutLine
 from tests.fakes.interleaving import Pair, interleaved
@@ -98,7 +98,7 @@ def test_two_decisions_that_meet_at_any_statement_grant_one_slot(
             # Create the row first: otherwise one call waits for the other's INSERT, whichever has the lock.
             first = PostgresqlHistory(SharedAccount(Database(server.url), name), mark(), clock)
             with contextlib.closing(first), first.transaction() as transaction:
-                transaction.commit([Issued(1)])
+                transaction.commit([Ended(1, 0)])
             for line in (one, other):
                 account = SharedAccount(Database(through(line, server.url)), name)
                 history = PostgresqlHistory(account, mark(), clock)
@@ -120,17 +120,27 @@ def test_two_decisions_that_meet_at_any_statement_grant_one_slot(
 def test_a_step_of_the_servers_clock_frees_and_keeps_nothing(
     server: Server, account: SharedAccount, by_ns: int, mark: Mark
 ) -> None:
-    one, other = (PostgresqlHistory(account, mark(), FakeClock(up * HOUR_NS)) for up in (1, 9))
-    before_ns = 0
-    for each in (one, other):
-        with each.transaction() as transaction:
-            transaction.commit([Issued(1)])
-            before_ns = transaction.now_ns
+    clocks = [FakeClock(up * HOUR_NS) for up in (1, 9)]
+    one, other = (
+        Throttle(
+            PostgresqlHistory(account, mark(), clock),
+            [messages(COUNT, seconds=3600)],
+            clock,
+            transaction_ns=TRANSACTION_NS,
+        )
+        for clock in clocks
+    )
+    for each, clock in zip((one, other), clocks, strict=True):
+        settle(each, clock, *granted(each, 1))
+        each.flush()
     # This equals a step of the server's clock: server and test share the clock of this host.
     server.execute(f"UPDATE relay.account SET offset_ns = offset_ns + {by_ns} WHERE name = '{account.name}'")
-    for each in (one, other, one):
-        with each.transaction() as transaction:
-            assert 0 <= transaction.now_ns - before_ns < HOUR_NS // 2
+    for each, clock in ((one, clocks[0]), (other, clocks[1]), (one, clocks[0])):
+        each.close()  # so that it reads all anew
+        each.flush()
+        (usage,) = each.usage()
+        assert usage.used == 2
+        assert {(at_ns - clock.boottime_ns()) // (60 * SECOND_NS) for at_ns, _ in usage.openings} <= {59, 60}
         each.close()
 
 
@@ -144,7 +154,7 @@ def test_a_restarted_host_recognises_lost_commits_and_another_database(
         history = opened()
         try:
             with history.transaction() as transaction:
-                transaction.commit([Issued(number)])
+                transaction.commit([Ended(number, 0)])
         finally:
             history.close()
 
@@ -168,7 +178,7 @@ def test_a_commit_that_no_standby_has_grants_nothing(
     """PostgreSQL reports a cancelled wait for a standby as a success with a warning."""
     history = PostgresqlHistory(account, mark(), FakeClock())
     with history.transaction() as transaction:
-        transaction.commit([Issued(1)])
+        transaction.commit([Ended(1, 0)])
     server.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'", "SELECT pg_reload_conf()")
     waits = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
     is_over = threading.Event()
@@ -190,7 +200,7 @@ def test_a_commit_that_no_standby_has_grants_nothing(
         # The server learns of its standby setting a moment later.
         wait_until(is_waited_for)
         with pytest.raises(HistoryError, match="canceling wait for"), history.transaction() as transaction:
-            transaction.commit([Issued(2)])
+            transaction.commit([Ended(2, 0)])
     finally:
         server.execute("ALTER SYSTEM RESET ALL", "SELECT pg_reload_conf()")
         is_over.set()
@@ -198,7 +208,7 @@ def test_a_commit_that_no_standby_has_grants_nothing(
         history.close()
     # The commit is charged nevertheless.
     with history.transaction() as transaction:
-        assert transaction.news == [Issued(1), Issued(2)]
+        assert [event.id for event in transaction.news] == [1, 2]
     history.close()
 
 
