@@ -12,10 +12,11 @@ is BOUNCE, and never a refusal that an earlier rule about us matches.
 
 import enum
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from relay.smtp.reply import Phase, Reply
-from relay.verdicts.echo import NOTHING_SAID, ClientWords, without_echo
+from relay.verdicts.echo import without_echo
 from relay.verdicts.wording import Phrases, is_too_much, named_in, retry_after_ns, window_in
 
 
@@ -171,15 +172,15 @@ class Judge:
     rules: tuple[Rule, ...]
     """The rules of one upstream, by layer.  An edit may replace them at any time."""
 
-    def ruling(self, phase: Phase, reply: Reply, words: ClientWords = NOTHING_SAID) -> Ruling:
-        """Return what a reply means; `words` are the client's words so far, which the reply may repeat.
+    def ruling(self, phase: Phase, reply: Reply, sender: str = "", recipients: Sequence[str] = ()) -> Ruling:
+        """Return what a reply means; it may repeat the sender, and the recipients that it may be about.
 
         A reply that is no refusal and was not due (2yz instead of 3yz, 354 to the dot) is DEFER, before MAIL
         PAUSE. It proves neither that the upstream took the message nor that it never will.
         """
         if reply.code < 400:
             return _RELAYED if phase is Phase.EOD and reply.code == 250 else _unknown(phase)
-        text, doubtful, names_sender = without_echo(_lines(reply), words)
+        text, doubtful, names_sender = without_echo(_lines(reply), sender, recipients)
         ruling = self._ruling(phase, reply, text, names_sender=names_sender)
         if doubtful == text or phase in BEFORE_MAIL:
             return ruling
