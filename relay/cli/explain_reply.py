@@ -18,7 +18,7 @@ from relay.policy.source import read_policy
 from relay.smtp.reply import MalformedReply, Phase, Reply, ReplyParser
 from relay.verdicts.account import PROBE_NS
 from relay.verdicts.decision import AttemptContext, Terms, decide
-from relay.verdicts.outcome import Answer, Outcome, gravest
+from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.shield import Shield
 from relay.verdicts.verdict import BEFORE_MAIL, Judge, Rule, Scope, Verdict
 
@@ -131,4 +131,4 @@ def _decided(answer: Answer, settings: ShieldSettings | None) -> Answer:
     shield = Shield(is_off=True) if settings is None else Shield(settings.in_a_row)
     context = AttemptContext(QueueId(""), recipients=("",), left=(0,), asked=(0,), tried=frozenset())
     new = Terms(0, 0, lifetime_ns=1, warn_after_ns=None)
-    return decide(Outcome((answer,), pause=gravest([answer])), context, new, shield).outcome.answers[0]
+    return decide(Outcome((answer,)), context, new, shield).outcome.answers[0]

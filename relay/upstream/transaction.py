@@ -27,7 +27,7 @@ from relay.smtp.commands import mail_line, rcpt_line
 from relay.smtp.extensions import Extensions
 from relay.smtp.reply import Phase, Reply
 from relay.upstream.protocol import Broken, Garbled, Late, Lost, StrictProtocol, Timeouts
-from relay.verdicts.outcome import Answer, Need, Outcome, gravest, is_about_dsn
+from relay.verdicts.outcome import Answer, Need, Outcome, is_about_dsn
 from relay.verdicts.verdict import Judge, Scope, Verdict
 
 RCPT_ACCEPTED = frozenset({250, 251, 252})
@@ -129,7 +129,7 @@ class Exchange:
         is_over = broken is None or self._is_over(broken)
         answers = tuple([answer for answer in self._answers if answer is not None])
         is_ambiguous = self._is_dot_out and not is_over
-        return Outcome(answers, is_ambiguous, gravest(answers), is_over, self._is_dsn_refused)
+        return Outcome(answers, is_ambiguous, is_over, self._is_dsn_refused)
 
     async def _walk(self) -> None:
         """Send commands until a reply settles each recipient.  Raises Broken, and what the content raises."""

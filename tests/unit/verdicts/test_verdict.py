@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from relay.policy.shipped import provider_rules, providers, standard_rules
 from relay.smtp.reply import Phase, Reply
-from relay.verdicts.outcome import Answer, gravest
+from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import ABOUT_US, BEFORE_MAIL, WORDS, Judge, Layer, Ruling, Scope, Verdict
 from tests.unit.policy.corpus import parsed
 
@@ -98,6 +98,6 @@ def test_the_gravest_of_many_answers_is_the_one_that_reaches_furthest() -> None:
         for words, (verdict, scope) in WORDS.items()
     }
 
-    assert gravest(said.values()) == said["stop"]
-    assert gravest([said["pause sender"], said["bounce message"], said["pause"]]) == said["pause"]
-    assert gravest([said["bounce recipient"], said["defer message"]]) is None
+    assert Outcome(tuple(said.values())).pause == said["stop"]
+    assert Outcome((said["pause sender"], said["bounce message"], said["pause"])).pause == said["pause"]
+    assert Outcome((said["bounce recipient"], said["defer message"])).pause is None
