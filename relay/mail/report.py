@@ -19,7 +19,7 @@ from email.message import Message, MIMEPart
 from email.policy import compat32
 from email.utils import format_datetime
 
-from relay.mail.dsn import Ret, decode_xtext, original_recipient, utf8_address
+from relay.mail.dsn import Ret, decode_xtext, original_recipient, utf8_xtext
 from relay.mail.envelope import Envelope, QueueId
 from relay.mail.formats import instant
 from relay.mail.text import clean
@@ -199,7 +199,7 @@ def _typed(kind: str, address: str) -> str:
     """Return an address for a delivery status; beyond ASCII as utf-8-addr-xtext (RFC 6533, 3)."""
     if address.isascii():
         return f"{kind}; {clean(address)[:MAX_TEXT]}"
-    return f"utf-8; {utf8_address(address)[:MAX_TEXT]}"
+    return f"utf-8; {utf8_xtext(address)[:MAX_TEXT]}"
 
 
 def _date(at_ns: int) -> str:
