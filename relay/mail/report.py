@@ -12,7 +12,6 @@ import base64
 import enum
 import hashlib
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from email.message import Message, MIMEPart
@@ -145,7 +144,7 @@ def report(
 
 
 def _for_people(opening: str, recipients: Sequence[ReportedRecipient]) -> bytes:
-    lines, margin = opening.split("\n"), " " * 4
+    lines = opening.split("\n")
     for reason, title in _TITLES.items():
         group = [each for each in recipients if each.reason is reason]
         lines += ["", title] if group else []
@@ -153,10 +152,7 @@ def _for_people(opening: str, recipients: Sequence[ReportedRecipient]) -> bytes:
             why = clean(each.diagnostic or "")[:MAX_TEXT]
             if each.remote is not None:
                 why += f" (upstream: {clean(each.remote)})"
-            wrapped = textwrap.wrap(
-                why, 76, initial_indent=margin, subsequent_indent=margin, break_long_words=False
-            )
-            lines += ["", f"  <{each.recipient}>", *wrapped]
+            lines += ["", f"  <{each.recipient}>", f"    {why}"]
     return "".join(f"{line}\r\n" for line in lines).encode()
 
 

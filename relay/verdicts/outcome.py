@@ -85,10 +85,11 @@ class Outcome(NamedTuple):
 
         A stop is graver than a pause, and one of the upstream graver than one of the sender.
         """
+        about_us = [answer for answer in self.answers if answer.verdict in ABOUT_US]
+        if not about_us:
+            return None  # the usual case
         return min(
-            [answer for answer in self.answers if answer.is_about_us],
-            key=lambda each: (each.verdict is not Verdict.STOP, each.scope is not Scope.UPSTREAM),
-            default=None,
+            about_us, key=lambda each: (each.verdict is not Verdict.STOP, each.scope is not Scope.UPSTREAM)
         )
 
     def all_as(self, verdict: Verdict, *, about_us: bool = False) -> "Outcome":

@@ -76,6 +76,8 @@ class Shield:
         """
         if is_relayed := is_any_relayed(outcome):
             self._relayed_from_ns = max(self._relayed_from_ns, span_ns[0])
+        if not any(answer.is_unproven or answer.verdict is Verdict.BOUNCE for answer in outcome.answers):
+            return outcome  # the usual case
         answers, refusals = list(outcome.answers), {}
         for place, answer in enumerate(answers):
             if not answer.is_unproven and not _is_unknown(answer):
