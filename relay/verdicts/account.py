@@ -257,13 +257,12 @@ def _changed(state: AccountState, event: Event) -> AccountState:
             return replace(state, operator=event.pause)
         case EventKind.FAULT:
             return replace(state, fault=event.text or NO_REASON, fault_until_ns=event.until_ns)
-        case EventKind.SOUND:
-            return replace(state, fault="", because=state.because or state.fault)
-        case EventKind.RESTART:
-            # A look is due, if one is allowed: the operator may have corrected the password.  A pause goes
-            # on: otherwise each restart would try an upstream that extends its block for it.
-            is_due = state.health is Health.STOPPED and state.until_ns != FOREVER_NS
-            until_ns = min(state.until_ns, event.at_ns) if is_due else state.until_ns
+        case EventKind.SOUND | EventKind.RESTART:
+            until_ns = state.until_ns
+            if event.kind is EventKind.RESTART and state.is_stopped and until_ns != FOREVER_NS:
+                # A look is due: the operator may have corrected the password.  A pause goes on: otherwise
+                # each restart would try an upstream that extends its block for it.
+                until_ns = min(until_ns, event.at_ns)
             return replace(state, fault="", because=state.because or state.fault, until_ns=until_ns)
         case EventKind.OVER:
             return state

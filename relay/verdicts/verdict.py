@@ -4,7 +4,7 @@ The layers, in order: the phase, the owner's rules, the provider's rules, enhanc
 The phase limits the others: 2yz and 3yz are judged at once.  Before MAIL no message is named, so no verdict
 may touch one; `Rule` refuses such a verdict.  The rules are files, each row with its source
 (`relay/policy/verdicts.yaml`, `relay/policy/providers.yaml`), and the owner's `upstreams.NAME.verdicts`.
-Words of the client that the upstream repeats decide nothing (`relay.verdicts.echo`).
+Words of the client that the upstream repeats decide nothing (`relay.verdicts.wording`).
 
 Guarantees: every reply gets a `Ruling`.  Only 250 to the final dot is RELAYED.  Only a refusal from MAIL on
 is BOUNCE, and never a refusal that an earlier rule about us matches.
@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from relay.smtp.reply import Phase, Reply
-from relay.verdicts.echo import without_echo
-from relay.verdicts.wording import Phrases, is_too_much, named_in, retry_after_ns, window_in
+from relay.verdicts.wording import Phrases, facts_in, without_echo
 
 
 class Verdict(enum.StrEnum):
@@ -203,10 +202,7 @@ class Judge:
             return replace(_unknown(phase), refusal_text=text)
         if rule.verdict not in ABOUT_US:
             return Ruling(rule.verdict, rule.scope, rule, refusal_text=text)
-        named, per_ns = named_in(text)
-        window_ns = window_in(text) or per_ns
-        wait_ns = retry_after_ns(text)
-        return Ruling(rule.verdict, rule.scope, rule, wait_ns, window_ns, is_too_much(text), named, text)
+        return Ruling(rule.verdict, rule.scope, rule, *facts_in(text), refusal_text=text)
 
 
 def _unknown(phase: Phase) -> Ruling:
