@@ -192,7 +192,11 @@ def _section(columns: Columns, values: Sequence[object], at_ns: int) -> Iterator
 
 @click.command()
 @click.argument(
-    "words", nargs=-1, required=True, callback=checked("relay.mail.search", "parse_search"), metavar="TEXT..."
+    "words",
+    nargs=-1,
+    required=True,
+    callback=checked("relay.mail.address", "parse_search"),
+    metavar="TEXT...",
 )
 @target_options
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N.")

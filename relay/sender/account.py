@@ -37,7 +37,7 @@ from relay.throttle.limit import with_ceilings
 from relay.throttle.throttle import Reservation, Throttle, View, open_history
 from relay.upstream.connection import Connection, UpstreamUnavailable
 from relay.upstream.pool import Pool
-from relay.verdicts.account import ENDLESS, AccountState, EventKind, PauseAsked, max_recipients_now
+from relay.verdicts.account import AccountState, EventKind, Health, PauseAsked, max_recipients_now
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Judge, Verdict
 
@@ -81,7 +81,7 @@ class UpstreamView:
     def is_endless(self) -> bool:
         """Whether no instant is known at which mail goes again."""
         operator = self.state.operator
-        return self.state.shown in ENDLESS or (operator is not None and operator.is_lasting)
+        return self.state.shown is Health.STOPPED or (operator is not None and operator.is_lasting)
 
 
 class Account:
@@ -383,7 +383,7 @@ class Account:
     async def look_at_secrets(self) -> None:
         """Use a refused account again if its password was replaced; call it each second."""
         pausing = self.pausing
-        if pausing.state.is_refused and await self._logins.has_new_password() and pausing.state.is_refused:
+        if pausing.state.is_stopped and await self._logins.has_new_password() and pausing.state.is_stopped:
             self.use_again(EventKind.EDIT)
 
     def _judge_by(self, upstream: Upstream) -> None:

@@ -18,8 +18,7 @@ from itertools import islice
 from typing import Any
 
 from relay.clock import SECOND_NS
-from relay.mail.address import comparable, comparable_domain
-from relay.mail.search import matches, parse_search
+from relay.mail.address import comparable, comparable_domain, matches, parse_search
 from relay.queue.lanes import turn_of
 from relay.queue.sorting import Network, is_address, is_client, is_domain, is_like
 from relay.status.snapshot import MessageView, QueueState, to_json

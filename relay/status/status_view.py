@@ -39,7 +39,7 @@ from relay.status.snapshot import (
     UpstreamStatus,
 )
 from relay.throttle.limit import Usage, with_ceilings
-from relay.verdicts.account import ENDLESS, Health
+from relay.verdicts.account import Health
 
 DOWN = "stop: the relay is down"
 
@@ -320,13 +320,13 @@ def rest_words(seen: UpstreamView) -> str:
     state = seen.state
     if state.operator is not None:
         return f"operator: {state.operator.who}"
-    return f"{'stop' if state.shown in ENDLESS else 'pause'}: {state.why}" if state.why else ""
+    return f"{'stop' if state.shown is Health.STOPPED else 'pause'}: {state.why}" if state.why else ""
 
 
 def _state(seen: UpstreamView) -> UpstreamState:
     if seen.state.operator is not None or seen.state.shown is Health.PAUSED:
         return UpstreamState.PAUSED
-    return UpstreamState.STOPPED if seen.state.shown in ENDLESS else UpstreamState.OPEN
+    return UpstreamState.STOPPED if seen.state.shown is Health.STOPPED else UpstreamState.OPEN
 
 
 def databases_of(policy: Policy) -> dict[str, DatabaseLogin]:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
+from relay.mail.address import matches
 from relay.mail.formats import Value
-from relay.mail.search import matches
 from relay.mail.text import clean
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.root.headroom import leave_headroom

@@ -278,29 +278,30 @@ async def test_a_restart_on_one_host_makes_all_hosts_try_a_refused_account_again
 ) -> None:
     """The operator may have corrected the password before the start."""
     one, other = hosts
-    await one.meet(EventKind.REFUSE)
-    assert other.learn().health is Health.REFUSED
+    await one.meet(EventKind.STOP)
+    assert other.learn().health is Health.STOPPED
     await other.meet(EventKind.RESTART)
     assert one.learn().health is Health.PROVING
 
 
-async def test_a_stop_by_a_shield_is_over_for_all_hosts_once_one_resumes(hosts: tuple[Host, Host]) -> None:
+async def test_doubts_of_all_hosts_are_over_once_one_resumes(hosts: tuple[Host, Host]) -> None:
     one, other = hosts
     unknown = Answer(Verdict.BOUNCE, Phase.RCPT, Reply(550, None, "no"), "550 no")
 
-    def judged() -> Answer | None:
+    def judged(number: int) -> Answer | None:
         """Return the pause for one refusal that no rule knows, as the other host judges it."""
-        outcome = Outcome((unknown,))
-        return other.pausing.shield.judge(outcome, "a@here", QueueId("0"), [(0, "b@there")], (0, 1)).pause
+        asked, sender = [(0, f"b{number}@there")], f"a{number}@here"
+        shield = other.pausing.shield
+        return shield.judge(Outcome((unknown,)), sender, QueueId("0"), asked, (0, 1)).pause
 
-    one.pausing.rest(unknown._replace(verdict=Verdict.STOP, is_doubted=True))
-    assert await one.pausing.recorded() == ""
-    other.learn()
-    assert judged() is not None
+    stop = next(pause for number in range(10) if (pause := judged(number)) is not None)
+    other.pausing.rest(stop)
+    assert await other.pausing.recorded() == ""
+    assert one.learn().health is Health.STOPPED
     one.pausing.end()
     assert await one.pausing.recorded() == ""
     other.learn()
-    assert judged() is None
+    assert judged(10) is None
 
 
 async def test_a_restart_continues_a_pause_and_its_spans_out_of_the_row(account: SharedAccount) -> None:
@@ -315,8 +316,8 @@ async def test_a_restart_continues_a_pause_and_its_spans_out_of_the_row(account:
 
 async def test_news_of_the_first_refusal_of_an_account_are_no_restart(hosts: tuple[Host, Host]) -> None:
     one, other = hosts
-    await one.meet(EventKind.REFUSE)
-    assert other.learn().health is Health.REFUSED
+    await one.meet(EventKind.STOP)
+    assert other.learn().health is Health.STOPPED
 
 
 async def test_a_fault_of_one_history_is_that_hosts_alone(hosts: tuple[Host, Host]) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from relay.clock import SECOND_NS
+from relay.mail.address import parse_search
 from relay.mail.envelope import Envelope, QueueId, Shape
 from relay.mail.header import Names
-from relay.mail.search import parse_search
 from relay.policy.model import RecentSettings
 from relay.smtp.reply import Phase
 from relay.spool.disk.durable import RealDisk
