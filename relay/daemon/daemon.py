@@ -49,7 +49,7 @@ FileWatch = PolicyWatch | ListenerFilesWatch
 async def serve(path: Path, style: LogStyle, level: Level) -> int:
     """Run a relay.  Raises PolicyError, SpoolBusy, OSError, WrongSpool."""
     text = policy_bytes(path)
-    policy = parse_policy(text, path, looks_at_files=True, is_service=True)
+    policy = parse_policy(text, path, looks_at_files=True)
     start = Start(path, text, policy, policy.hostname or socket.getfqdn(), style, level)
     return await Daemon(start, Host(SystemClock(), RealDisk())).run()
 
