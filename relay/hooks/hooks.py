@@ -84,8 +84,7 @@ class Hooks:
     def use(self, policy: Policy) -> None:
         """Use another policy; notices that wait for a hook which it changes are dropped."""
         self._newest = {}
-        for settings in self._hooks.keys() - set(policy.notify):
-            hook = self._hooks[settings]
+        for hook in [self._hooks[gone] for gone in self._hooks.keys() - set(policy.notify)]:
             self._drop(hook, list(hook.waiting), "the policy changed or removed the hook")
         self._hooks = {settings: self._hooks.get(settings) or _Hook(settings) for settings in policy.notify}
 
@@ -130,8 +129,7 @@ class Hooks:
     async def _tell(self, hook: _Hook, notice: Mapping[str, Any]) -> None:
         self._newest = {}
         notice_id, content = notice["id"], json.dumps(notice).encode()
-        until_ns = self._clock.boottime_ns() + GIVE_UP_NS
-        back_off_ns = FIRST_BACK_OFF_NS
+        until_ns, back_off_ns = self._clock.boottime_ns() + GIVE_UP_NS, FIRST_BACK_OFF_NS
         try:
             while not await self._is_taken(hook, notice_id, content):
                 left_ns = until_ns - self._clock.boottime_ns()

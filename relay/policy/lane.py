@@ -6,7 +6,6 @@ no lane starves.  The last route matches every recipient.  The policy has every 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
@@ -15,7 +14,7 @@ from relay.mail.address import is_valid_address
 from relay.mail.formats import period, size
 from relay.mail.rewriting import Rewriting
 from relay.policy import units
-from relay.policy.document import Fault, Steps
+from relay.policy.document import Fault
 from relay.queue import lanes, sorting
 from relay.queue.routes import Route
 
@@ -160,22 +159,6 @@ def faults_of_routes(routes: Routes) -> Iterator[Fault]:
             yield Fault("a route without a condition takes all mail: make it the last", at)
         if route.asked() and is_last:
             yield Fault(f"the last route must take all mail: write one without {_MATCHING}", at)
-
-
-def faults_of_names(lists: Mapping[Steps, Sequence[str]], histories: Mapping[str, Path]) -> Iterator[Fault]:
-    """Check lists of upstreams, by their paths in the policy; `histories` has every upstream of the policy.
-
-    Upstreams of routes cannot share a history: both would write the file of pauses beside it.
-    """
-    user_of: dict[Path, str] = {}
-    for at, names in lists.items():
-        for number, name in enumerate(names):
-            if name in names[:number]:
-                yield Fault("this upstream is listed twice", (*at, number))
-            elif name not in histories:
-                yield Fault("the policy has no upstream of this name", (*at, number))
-            elif user_of.setdefault(histories[name], name) != name:
-                yield Fault("another upstream of the routes has the same history", (*at, number))
 
 
 def _with_default(lane_settings: Lanes) -> Lanes:

@@ -383,7 +383,16 @@ class Policy(units.Section):
             ("reports", "upstreams"): self.reports.upstreams or (),
             **{("routes", at, "upstreams"): its.upstreams for at, its in enumerate(self.written_routes)},
         }
-        yield from lane.faults_of_names(lists, {name: self.history_path(name) for name in self.upstreams})
+        user_of: dict[Path, str] = {}
+        for at, names in lists.items():
+            for number, name in enumerate(names):
+                if name in names[:number]:
+                    yield Fault("this upstream is listed twice", (*at, number))
+                elif name not in self.upstreams:
+                    yield Fault("the policy has no upstream of this name", (*at, number))
+                # Both would write the file of pauses beside the history.
+                elif user_of.setdefault(self.history_path(name), name) != name:
+                    yield Fault("another upstream of the routes has the same history", (*at, number))
 
     @property
     def spool(self) -> Path:
