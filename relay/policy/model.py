@@ -432,7 +432,7 @@ class Policy(units.Section):
         name = _NOT_IN_A_FILE_NAME.sub(lambda found: f"%{ord(found[0]):02x}", account)[:200]
         path = (its.history and its.history.path) or self.spool.parent / "history" / name
         database = its.history if its.history and its.history.postgresql else None
-        return HistoryPlace(path, account, database, self.hostname or "")
+        return HistoryPlace(path, account, database, (self.hostname or "") if database else "")
 
     def history_path(self, upstream: str) -> Path:
         return self.history_of(upstream).path

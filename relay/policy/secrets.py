@@ -34,9 +34,9 @@ NO_PSYCOPG = "PostgreSQL needs the package psycopg: install relay-smarthost[post
 
 USER_NAME = re.compile(r"[^\s:#\x00-\x1f\x7f][^:\x00-\x1f\x7f]{0,254}\Z")
 """A user in a users file: no colon, no control character, and neither `#` nor space in front."""
-# Up to 1 GB for one check of argon2id: a users file must not exhaust the memory.
+# At most 1 GiB for one check of argon2id: a users file must not exhaust the memory.
 _HASH = re.compile(
-    r"\$argon2id\$v=19\$m=[0-9]{1,6},t=0*[1-9][0-9]{0,2},p=0*[1-9][0-9]?"
+    r"\$argon2id\$v=19\$m=(?:[0-9]{1,6}|10[0-4][0-9]{4}),t=0*[1-9][0-9]{0,2},p=0*[1-9][0-9]?"
     r"\$[A-Za-z0-9+/]{11,128}\$[A-Za-z0-9+/]{16,128}\Z"
 )
 _FIRST_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----\s.*?-----END CERTIFICATE-----", re.DOTALL)

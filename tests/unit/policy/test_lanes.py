@@ -210,6 +210,13 @@ def test_an_edit_is_described_key_by_key(old: str, new: str, words: list[str]) -
     assert told(old, new) == words
 
 
+def test_an_edited_hostname_is_another_place_only_in_a_database() -> None:
+    shared = SMALL + "    history: postgresql://relay@db.example/relay\n"
+    for text, is_same in (SMALL, True), (shared, False):
+        before, after = parse(text), parse(f"hostname: b.example\n{text}")
+        assert (before.history_of("isp") == after.history_of("isp")) is is_same
+
+
 def test_an_edit_tells_the_first_upstream_and_what_needs_a_restart() -> None:
     edited = SMALL.replace("upstreams:\n", "upstreams:\n  ses: {host: s.e, limits: []}\n")
 
