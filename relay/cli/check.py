@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 import click
 
 from relay.cli.options import Target, json_option, open_session, policy_option, say, target_options
+from relay.mail.envelope import Envelope
 from relay.mail.formats import span, utc
+from relay.policy.lane import sorter_of
 from relay.policy.model import Policy, Upstream
 from relay.policy.secrets import MAX_PASSWORD_BYTES, USER_NAME, credentials_folder
 from relay.policy.shipped import provider_of, providers
@@ -61,7 +63,10 @@ def _notes(policy: Policy) -> Iterator[str]:
     hostname = policy.hostname or socket.getfqdn()
     if "." not in hostname:
         yield f"the host name {hostname} has no domain: write hostname"
-    for upstream in map(policy.upstreams.__getitem__, policy.upstreams_of_reports):
+    report = Envelope("", ("postmaster@example.net",), 0, "", "", "")
+    ((route, _),) = sorter_of(policy.lanes, policy.routes).sort(report, bytes).parts
+    for name in route.upstreams if route else [policy.default_upstream]:
+        upstream = policy.upstreams[name]
         provider = provider_of(upstream.provider, upstream.host)
         if provider is not None and providers()[provider].refuses_reports:
             yield f"{provider} refuses reports: name another upstream in reports.upstreams"
@@ -118,7 +123,7 @@ def _plan_lines(planned: "Plan", path: Path) -> Iterator[str]:
     yield f"{path}, at {utc(planned.at_ns)}; {how}; no policy was changed"
     yield "differences from the policy in force:"
     for each in planned.differences:
-        yield f"  {each.sign} {each.words}{' (needs a restart)' if each.needs_restart else ''}"
+        yield f"  {each}{' (needs a restart)' if each.needs_restart else ''}"
     if not planned.differences:
         yield "  none"
     for over in planned.over:

@@ -67,7 +67,7 @@ class OfflineOperator(Operator):
         self._policy, self._clock, self._disk = policy, SystemClock(), RealDisk()
         clock, disk, hostname = self._clock, self._disk, policy.hostname or socket.getfqdn()
         events = Events(sys.stderr, "text", clock, hostname=hostname, level=Level.WARNING)
-        telemetry = Telemetry(events, Metrics(clock), clock)
+        telemetry = Telemetry(events, Metrics(), clock)
         self._outcomes = OutcomeStore(str(policy.spool), policy.recent, disk, telemetry)
         spool = open_spool(
             policy, disk, clock, lambda name, why: events.tell("corrupt", queue_id=name, reason=why)

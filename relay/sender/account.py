@@ -273,7 +273,6 @@ class Account:
         queued, wait_ns = first.message, first.until_ns - self._clock.boottime_ns()
         if queued.queue_id != self._told.get(queued.lane) and wait_ns >= SHORT_WAIT_NS:
             self._told[queued.lane] = queued.queue_id
-            self._metrics.count("relay_throttle_waits_total", self.name)
             self._events.tell(
                 "waiting",
                 queue_id=queued.queue_id,

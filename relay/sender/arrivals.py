@@ -13,7 +13,7 @@ from typing import NamedTuple
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.mail.header import Names, names_of
-from relay.policy.lane import costs_of, lanes_of, route_numbers_of, routes_of, sorter_of
+from relay.policy.lane import costs_of, lanes_of, route_numbers_of, sorter_of
 from relay.policy.model import Policy
 from relay.queue.lanes import Arrangement
 from relay.queue.lines import earliest
@@ -167,7 +167,7 @@ class Arrivals:
         for name, upstream in policy.upstreams.items():
             by = Arrangement(lanes, *costs_of(upstream.limits), upstream.max_recipients)
             self._queue.line(name).arrange(by)
-        self._queue.use(list(policy.upstreams), routes_of(policy.routes))
+        self._queue.use(list(policy.upstreams), [each.route for each in policy.routes])
 
     def stop(self) -> None:
         asyncio.get_running_loop().remove_reader(self._trigger.listen())

@@ -21,11 +21,11 @@ from urllib.parse import quote
 from relay.mail.address import matches
 from relay.mail.formats import Value
 from relay.mail.text import clean
-from relay.spool.disk.durable import Disk, opened
+from relay.spool.disk.durable import Disk
 from relay.spool.root.headroom import leave_headroom
 from relay.telemetry.events import Subject
 from relay.telemetry.metrics import Telemetry
-from relay.verdicts.decision import Fate
+from relay.verdicts.decision import FINAL
 
 if TYPE_CHECKING:
     # `relay find` reads a database, and needs nothing that checks a policy.
@@ -44,13 +44,8 @@ _AT_ONCE = 500
 _ROW_BYTES = 1024
 """The size of a row, at most, about."""
 _BUSY_SECONDS = 10.0
-_EVENTS = {
-    "delivery": frozenset({Fate.RELAYED.value, Fate.BOUNCED.value, Fate.EXPIRED.value}),
-    "recipient_deleted": frozenset({None}),
-}
-"""The events that tell of an outcome, and the values of `status` with which they do."""
 _TEXTS = ("queue_id", "reverse_path", "recipient", "status", "upstream", "relay", "dsn", "text")
-"""The fields of such an event that are kept, in the order of `PastOutcome`."""
+"""The fields of an event that are kept, in the order of `PastOutcome`."""
 
 Key = Callable[[str, str, str], str]
 """Returns the key to sum by, for a sender, a client and a lane."""
@@ -121,7 +116,7 @@ class OutcomeStore:
         self._wake, self._is_closing = asyncio.Event(), False
         self._running: asyncio.Task[None] | None = None
         self._is_unrecorded = False
-        self._events.watch(self._on_event, _EVENTS)
+        self._events.watch(self._on_event, ("delivery", "recipient_deleted"))
 
     def start(self) -> None:
         self._wake.set()
@@ -139,7 +134,8 @@ class OutcomeStore:
 
     def _on_event(self, name: str, fields: Mapping[str, Value], subject: Subject | None) -> None:
         # This runs on the loop for each recipient: few calls.
-        if subject is None or self._bounds is None or fields.get("status") not in _EVENTS[name]:
+        is_over = name == "recipient_deleted" or fields["status"] in FINAL
+        if subject is None or self._bounds is None or not is_over:
             return
         self._wake.set()
         if len(self._pending) >= MOST_PENDING:
@@ -169,7 +165,7 @@ class OutcomeStore:
             error = f"{clean(str(failed))}; outcomes dropped: {len(outcomes)}"
         if error and not self._is_unrecorded:
             self._events.tell("recent_unrecorded", error=error)
-        self._is_unrecorded = bool(error) or (self._is_unrecorded and not outcomes)
+        self._is_unrecorded = error != ""
 
     def _keep(self, outcomes: Sequence[PastOutcome], bounds: "RecentSettings | None") -> None:
         if bounds is None:
@@ -177,7 +173,10 @@ class OutcomeStore:
             return
         now_ns = self._clock.wall_ns()
         try:
-            with contextlib.closing(self._open()) as database:
+            # Mode 0700: the files in it need no mode of their own.
+            self._disk.make_directory(self._folder)
+            database_path = f"{self._folder}/outcomes"
+            with contextlib.closing(sqlite3.connect(database_path, timeout=_BUSY_SECONDS)) as database:
                 if outcomes:
                     leave_headroom(self._disk.free(self._folder), len(outcomes) * _ROW_BYTES)
                 database.executescript(_SCHEMA)
@@ -195,13 +194,6 @@ class OutcomeStore:
         except sqlite3.DatabaseError:
             self._remove()
             raise
-
-    def _open(self) -> sqlite3.Connection:
-        path = f"{self._folder}/outcomes"
-        self._disk.make_directory(self._folder)
-        with opened(self._disk, self._disk.open_append(path)):
-            pass  # created with mode 0600, which SQLite copies to its other files
-        return sqlite3.connect(path, timeout=_BUSY_SECONDS)
 
     def _remove(self) -> None:
         for name in ("outcomes", "outcomes-journal"):

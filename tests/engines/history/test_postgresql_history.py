@@ -224,7 +224,7 @@ class Host:
         self.log, self.row = io.StringIO(), AccountRow(account, clock)
         self.pausing = Pausing(
             "isp",
-            Telemetry(Events(self.log, "json", clock), Metrics(clock), clock),
+            Telemetry(Events(self.log, "json", clock), Metrics(), clock),
             self.row,
             view=View(Book(), clock),
             on_change=lambda _availability: None,

@@ -38,7 +38,7 @@ class World:
         self.events = Events(self.log, "json", self.clock)
         self.pausing = Pausing(
             "isp",
-            Telemetry(self.events, Metrics(self.clock), self.clock),
+            Telemetry(self.events, Metrics(), self.clock),
             self.store,
             view=View(Book(), self.clock),
             on_change=lambda _availability: None,

@@ -51,7 +51,7 @@ class Hearing:
         self.folder = Path(outcomes_folder(self.spool))
         self.log, self.clock = io.StringIO(), clock or FakeClock()
         self.events = Events(self.log, "text", self.clock)
-        telemetry = Telemetry(self.events, Metrics(self.clock), self.clock)
+        telemetry = Telemetry(self.events, Metrics(), self.clock)
         self.store = OutcomeStore(self.spool, WEEK, RealDisk(), telemetry)
 
     def end(self, recipient: str, fate: Fate = Fate.RELAYED) -> None:

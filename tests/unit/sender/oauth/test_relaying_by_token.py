@@ -214,7 +214,7 @@ async def test_an_edit_waits_for_a_request_that_may_rotate_the_refresh_token(tmp
         }
         return Upstream.model_validate({"host": "h", "limits": [], "auth": {"user": "u", "oauth2": oauth2}})
 
-    telemetry = Telemetry(Events(io.StringIO(), "text", clock), Metrics(clock), clock)
+    telemetry = Telemetry(Events(io.StringIO(), "text", clock), Metrics(), clock)
     logins = Logins("isp", upstream("a"), "relay.test", disk=RealDisk(), telemetry=telemetry, ask=ask)
 
     async def token() -> str:
