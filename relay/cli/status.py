@@ -1,6 +1,6 @@
 """`relay status` and `relay find`: what a relay does now, and where a message is or what became of it.
 
-While the relay is down, its spool, histories and pauses are read.  The recent past is read from its database,
+While the relay is down, its spool is read.  The recent past is read from its database,
 without the relay, and shown as it is found, newest first.  The modules that read a database are imported only
 where needed.
 """
