@@ -1,7 +1,6 @@
 """`relay check` and `relay plan`: a policy before it is in force; `relay hash-password`: its users.
 
-`plan` asks the running relay, which changes nothing.  If the relay is down, `plan` reads the spool, as `relay
-queue` does, and tells what a start would do.  Its figures are those of `relay.status.eta`.
+`plan` asks the running relay, which changes nothing.  Its figures are those of `relay.status.eta`.
 """
 
 import json
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from relay.cli.options import Target, json_option, open_session, policy_option, say, target_options
+from relay.cli.options import Target, json_option, policy_option, running_relay, say, target_options
 from relay.mail.envelope import Envelope
 from relay.mail.formats import span, utc
 from relay.policy.lane import sorter_of
@@ -108,8 +107,7 @@ def plan(target: Target, path: Path, *, as_json: bool) -> int:
     read_policy(path)
     text = policy_bytes(path).decode()
     try:
-        with open_session(target) as session:
-            planned = session.plan(text, path.absolute())
+        planned = running_relay(target).plan(text, path.absolute())
     except NotDone as why:
         click.echo(f"cannot tell what this edit would do: {WORDS.get(str(why), why)}", err=True)
         return UNTOLD
@@ -119,8 +117,7 @@ def plan(target: Target, path: Path, *, as_json: bool) -> int:
 
 
 def _plan_lines(planned: "Plan", path: Path) -> Iterator[str]:
-    how = "by the running relay" if planned.is_running else "the relay is down: as if it started now"
-    yield f"{path}, at {utc(planned.at_ns)}; {how}; no policy was changed"
+    yield f"{path}, at {utc(planned.at_ns)}; no policy was changed"
     yield "differences from the policy in force:"
     for each in planned.differences:
         yield f"  {each}{' (needs a restart)' if each.needs_restart else ''}"

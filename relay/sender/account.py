@@ -56,14 +56,11 @@ SHORT_WAIT_NS = SECOND_NS
 
 @dataclass(frozen=True, slots=True)
 class UpstreamView:
-    """A snapshot of an upstream, or what a start would know of one that is not in use.
-
-    Only `limits` answers as of when it is asked.
-    """
+    """A snapshot of an upstream.  Only `limits` answers as of when it is asked."""
 
     state: AccountState = field(default_factory=AccountState)
     limits: View | None = None
-    """None if the history cannot be judged."""
+    """None if the upstream is not in use."""
     is_tried: bool = False
     """Whether a transaction or a refusal has shown since the start if the upstream works."""
     connections_open: int = 0

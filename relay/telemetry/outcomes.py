@@ -1,4 +1,4 @@
-"""An SQLite database of recent outcomes: what became of messages, for `relay find` and `relay status --by`.
+"""An SQLite database of recent outcomes: what became of messages, for `relay find`.
 
 Guarantees: nothing here raises into a caller or blocks the event loop.  While the disk keeps up, a thread
 writes each outcome within GATHER_SECONDS.  Outcomes that cannot be written are dropped; the log says so once,
@@ -13,7 +13,7 @@ on the database, so nothing is synced, and a loss of power may damage it.
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
@@ -47,9 +47,6 @@ _BUSY_SECONDS = 10.0
 _TEXTS = ("queue_id", "reverse_path", "recipient", "status", "upstream", "relay", "dsn", "text")
 """The fields of an event that are kept, in the order of `PastOutcome`."""
 
-Key = Callable[[str, str, str], str]
-"""Returns the key to sum by, for a sender, a client and a lane."""
-
 
 class PastOutcome(NamedTuple):
     at_ns: int
@@ -74,13 +71,6 @@ class PastOutcome(NamedTuple):
     lane: str = ""
     size_bytes: int = 0
     """Of the content."""
-
-
-class RelayedBy(NamedTuple):
-    key: str
-    messages: int
-    recipients: int
-    size_bytes: int
 
 
 _COLUMNS = ", ".join(PastOutcome._fields)
@@ -237,27 +227,3 @@ def found(past: sqlite3.Connection, wanted: str, since_ns: int) -> Iterator[Past
     while rows := past.execute(query, (before, since_ns, _AT_ONCE)).fetchall():
         before = rows[-1][0]
         yield from (PastOutcome._make(row[1:]) for row in rows)
-
-
-def usage(
-    past: sqlite3.Connection,
-    key: Key,
-    upstream: str,
-    since_ns: int,
-    until_ns: int,
-    *,
-    lane: str | None = None,
-) -> list[RelayedBy]:
-    """Return what an upstream took between two instants, summed by a key, the most messages first.
-
-    With `lane`, only mail of that lane.
-    """
-    past.create_function("key_of", 3, key, deterministic=True)
-    query = (
-        "SELECT key, count(*), sum(recipients), sum(size_bytes) FROM"
-        " (SELECT key_of(reverse_path, client, lane) AS key, count(*) AS recipients,"
-        " max(size_bytes) AS size_bytes FROM outcome WHERE became = 'relayed' AND upstream = ? AND at_ns > ?"
-        " AND at_ns <= ? AND lane = coalesce(?, lane) GROUP BY key, queue_id)"
-        " GROUP BY key ORDER BY 2 DESC, 3 DESC, key"
-    )
-    return [RelayedBy._make(row) for row in past.execute(query, (upstream, since_ns, until_ns, lane))]
