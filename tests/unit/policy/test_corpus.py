@@ -25,11 +25,13 @@ def judge_of(provider: str | None) -> Judge:
     return Judge((*provider_rules(provider), *standard_rules()))
 
 
+@functools.cache
 def by_provider(case: Case) -> Ruling:
     judge = judge_of(provider_of(None, case.host))
     return judge.ruling(case.phase, case.reply, case.sender)
 
 
+@functools.cache
 def by_anybody(case: Case) -> Ruling:
     return judge_of(None).ruling(case.phase, case.reply, case.sender)
 
@@ -47,17 +49,7 @@ def test_every_real_reply_has_its_right_verdict() -> None:
         assert case.window_ns in (None, ruling.window_ns), where
         assert ruling.may_probe == case.probe, where
         assert case.known in (None, general.layer is not Layer.DEFAULT), where
-
-
-def test_no_refusal_of_the_account_is_ever_a_bounce_whichever_provider_gives_it() -> None:
-    bounced = [
-        f"{case.place} {case.phase}: {case.reply}"
-        for case in cases("own")
-        for ruling in (by_provider(case), by_anybody(case))
-        if ruling.verdict is Verdict.BOUNCE
-    ]
-
-    assert not bounced, "\n".join(bounced)
+        assert case.place.startswith("theirs") or Verdict.BOUNCE not in (ruling.verdict, general.verdict), where
 
 
 def otherwise(case: Case) -> Iterator[tuple[Phase, Reply]]:
