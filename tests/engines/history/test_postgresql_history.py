@@ -303,12 +303,6 @@ async def test_a_restart_continues_a_pause_and_its_spans_out_of_the_row(account:
     assert 0 <= again.clock.boottime_ns() - since_ns < 600 * SECOND_NS
 
 
-async def test_news_of_the_first_refusal_of_an_account_are_no_restart(hosts: tuple[Host, Host]) -> None:
-    one, other = hosts
-    await one.meet(EventKind.REFUSE)
-    assert other.learn().health is Health.REFUSED
-
-
 async def test_a_fault_of_one_history_is_that_hosts_alone(hosts: tuple[Host, Host]) -> None:
     one, other = hosts
     await one.meet(EventKind.FAULT)
@@ -373,15 +367,3 @@ async def test_a_commit_whose_reply_is_lost_counts_once(server: Server, account:
         assert line.cuts == 1
     assert (other.learn().health, other.state.in_a_row) == (Health.PAUSED, 1)
     assert (one.learn().health, one.state.in_a_row) == (Health.PAUSED, 1)
-
-
-async def test_a_reservation_learns_the_pause_of_another_host_under_its_lock(
-    account: SharedAccount, hosts: tuple[Host, Host], mark: Mark
-) -> None:
-    one, other = hosts
-    history = PostgresqlHistory(account, mark(), other.clock, on_state=other.row.note_row)
-    await one.meet(EventKind.PAUSE)
-    with history.transaction():
-        other.pausing.learn()
-    history.close()
-    assert other.state.health is Health.PAUSED
