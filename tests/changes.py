@@ -232,7 +232,7 @@ CHANGES = (
         "spool/disk/replacing.py",
         "        disk.sync(fd)\n",
         "",
-        "tests/engines/spool/test_replace_file.py",
+        "tests/engines/spool/test_durable.py",
     ),
     Change(
         "long content is removed before its end is written",

@@ -11,8 +11,7 @@ from argon2 import PasswordHasher
 from relay.policy.secrets import read_users
 from relay.policy.source import PolicyError, parse_policy
 from relay.spool.disk.durable import RealDisk
-from tests.engines.spool.engine import accept
-from tests.engines.spool.maildir_engine import on_the_kernel
+from tests.engines.spool.engine import accept, on_the_kernel
 from tests.unit.cli.conftest import Run
 from tests.unit.cli.control import POLICY, charged, write_policy
 from tests.unit.cli.terminal import forked
