@@ -28,7 +28,7 @@ SUITES = {
     "simulation": SIMULATION,
     "cuts": "tests/engines/spool/test_crash.py",
     "durable": "tests/engines/spool/test_durable_calls.py",
-    "replace": "tests/engines/spool/test_replace_file.py",
+    "replace": "tests/engines/spool/test_durable.py",
     "maildir": "tests/engines/spool/test_maildir.py",
     "log": "tests/engines/spool/test_log.py",
     "content": "tests/engines/spool/test_maildir.py tests/engines/spool/test_log.py",

@@ -384,15 +384,3 @@ async def test_a_commit_whose_reply_is_lost_counts_once(server: Server, account:
         assert line.cuts == 1
     assert (other.learn().health, other.state.in_a_row) == (Health.PAUSED, 1)
     assert (one.learn().health, one.state.in_a_row) == (Health.PAUSED, 1)
-
-
-async def test_a_reservation_learns_the_pause_of_another_host_under_its_lock(
-    account: SharedAccount, hosts: tuple[Host, Host], mark: Mark
-) -> None:
-    one, other = hosts
-    history = PostgresqlHistory(account, mark(), other.clock, on_state=other.row.note_row)
-    await one.meet(EventKind.PAUSE)
-    with history.transaction():
-        other.pausing.learn()
-    history.close()
-    assert other.state.health is Health.PAUSED

@@ -18,8 +18,7 @@ from relay.control.operations import BUSY, IDS_AT_ONCE, OK, UNANSWERED, UNREAD
 from relay.mail.envelope import QueueId
 from relay.spool.interface import INLINE_BYTES
 from relay.status.snapshot import message_to_json
-from tests.engines.spool.engine import CONTENT, accept
-from tests.engines.spool.maildir_engine import on_the_kernel
+from tests.engines.spool.engine import CONTENT, accept, on_the_kernel
 from tests.fakes.snapshots import AT_NS, FIRST, a_detail, a_message, a_snapshot
 from tests.unit.cli.conftest import Run
 from tests.unit.cli.control import Up, answering, code_of, relay_up

@@ -38,7 +38,7 @@ async def relaying(
 ) -> AsyncIterator[Relay]:
     """Run a relay with a consent and a smarthost that takes the server's tokens; check for leaked secrets."""
     refresh, secret = folder / "refresh", folder / "secret"
-    for path, text in ((refresh, server.refresh_token()), (secret, server.client.secret or "")):
+    for path, text in ((refresh, server.refresh_token()), (secret, server.secret or "")):
         path.touch(0o600)
         path.write_text(text + "\n")
     oauth2 = (
