@@ -140,7 +140,7 @@ class Sender:
         await self._owed.use(policy)
         self._arrivals.use(policy)
         before, self._policy = self._policy, policy
-        self._telemetry.metrics.know_upstreams(policy.upstreams, policy.instead_of_pairs)
+        self._telemetry.metrics.know("upstream", policy.upstreams)
         replaced: dict[str, AccountState] = {}
         for name in list(self.accounts):
             # Another account has another history, which must count the transactions of that account.

@@ -19,7 +19,6 @@ DEBIAN_PACKAGES = {
     "mkfs.ext4": "e2fsprogs",
     "mkfs.xfs": "xfsprogs",
     "mandoc": "mandoc",
-    "openssl": "openssl",
     "postfix": "postfix",
     "prometheus": "prometheus",
     "promtool": "prometheus",

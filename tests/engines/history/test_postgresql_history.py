@@ -283,7 +283,7 @@ class Host:
         self.log, self.row = io.StringIO(), AccountRow(account, clock)
         self.pausing = Pausing(
             "isp",
-            Telemetry(Events(self.log, "json", clock), Metrics(clock), clock),
+            Telemetry(Events(self.log, "json", clock), Metrics(), clock),
             self.row,
             view=View(Book(), clock),
             on_change=lambda _availability: None,
@@ -337,29 +337,30 @@ async def test_a_restart_on_one_host_makes_all_hosts_try_a_refused_account_again
 ) -> None:
     """The operator may have corrected the password before the start."""
     one, other = hosts
-    await one.meet(EventKind.REFUSE)
-    assert other.learn().health is Health.REFUSED
+    await one.meet(EventKind.STOP)
+    assert other.learn().health is Health.STOPPED
     await other.meet(EventKind.RESTART)
     assert one.learn().health is Health.PROVING
 
 
-async def test_a_stop_by_a_shield_is_over_for_all_hosts_once_one_resumes(hosts: tuple[Host, Host]) -> None:
+async def test_doubts_of_all_hosts_are_over_once_one_resumes(hosts: tuple[Host, Host]) -> None:
     one, other = hosts
     unknown = Answer(Verdict.BOUNCE, Phase.RCPT, Reply(550, None, "no"), "550 no")
 
-    def judged() -> Answer | None:
+    def judged(number: int) -> Answer | None:
         """Return the pause for one refusal that no rule knows, as the other host judges it."""
-        outcome = Outcome((unknown,))
-        return other.pausing.shield.judge(outcome, "a@here", QueueId("0"), [(0, "b@there")], (0, 1)).pause
+        asked, sender = [(0, f"b{number}@there")], f"a{number}@here"
+        shield = other.pausing.shield
+        return shield.judge(Outcome((unknown,)), sender, QueueId("0"), asked, (0, 1)).pause
 
-    one.pausing.rest(unknown._replace(verdict=Verdict.STOP, is_doubted=True))
-    assert await one.pausing.recorded() == ""
-    other.learn()
-    assert judged() is not None
+    stop = next(pause for number in range(10) if (pause := judged(number)) is not None)
+    other.pausing.rest(stop)
+    assert await other.pausing.recorded() == ""
+    assert one.learn().health is Health.STOPPED
     one.pausing.end()
     assert await one.pausing.recorded() == ""
     other.learn()
-    assert judged() is None
+    assert judged(10) is None
 
 
 async def test_a_restart_continues_a_pause_and_its_spans_out_of_the_row(account: SharedAccount) -> None:
@@ -374,8 +375,8 @@ async def test_a_restart_continues_a_pause_and_its_spans_out_of_the_row(account:
 
 async def test_news_of_the_first_refusal_of_an_account_are_no_restart(hosts: tuple[Host, Host]) -> None:
     one, other = hosts
-    await one.meet(EventKind.REFUSE)
-    assert other.learn().health is Health.REFUSED
+    await one.meet(EventKind.STOP)
+    assert other.learn().health is Health.STOPPED
 
 
 async def test_a_fault_of_one_history_is_that_hosts_alone(hosts: tuple[Host, Host]) -> None:
@@ -442,15 +443,3 @@ async def test_a_commit_whose_reply_is_lost_counts_once(server: Server, account:
         assert line.cuts == 1
     assert (other.learn().health, other.state.in_a_row) == (Health.PAUSED, 1)
     assert (one.learn().health, one.state.in_a_row) == (Health.PAUSED, 1)
-
-
-async def test_a_reservation_learns_the_pause_of_another_host_under_its_lock(
-    account: SharedAccount, hosts: tuple[Host, Host], mark: Mark
-) -> None:
-    one, other = hosts
-    history = PostgresqlHistory(account, mark(), other.clock, on_state=other.row.note_row)
-    await one.meet(EventKind.PAUSE)
-    with history.transaction():
-        other.pausing.learn()
-    history.close()
-    assert other.state.health is Health.PAUSED

@@ -26,9 +26,8 @@ from tests.engines.history.limits import (
     throttle,
     waiting,
 )
-from tests.engines.history.world import Killed
 from tests.fakes.clock import FakeClock
-from tests.fakes.disk import Fault, ModelDisk
+from tests.fakes.disk import Fault, Killed, ModelDisk
 
 PATH = Path("/history/isp")
 LIMITS = [messages(3, seconds=60)]

@@ -9,9 +9,7 @@ import pytest
 
 from relay.policy.source import parse_policy
 from relay.spool.disk.durable import RealDisk
-from tests.engines.spool.engine import CONTENT, OnDisk, accept, claimed
-from tests.engines.spool.log_engine import LogOnModel
-from tests.engines.spool.maildir_engine import on_the_kernel
+from tests.engines.spool.engine import CONTENT, LogOnModel, OnDisk, accept, claimed, on_the_kernel
 from tests.unit.cli.conftest import Ran, Run
 from tests.unit.cli.control import POLICY, charged, write_policy
 

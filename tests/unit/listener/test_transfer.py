@@ -150,17 +150,6 @@ async def test_endless_content_is_cut_off_and_does_not_fill_memory() -> None:
         assert room.observer.closed == ["refused"]
 
 
-async def test_large_message_is_spilled_in_pieces_and_arrives_whole() -> None:
-    content = b"".join(b"%07d .%s\r\n" % (n, b"x" * (n % 300)) for n in range(20_000))
-    async with listening() as room:
-        client = await _sending(room)
-        await client.send(content + b".\r\n")
-        assert (await client.reply()).startswith(b"250 ")
-
-        assert room.intake.accepted[0].received == content
-        assert room.intake.drafts[0].most_buffered_bytes <= SPILL_BYTES + 512 * 1024
-
-
 async def test_a_reset_after_any_octet_causes_no_fault() -> None:
     """tests/fuzz/listener_session tests an end of input at these places."""
     wire = b"EHLO x\r\n" + TRANSACTION + b"a\r\n.\r\nQUIT\r\n"

@@ -21,40 +21,30 @@ TOKEN_USER, TOKEN = "news,list=1@example.com", "eyJ0eXAiOiJKV1QiLCJhbGciOi.s3cre
 LONG = TOKEN + 1100 * "x"
 PASSWORDS: tuple[Mechanism, ...] = ("plain", "login", "cram-md5")
 TOKENS: tuple[AnyMechanism, ...] = get_args(TokenMechanism)
-BOTH_FOR_TOKENS = frozenset({"xoauth2", "oauthbearer"})
-EVERYTHING = frozenset({"plain", "login", "cram-md5", "xoauth2", "gssapi"})
+EVERYTHING = "plain login cram-md5 xoauth2 gssapi"
 
 
 @pytest.mark.parametrize(
-    ("offered", "wanted", "is_encrypted", "expected"),
+    ("offered", "wanted", "over", "expected"),
     [
-        (EVERYTHING, "auto", True, "plain"),
-        (EVERYTHING, "auto", False, "cram-md5"),
-        (frozenset({"login", "cram-md5"}), "auto", True, "login"),
-        (frozenset({"login", "plain"}), "auto", False, "plain"),
-        (frozenset({"plain"}), "login", True, None),
-        (frozenset({"xoauth2", "gssapi"}), "auto", True, None),
+        (EVERYTHING, "auto", "tls", "plain"),
+        (EVERYTHING, "auto", "loopback", "cram-md5"),
+        ("login cram-md5", "auto", "tls", "login"),
+        ("login plain", "auto", "loopback", "plain"),
+        ("plain", "login", "tls", None),
+        ("xoauth2 gssapi", "auto", "tls", None),
+        ("xoauth2 oauthbearer", "auto", "tls with a token", "oauthbearer"),
+        (EVERYTHING, "auto", "tls with a token", "xoauth2"),
+        (EVERYTHING, "oauthbearer", "tls with a token", None),
+        ("plain login", "auto", "tls with a token", None),
     ],
 )
-def test_the_mechanism_follows_from_what_is_offered_wanted_and_encrypted(
-    offered: frozenset[str], wanted: AnyMechanism, is_encrypted: bool, expected: str | None
+def test_the_mechanism_follows_from_what_is_offered_and_wanted_and_from_tls_and_token(
+    offered: str, wanted: AnyMechanism, over: str, expected: str | None
 ) -> None:
-    assert choose(offered, wanted, is_encrypted=is_encrypted) == expected
-
-
-@pytest.mark.parametrize(
-    ("offered", "wanted", "expected"),
-    [
-        (BOTH_FOR_TOKENS, "auto", "oauthbearer"),
-        (EVERYTHING, "auto", "xoauth2"),
-        (EVERYTHING, "oauthbearer", None),
-        (frozenset({"plain", "login"}), "auto", None),
-    ],
-)
-def test_a_token_goes_by_a_mechanism_for_tokens(
-    offered: frozenset[str], wanted: AnyMechanism, expected: str | None
-) -> None:
-    assert choose(offered, wanted, is_encrypted=True, has_token=True) == expected
+    is_encrypted, has_token = over != "loopback", "token" in over
+    found = choose(frozenset(offered.split()), wanted, is_encrypted=is_encrypted, has_token=has_token)
+    assert found == expected
 
 
 def smarthost(
