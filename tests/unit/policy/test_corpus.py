@@ -50,7 +50,9 @@ def test_every_real_reply_has_its_right_verdict() -> None:
         assert case.window_ns in (None, ruling.window_ns), where
         assert ruling.may_probe == case.probe, where
         assert case.known in (None, general.layer is not Layer.DEFAULT), where
-        assert case.place.startswith("theirs") or Verdict.BOUNCE not in (ruling.verdict, general.verdict), where
+        assert case.place.startswith("theirs") or Verdict.BOUNCE not in (ruling.verdict, general.verdict), (
+            where
+        )
 
 
 def otherwise(case: Case) -> Iterator[tuple[Phase, Reply]]:
