@@ -31,7 +31,7 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 PROGRAM = $(DESTDIR)$(PREFIX)/lib/relay
 SHARE = $(DESTDIR)$(PREFIX)/share
 
-.PHONY: help run demo install test test-all check lint size coverage changes corpus crash bench fmt docs lock clean
+.PHONY: help run demo install test test-all check lint size coverage changes crash bench fmt docs lock clean
 .DELETE_ON_ERROR:
 # What the tests start again and again is compiled once, whatever the environment says.
 test test-all changes coverage crash bench: export PYTHONDONTWRITEBYTECODE =
@@ -46,7 +46,6 @@ help:
 	@echo 'make size    lines of each room, of the tests and pages, beside their budgets'
 	@echo 'make coverage   which branches the tests of rooms and the simulation reach'
 	@echo 'make changes that the tests notice forty faults, put in by hand one at a time'
-	@echo 'make corpus  send a folder of raw mail through a relay in every way, and compare bytes (DIR=)'
 	@echo 'make crash   the long crash runs (SEED=, BUDGET= in seconds)'
 	@echo 'make bench   measure this relay, beside Postfix where it is installed (OPTIONS=--help)'
 	@echo 'make fmt     format the code          make clean   remove what these commands made'
@@ -113,10 +112,6 @@ coverage: $(TEST_READY)
 # Forty faults, one at a time in a copy; the suite that each row names has to fail.
 changes: $(TEST_READY)
 	$(RUN) -m tests.changes
-
-# Without DIR the mail that Python's own test suite ships.
-corpus: $(READY)
-	@$(RUN) -m tests.system.corpus $(if $(DIR),"$(DIR)")
 
 # The seed is printed first, so that a failure can be had again: make crash SEED=…
 crash: $(TEST_READY)

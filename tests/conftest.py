@@ -9,7 +9,6 @@ import os
 import random
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
@@ -17,7 +16,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.fakes.postgresql import Server, missing, started
-from tests.figures import FIGURES
 from tests.system.demand import demand
 
 SEED = int(os.environ.get("RELAY_CRASH_SEED", "0"))
@@ -40,8 +38,6 @@ settings.load_profile("crash" if "RELAY_CRASH_SEED" in os.environ else os.enviro
 
 
 _TOLD: list[str] = []
-_COUNTED: Counter[str] = Counter()
-"""The sums of the figures of all tests, also of those that ran in other processes."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -68,16 +64,12 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         for kind, value in report.user_properties:
             if kind == "told":
                 _TOLD.append(str(value))
-            elif kind == "counted" and isinstance(value, dict):
-                _COUNTED.update(value)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the lines that tests told, and the sums of their figures."""
+    """Print the lines that tests told."""
     for figures in _TOLD:
         terminalreporter.write_line(figures)
-    for figure, count in sorted(_COUNTED.items()):
-        terminalreporter.write_line(f"{count:,} {figure}")
 
 
 @pytest.fixture(scope="module")
@@ -86,15 +78,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     demand(missing())
     with started(tmp_path_factory.mktemp("postgresql")) as running:
         yield running
-
-
-@pytest.fixture(autouse=True)
-def counts_of_its_own(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Report the figures of a test: it may run in another process than the one that prints them."""
-    FIGURES.clear()
-    yield
-    if FIGURES:
-        request.node.user_properties.append(("counted", dict(FIGURES)))
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,6 @@
 """`relay check` and `relay plan`: a policy before it is in force; `relay hash-password`: its users.
 
-`plan` asks the running relay, which changes nothing.  If the relay is down, `plan` reads the spool, as `relay
-queue` does, and tells what a start would do.  Its figures are those of `relay.status.eta`.
+`plan` asks the running relay, which changes nothing.  Its figures are those of `relay.status.eta`.
 """
 
 import json
@@ -14,8 +13,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from relay.cli.options import Target, json_option, open_session, policy_option, say, target_options
+from relay.cli.options import Target, json_option, policy_option, running_relay, say, target_options
+from relay.mail.envelope import Envelope
 from relay.mail.formats import span, utc
+from relay.policy.lane import sorter_of
 from relay.policy.model import Policy, Upstream
 from relay.policy.secrets import MAX_PASSWORD_BYTES, USER_NAME, credentials_folder
 from relay.policy.shipped import provider_of, providers
@@ -61,7 +62,10 @@ def _notes(policy: Policy) -> Iterator[str]:
     hostname = policy.hostname or socket.getfqdn()
     if "." not in hostname:
         yield f"the host name {hostname} has no domain: write hostname"
-    for upstream in map(policy.upstreams.__getitem__, policy.upstreams_of_reports):
+    report = Envelope("", ("postmaster@example.net",), 0, "", "", "")
+    ((route, _),) = sorter_of(policy.lanes, policy.routes).sort(report, bytes).parts
+    for name in route.upstreams if route else [policy.default_upstream]:
+        upstream = policy.upstreams[name]
         provider = provider_of(upstream.provider, upstream.host)
         if provider is not None and providers()[provider].refuses_reports:
             yield f"{provider} refuses reports: name another upstream in reports.upstreams"
@@ -103,8 +107,7 @@ def plan(target: Target, path: Path, *, as_json: bool) -> int:
     read_policy(path)
     text = policy_bytes(path).decode()
     try:
-        with open_session(target) as session:
-            planned = session.plan(text, path.absolute())
+        planned = running_relay(target).plan(text, path.absolute())
     except NotDone as why:
         click.echo(f"cannot tell what this edit would do: {WORDS.get(str(why), why)}", err=True)
         return UNTOLD
@@ -114,11 +117,10 @@ def plan(target: Target, path: Path, *, as_json: bool) -> int:
 
 
 def _plan_lines(planned: "Plan", path: Path) -> Iterator[str]:
-    how = "by the running relay" if planned.is_running else "the relay is down: as if it started now"
-    yield f"{path}, at {utc(planned.at_ns)}; {how}; no policy was changed"
+    yield f"{path}, at {utc(planned.at_ns)}; no policy was changed"
     yield "differences from the policy in force:"
     for each in planned.differences:
-        yield f"  {each.sign} {each.words}{' (needs a restart)' if each.needs_restart else ''}"
+        yield f"  {each}{' (needs a restart)' if each.needs_restart else ''}"
     if not planned.differences:
         yield "  none"
     for over in planned.over:

@@ -1,6 +1,6 @@
 """`relay explain-reply`: tells what an upstream's reply means, which rule decides, and what the relay does.
 
-The functions of a running relay judge and decide, as when such a reply comes for the first time and nothing
+The rules and the shield of a running relay judge, as when such a reply comes for the first time and nothing
 was refused before.  Sends nothing and needs no running relay.
 """
 
@@ -17,10 +17,9 @@ from relay.policy.shipped import provider_of, provider_rules, rules_of, standard
 from relay.policy.source import read_policy
 from relay.smtp.reply import MalformedReply, Phase, Reply, ReplyParser
 from relay.verdicts.account import PROBE_NS
-from relay.verdicts.decision import AttemptContext, Terms, decide
-from relay.verdicts.outcome import Answer, Outcome, gravest
+from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.shield import Shield
-from relay.verdicts.verdict import BEFORE_MAIL, Judge, Rule, Scope, Verdict
+from relay.verdicts.verdict import Judge, Rule, Scope, Verdict
 
 _FOLLOWS = {
     Verdict.RELAYED: "{} is relayed",
@@ -126,9 +125,5 @@ def _explained(
 
 def _decided(answer: Answer, settings: ShieldSettings | None) -> Answer:
     """Return the answer as the shield counts it, if this is the first message that is refused."""
-    if answer.phase in BEFORE_MAIL:
-        return answer
     shield = Shield(is_off=True) if settings is None else Shield(settings.in_a_row)
-    context = AttemptContext(QueueId(""), recipients=("",), left=(0,), asked=(0,), tried=frozenset())
-    new = Terms(0, 0, lifetime_ns=1, warn_after_ns=None)
-    return decide(Outcome((answer,), pause=gravest([answer])), context, new, shield).outcome.answers[0]
+    return shield.judge(Outcome((answer,)), "", QueueId(""), [(0, "")], (0, 0)).answers[0]

@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import click
 
@@ -26,15 +26,28 @@ from relay.spool.interface import Corrupt, Spool, SpoolBusy
 from relay.status.snapshot import to_json
 from relay.throttle.audit import Audit
 from relay.throttle.audit import audit as count
-from relay.throttle.file_history import Finding, history_findings
-from relay.throttle.history import HistoryError
+from relay.throttle.file_history import BEGIN_ANEW, DamagedHistory, read_events
+from relay.throttle.history import NOTHING_SENT, HistoryError
 from relay.throttle.limit import with_ceilings
 from relay.throttle.throttle import recorded_book
 
-EXCEEDED = REPAIRED_BY_RELAY = 1
-"""Exit codes: of `audit` if a window held more than today's limit, of `fsck` if no finding is damage."""
+EXCEEDED = 1
+"""The exit code of `audit` if a window held more than today's limit."""
 AT_ONCE = 256
 MOST_LISTED = 1000
+
+
+class Finding(NamedTuple):
+    """Damage, told to a person who has never seen the files."""
+
+    finding: str
+    """A word for programs, such as `damaged_history`."""
+    path: str
+    what: str
+    relay: str
+    """What the relay does about it."""
+    operator: str
+    """What an operator has to do."""
 
 
 @click.command()
@@ -101,9 +114,9 @@ def fsck(target: Target, *, as_json: bool) -> int:
     """Read every message of the spool, and the histories.
 
     Stop the relay first; while it runs, only the histories are read.  Each finding is a line: the path,
-    what is wrong, what the relay does about it, and after an arrow what you can do, if anything.  A damaged
-    message is moved to corrupt/, as at a start of the relay.  Exit codes: 0 nothing found, 1 the relay
-    repairs it by itself, 65 damage, 66 no spool, 75 a relay runs, or the database does not answer.
+    what is wrong, what the relay does about it, and after an arrow what you can do.  A damaged message is
+    moved to corrupt/, as at a start of the relay.  Exit codes: 0 nothing found, 65 damage, 66 no spool, 75 a
+    relay runs, or the database does not answer.
     """
     policy = found_policy(target)
     busy, messages, findings = "", 0, list[Finding]()
@@ -113,22 +126,20 @@ def fsck(target: Target, *, as_json: bool) -> int:
     except SpoolBusy as error:
         busy = str(error)
     findings += _of_histories(policy)
-    damages = sum(finding.is_damage for finding in findings)
     for finding in findings:
-        advice = f" -> {finding.advice}" if finding.advice else ""
-        line = f"{finding.path}: {finding.what}: {finding.becomes}{advice}"
-        click.echo(json.dumps(_json(finding)) if as_json else printable(line))
+        # Keys of the JSON object may be added, never renamed.
+        as_object = {key: printable(value) for key, value in finding._asdict().items()}
+        line = f"{finding.path}: {finding.what}: {finding.relay} -> {finding.operator}"
+        click.echo(json.dumps(as_object) if as_json else printable(line))
     if as_json:
-        counts = {"messages": None if busy else messages, "findings": len(findings), "damages": damages}
+        counts = {"messages": None if busy else messages, "findings": len(findings)}
         summary = {"finding": "summary", "path": printable(policy.spool), **counts}
         click.echo(json.dumps({**summary, "busy": printable(busy) or None}))
     else:
-        found = f"{len(findings)} findings, {damages} of them damage" if findings else "clean"
+        found = f"{len(findings)} findings" if findings else "clean"
         unread = f"not read: {busy}; stop the relay and run this again. The histories:"
         say(f"{policy.spool}: {unread if busy else f'{messages} messages,'} {found}")
-    if damages:
-        return os.EX_DATAERR
-    return os.EX_TEMPFAIL if busy else REPAIRED_BY_RELAY if findings else os.EX_OK
+    return os.EX_DATAERR if findings else os.EX_TEMPFAIL if busy else os.EX_OK
 
 
 def _check_folder(policy: Policy) -> None:
@@ -141,17 +152,12 @@ def _check_folder(policy: Policy) -> None:
 def _of_spool(policy: Policy) -> tuple[int, list[Finding]]:
     """Return the number of whole messages, and what is set aside.  Raises SpoolError, OSError."""
     spool = open_spool(policy, RealDisk(), SystemClock(), lambda _name, _why: None)
+    becomes = "never sent, never deleted"
     advice = "look at it, send by hand what is worth it, then remove it"
     try:
         messages = sum(_whole(spool))
         return messages, [
-            Finding(
-                f"{policy.spool}/corrupt/{each.name}",
-                "set_aside",
-                each.reason,
-                "never sent, never deleted",
-                advice,
-            )
+            Finding("set_aside", f"{policy.spool}/corrupt/{each.name}", each.reason, becomes, advice)
             for each in spool.set_aside(MOST_LISTED)
         ]
     finally:
@@ -172,27 +178,14 @@ def _whole(spool: Spool) -> Iterator[bool]:
 
 
 def _of_histories(policy: Policy) -> Iterator[Finding]:
-    clock, disk = SystemClock(), RealDisk()
-    for path in dict.fromkeys(map(policy.history_path, policy.upstreams)):
-        yield from history_findings(path, disk, clock)
-    for finding in history_findings(policy.reports_history, disk, clock):
-        if finding.is_damage:
+    for path in dict.fromkeys([*map(policy.history_path, policy.upstreams), policy.reports_history]):
+        becomes, advice = NOTHING_SENT, BEGIN_ANEW
+        if path == policy.reports_history:
             becomes, advice = "reports are not counted", "remove it while no relay runs"
-            yield replace(finding, becomes=becomes, advice=advice)
-        else:
-            yield finding
-
-
-def _json(finding: Finding) -> dict[str, str | bool | None]:
-    """Keys may be added, never renamed."""
-    return {
-        "finding": finding.kind,
-        "path": printable(finding.path),
-        "what": printable(finding.what),
-        "relay": finding.becomes,
-        "operator": finding.advice or None,
-        "damage": finding.is_damage,
-    }
+        try:
+            read_events(path, RealDisk(), SystemClock())
+        except DamagedHistory as damage:
+            yield Finding("damaged_history", str(path), str(damage), becomes, advice)
 
 
 @click.group()

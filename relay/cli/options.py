@@ -175,6 +175,14 @@ def find_relay(target: Target) -> "tuple[ControlClient, Policy | None]":
     return client, None if client.is_up() else policy
 
 
+def running_relay(target: Target) -> "ControlClient":
+    """Raise Failed if no relay runs."""
+    client, policy = find_relay(target)
+    if policy is not None:
+        raise Failed(f"no relay runs on {client.spool}: start it first", os.EX_UNAVAILABLE)
+    return client
+
+
 def found_policy(target: Target) -> "Policy":
     """Return the policy of the file; if it is bad or --spool was given, that of the relay if it runs."""
     from relay.policy.source import PolicyError, parse_policy  # noqa: PLC0415 - see the beginning

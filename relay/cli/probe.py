@@ -84,7 +84,7 @@ async def _probed(policy: Policy, name: str) -> int:
         click.echo(f"{step:<9}{took_ns / SECOND_NS:8.3f} s  {mark}{printable(text)}")
 
     # The steps say what the log would say.
-    telemetry = Telemetry(Events(io.StringIO(), "text", clock), Metrics(clock), clock)
+    telemetry = Telemetry(Events(io.StringIO(), "text", clock), Metrics(), clock)
     logins = Logins(name, upstream, policy.hostname or socket.getfqdn(), disk=disk, telemetry=telemetry)
     history = policy.history_of(name)
     throttle = ThrottleThread(

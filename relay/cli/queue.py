@@ -24,6 +24,7 @@ from relay.cli.options import (
     ids_argument,
     json_option,
     open_session,
+    running_relay,
     say,
     target_options,
 )
@@ -309,8 +310,7 @@ def pause(target: Target, upstream: str, *, length_ns: int | None) -> int:
     until = f"until `relay resume {upstream}`"
     if length_ns is not None:
         until = f"until {utc(SystemClock().wall_ns() + length_ns)}"
-    with open_session(target) as session:
-        result = session.pause(upstream, PauseAsked(who_asks(), length_ns))
+    result = running_relay(target).pause(upstream, PauseAsked(who_asks(), length_ns))
     return report_results({upstream: result}, {OK: f"{TABLE['pause'].done} {until}"})
 
 
@@ -325,8 +325,7 @@ def resume(target: Target, upstream: str) -> int:
     tried again.
     """
     row = TABLE["resume"]
-    with open_session(target) as session:
-        result = session.resume(upstream)
+    result = running_relay(target).resume(upstream)
     return report_results({upstream: result}, {OK: row.done, UNCHANGED: row.already})
 
 

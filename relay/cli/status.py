@@ -1,6 +1,6 @@
 """`relay status` and `relay find`: what a relay does now, and where a message is or what became of it.
 
-While the relay is down, its spool, histories and pauses are read.  The recent past is read from its database,
+While the relay is down, its spool is read.  The recent past is read from its database,
 without the relay, and shown as it is found, newest first.  The modules that read a database are imported only
 where needed.
 """
@@ -35,8 +35,8 @@ from relay.cli.output import (
 )
 from relay.clock import SECOND_NS, SystemClock
 from relay.control.client import ControlClient
-from relay.mail.formats import rfc3339, rfc3339_or_none, span, utc
-from relay.status.filters import USAGE_KEYS, Filters
+from relay.mail.formats import rfc3339, span, utc
+from relay.status.filters import Filters
 from relay.status.snapshot import Condition, QueueState, Snapshot, UpstreamState, message_to_json, to_json
 
 if TYPE_CHECKING:
@@ -94,14 +94,6 @@ QUEUE: Columns = {
     "bytes": lambda each, _: each[1].size_bytes,
     "oldest": lambda each, _: span(each[1].oldest_age_ns) if each[1].messages else "-",
 }
-USAGE: Columns = {
-    "upstream": lambda each, _: each["upstream"],
-    "limit": lambda each, _: each["limit"],
-    "used by": lambda each, _: each["key"] or "<>",
-    "messages": lambda each, _: each["messages"],
-    "recipients": lambda each, _: each["recipients"],
-    "bytes": lambda each, _: each["size_bytes"],
-}
 NOTHING_FOUND = 1
 _ENDED = "{:<20}  {:<8}  {:<17}  {}"
 NUMBERS = {"messages", "recipients", "bytes", "oldest", "share", "ceiling", "used"}
@@ -111,12 +103,10 @@ NUMBERS = {"messages", "recipients", "bytes", "oldest", "share", "ceiling", "use
 @click.command()
 @target_options
 @json_option
-@click.option("--by", type=click.Choice(list(USAGE_KEYS)), help="Who used each limit's window.")
-def status(target: Target, *, as_json: bool, by: str | None) -> int:
+def status(target: Target, *, as_json: bool) -> int:
     """Show upstreams, limits and when their next slot opens, and the queue.
 
-    With --by, shows what was relayed within each limit's length, from `recent`; a window counts
-    slots.  Works with the relay up or down; down, it reads the spool, and the exit code is 69.
+    Works with the relay up or down; down, it reads the spool, and the exit code is 69.
     """
     with open_session(target) as session:
         snapshot = session.snapshot()
@@ -124,45 +114,17 @@ def status(target: Target, *, as_json: bool, by: str | None) -> int:
     if is_down:
         named = replace(snapshot.policy, path=str(target.policy_path.absolute()))
         snapshot = replace(snapshot, policy=named)
-    usage = {} if by is None else _usage(target, snapshot, by)
     if as_json:
         told = to_json(snapshot)
         for upstream in told["upstreams"] if is_down else ():
             if upstream["state"] == UpstreamState.OPEN:
                 # No mail goes while the relay is down, whatever the upstream would allow.
                 upstream["state"] = Condition.DOWN.value
-        click.echo(json.dumps(told | usage))
+        click.echo(json.dumps(told))
     else:
-        for line in status_lines(snapshot) if by is None else _usage_lines(snapshot, usage):
+        for line in status_lines(snapshot):
             click.echo(line)
     return os.EX_UNAVAILABLE if is_down else os.EX_OK
-
-
-def _usage(target: Target, snapshot: Snapshot, by: str) -> dict[str, Any]:
-    """Return what was relayed within each limit's length; keys may be added, never renamed."""
-    from relay.telemetry.outcomes import oldest_ns, past_outcomes, usage  # noqa: PLC0415 - see the beginning
-
-    at_ns = snapshot.at_ns
-    with past_outcomes(str(found_policy(target).spool)) as past:
-        return {
-            "usage_since": rfc3339_or_none(oldest_ns(past)),
-            "usage": [
-                {"upstream": upstream.name, "limit": limit.label, "by": by, **each._asdict()}
-                for upstream in snapshot.upstreams
-                for limit in upstream.limits
-                for lane in [limit.key if limit.for_each == "lane" else None]
-                for since_ns in [at_ns - limit.period_ns]
-                for each in usage(past, USAGE_KEYS[by], upstream.name, since_ns, at_ns, lane=lane)
-            ],
-        }
-
-
-def _usage_lines(snapshot: Snapshot, usage: dict[str, Any]) -> Iterator[str]:
-    yield from _section(LIMITS, limits_of(snapshot), snapshot.at_ns)
-    yield from _section(USAGE, usage["usage"], snapshot.at_ns)
-    since = f"since {usage['usage_since']}" if usage["usage_since"] else "nothing so far"
-    yield f"relayed within each limit's length, from `recent`, {since}"
-    yield "a window counts slots: also those of mail in flight, of refused mail and of lost replies"
 
 
 def status_lines(snapshot: Snapshot) -> Iterator[str]:
@@ -192,7 +154,11 @@ def _section(columns: Columns, values: Sequence[object], at_ns: int) -> Iterator
 
 @click.command()
 @click.argument(
-    "words", nargs=-1, required=True, callback=checked("relay.mail.search", "parse_search"), metavar="TEXT..."
+    "words",
+    nargs=-1,
+    required=True,
+    callback=checked("relay.mail.address", "parse_search"),
+    metavar="TEXT...",
 )
 @target_options
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N.")

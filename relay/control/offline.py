@@ -3,6 +3,7 @@
 The session holds the spool's lock until it is closed, so no sender can start meanwhile.  It reads as a start
 reads, and answers as a running relay answers, but sends nothing.  Reports that a verb causes are queued, and
 go when the relay runs again.
+Does not: read histories and pauses.  So it knows no window, and cannot pause an upstream or plan an edit.
 """
 
 import asyncio
@@ -16,9 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from relay.clock import SystemClock
-from relay.control.operations import NO_UPSTREAM, OK, UNCHANGED, Session
+from relay.control.operations import Session
 from relay.control.operator import Operator, values
-from relay.control.recorded import record, recorded_upstreams
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.sender.host import Host
@@ -30,7 +30,6 @@ from relay.status.status_view import StatusView
 from relay.telemetry.events import Events, Level
 from relay.telemetry.metrics import Metrics, Telemetry
 from relay.telemetry.outcomes import OutcomeStore
-from relay.verdicts.account import PauseAsked
 
 _END = object()
 _Kind = TypeVar("_Kind")
@@ -42,6 +41,7 @@ def offline(policy: Policy) -> Iterator[Session]:
     refuse_strangers(policy.spool)
     with asyncio.Runner() as runner:
         operator = OfflineOperator(policy)
+        runner.run(operator.begin())
         try:
             yield _Offline(runner, operator)
         finally:
@@ -64,10 +64,9 @@ async def _next(answer: AsyncGenerator[Any, None]) -> Any:
 
 class OfflineOperator(Operator):
     def __init__(self, policy: Policy) -> None:
-        self._policy, self._clock, self._disk = policy, SystemClock(), RealDisk()
-        clock, disk, hostname = self._clock, self._disk, policy.hostname or socket.getfqdn()
+        clock, disk, hostname = SystemClock(), RealDisk(), policy.hostname or socket.getfqdn()
         events = Events(sys.stderr, "text", clock, hostname=hostname, level=Level.WARNING)
-        telemetry = Telemetry(events, Metrics(clock), clock)
+        telemetry = Telemetry(events, Metrics(), clock)
         self._outcomes = OutcomeStore(str(policy.spool), policy.recent, disk, telemetry)
         spool = open_spool(
             policy, disk, clock, lambda name, why: events.tell("corrupt", queue_id=name, reason=why)
@@ -77,7 +76,9 @@ class OfflineOperator(Operator):
         status_view = StatusView(sender, policy, hostname, clock, PolicyStatus("", clock.wall_ns()))
         status_view.condition, status_view.refusing_because = Condition.DOWN, "the relay is down"
         super().__init__(sender, status_view, events)
-        self._is_begun = self._is_whole = False
+
+    async def begin(self) -> None:
+        self._outcomes.start()
 
     async def close(self) -> None:
         await self._outcomes.close()
@@ -85,29 +86,12 @@ class OfflineOperator(Operator):
 
     async def snapshot(self) -> Snapshot:
         await self._status_view.look_at_hosts()
-        self._status_view.recorded = recorded_upstreams(self._policy, self._disk, self._clock)
         return await super().snapshot()
 
-    async def pause(self, upstream: str, asked: PauseAsked | None) -> str:
-        """Have the next start pause the upstream; with None asked, have it use the upstream again."""
-        if upstream not in self._policy.upstreams:
-            return NO_UPSTREAM
-        is_new = record(self._policy, upstream, asked, self._disk, self._clock)
-        return OK if is_new else UNCHANGED
-
-    async def resume(self, upstream: str) -> str:
-        return await self.pause(upstream, None)
-
     async def _load_queue(self, queue_ids: Collection[QueueId] | None = None) -> None:
-        if not self._is_begun:
-            self._outcomes.start()
-            self._is_begun = True
-        if self._is_whole:
-            return
         # At most IDS_AT_ONCE messages are named in one call.
-        if queue_ids is None or not await self._sender.read_only(queue_ids):
+        if self._sender.is_reading and (queue_ids is None or not await self._sender.read_only(queue_ids)):
             await self._sender.read()
-            self._is_whole = True
 
 
 def refuse_strangers(spool: Path) -> None:

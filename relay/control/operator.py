@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
 from inspect import isasyncgen
 from itertools import islice
 from pathlib import Path
@@ -31,7 +30,6 @@ from relay.control.operations import (
     Results,
 )
 from relay.control.other_hosts import OtherHosts
-from relay.control.recorded import recorded_upstreams
 from relay.mail.dsn import decode_xtext
 from relay.mail.envelope import QUEUE_ID_PATTERN, Envelope, QueueId
 from relay.mail.text import clean
@@ -41,7 +39,6 @@ from relay.queue.queued import NO_REASON, Queued, State
 from relay.sender.arrivals import HELD_REASON
 from relay.sender.sender import Sender
 from relay.smtp.reply import Phase
-from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Absent, Corrupt, Full, Message, Settlement, Status, Unavailable
 from relay.status.filters import EVERYTHING, By, Filters, GroupRow, Summary
 from relay.status.plan import Plan
@@ -151,7 +148,6 @@ class Operator:
         return adding.rows(limit)
 
     async def plan(self, text: str, path: Path) -> Plan:
-        await self._load_queue()
         if self._sender.is_reading:
             raise NotDone(UNREAD)
         try:
@@ -161,9 +157,7 @@ class Operator:
             raise NotDone(f"the relay cannot read that policy: {error}") from error
         if policy.routes != status_view.policy.routes:
             raise NotDone("the edit changes the routes; a plan cannot forecast rerouted mail")
-        read = partial(recorded_upstreams, disk=RealDisk(), clock=status_view.clock)
-        recorded = [await asyncio.to_thread(read, each) for each in (status_view.policy, policy)]
-        return status_view.plan(policy, *recorded)
+        return status_view.plan(policy)
 
     async def show(self, queue_id: AskedId) -> MessageView:
         await self._load_queue((queue_id,))

@@ -49,7 +49,7 @@ FileWatch = PolicyWatch | ListenerFilesWatch
 async def serve(path: Path, style: LogStyle, level: Level) -> int:
     """Run a relay.  Raises PolicyError, SpoolBusy, OSError, WrongSpool."""
     text = policy_bytes(path)
-    policy = parse_policy(text, path, looks_at_files=True, is_service=True)
+    policy = parse_policy(text, path, looks_at_files=True)
     start = Start(path, text, policy, policy.hostname or socket.getfqdn(), style, level)
     return await Daemon(start, Host(SystemClock(), RealDisk())).run()
 
@@ -61,7 +61,7 @@ class Daemon:
         self._events = Events(
             sys.stderr, start.style, self._clock, level=start.level, hostname=start.hostname
         )
-        self._metrics = Metrics(self._clock)
+        self._metrics = Metrics()
         self._telemetry = Telemetry(self._events, self._metrics, self._clock)
         self._is_asked, self._is_stopping = asyncio.Event(), asyncio.Event()
         """Asked to look at watched files (SIGHUP), and stopping by a signal or a failure."""
@@ -75,7 +75,7 @@ class Daemon:
         events.tell("started", version=__version__, hostname=start.hostname, path=str(start.path))
         if "." not in start.hostname:
             events.tell("hostname_without_domain", hostname=start.hostname)
-        self._metrics.know_upstreams(policy.upstreams, policy.instead_of_pairs)
+        self._metrics.know("upstream", policy.upstreams)
 
         def set_aside(name: str, why: str) -> None:
             # Called in the spool's thread; the log belongs to the loop.

@@ -118,7 +118,7 @@ class Listening:
                     await asyncio.sleep(BIND_AGAIN_SECONDS)
 
     async def start(self) -> None:
-        self._metrics.know_listeners([each.name for each in self._all])
+        self._metrics.know("listener", [each.name for each in self._all])
         observer = ListenerObserver(self._events, self._metrics, self._clock)
         listens = fitted([each.listen for each in self._here], self._limit)
         for each, listen in zip(self._here, listens, strict=True):

@@ -50,9 +50,7 @@ class PolicyWatch:
         try:
             if failure is not None:
                 raise failure
-            policy = await asyncio.to_thread(
-                parse_policy, text, self._path, looks_at_files=True, is_service=True
-            )
+            policy = await asyncio.to_thread(parse_policy, text, self._path, looks_at_files=True)
         except PolicyError as error:
             self._edits.refuse(error)
         else:

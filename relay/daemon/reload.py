@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from relay.hooks.hooks import Hooks
-from relay.policy.model import Policy
-from relay.policy.source import PolicyError, changes_needing_restart, differences
-from relay.policy.units import written_key
+from relay.policy.model import RESTART_KEYS, Policy
+from relay.policy.source import PolicyError, differences
 from relay.sender.sender import Sender
 from relay.status.snapshot import PolicyStatus
 from relay.status.status_view import StatusView
@@ -39,8 +38,7 @@ class Reload:
     async def apply(self, policy: Policy, sha256: str) -> None:
         await self._go_by(policy)
         found, self._loaded = differences(self._loaded, self.status_view.policy), self.status_view.policy
-        words = [f"{each.sign} {each.words}".removeprefix("~ ") for each in found]
-        changes = [each[:LONGEST_CHANGE] for each in words[:MOST_CHANGES]]
+        changes = [str(each)[:LONGEST_CHANGE] for each in found[:MOST_CHANGES]]
         if len(found) > MOST_CHANGES:
             changes.append(f"and {len(found) - MOST_CHANGES} more")
         old, now_ns = self.status_view.policy_status, self.telemetry.clock.wall_ns()
@@ -48,14 +46,13 @@ class Reload:
         self.status_view.policy_status = status
         self.telemetry.metrics.count("relay_policy_reloads_total", "ok")
         self.telemetry.events.tell("policy_loaded", path=str(self.path), sha256=sha256, changes=changes)
-        if keys := changes_needing_restart(self.started_with, policy):
-            written = [written_key(Policy, key) for key in keys]
-            self.telemetry.events.tell("policy_needs_restart", path=str(self.path), keys=written)
+        waiting = [each for each in differences(self.started_with, policy) if each.needs_restart]
+        if keys := list(dict.fromkeys(each.about.partition(".")[0] for each in waiting)):
+            self.telemetry.events.tell("policy_needs_restart", path=str(self.path), keys=keys)
 
     async def _go_by(self, policy: Policy) -> None:
         # Keys that need a restart keep their old values, so that paths and addresses stay true.
-        fixed = changes_needing_restart(self.started_with, policy)
-        live = policy.model_copy(update={key: getattr(self.started_with, key) for key in fixed})
+        live = policy.model_copy(update={key: getattr(self.started_with, key) for key in RESTART_KEYS})
         try:
             await self.sender.apply(live)
             self.hooks.use(live)

@@ -52,6 +52,7 @@ _EVENTS = {
     "route_down": "route_down",
     "route_restored": "route_restored",
 }
+Sleep = Callable[[float], Awaitable[object]]
 # Programs do not get the relay's environment: it may hold passwords.
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 _SAME = ("queue_id", "message_id", "until_at", "routes", "instead_of")
@@ -67,29 +68,23 @@ class _Hook:
 
 
 class Hooks:
-    def __init__(
-        self,
-        policy: Policy,
-        host: str,
-        telemetry: Telemetry,
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-    ) -> None:
+    def __init__(self, policy: Policy, host: str, telemetry: Telemetry, sleep: Sleep = asyncio.sleep) -> None:
         """Watch events from now on."""
-        self._host = host
+        self._host, self._sleep = host, sleep
         self._events, self._metrics, self._clock = telemetry
-        self._sleep = sleep
         self._newest: dict[str, Any] = {}
         """The newest notice, until one of its tasks runs: recipients that fail together share it."""
         self._hooks: dict[HookSettings, _Hook] = {}
         self.use(policy)
         self._events.watch(self._on_event, ("delivery", *_EVENTS))
-        self._metrics.read("relay_notices_waiting", self._count_waiting)
+        self._metrics.read(
+            "relay_notices_waiting", lambda: sum(len(hook.waiting) for hook in self._hooks.values())
+        )
 
     def use(self, policy: Policy) -> None:
         """Use another policy; notices that wait for a hook which it changes are dropped."""
         self._newest = {}
-        for settings in self._hooks.keys() - set(policy.notify):
-            hook = self._hooks[settings]
+        for hook in [self._hooks[gone] for gone in self._hooks.keys() - set(policy.notify)]:
             self._drop(hook, list(hook.waiting), "the policy changed or removed the hook")
         self._hooks = {settings: self._hooks.get(settings) or _Hook(settings) for settings in policy.notify}
 
@@ -104,20 +99,20 @@ class Hooks:
         await asyncio.gather(*telling, return_exceptions=True)
 
     def _on_event(self, name: str, fields: Mapping[str, Value], _: object = None) -> None:
-        is_delivery = name == "delivery"
-        event = str(fields["status"]) if is_delivery else _EVENTS[name]
+        event = _EVENTS.get(name) or str(fields["status"])
         hooks = [hook for hook in self._hooks.values() if event in hook.settings.events]
         if not hooks:
             return
-        recipients, by = [], fields.get("by")
-        if is_delivery:
-            its = {"status": fields["dsn"], "code": fields["code"], "reply": _cut(fields["text"])}
-            recipients = [{"recipient": fields["recipient"], **its}]
+        recipients = []
+        if name == "delivery":
+            its = {"recipient": fields["recipient"], "status": fields["dsn"], "code": fields["code"]}
+            recipients = [its | {"reply": str(fields["text"])[:LONGEST_TEXT]}]
+        by, reason = fields.get("by"), str(fields.get("reason", fields.get("because")) or "")
         notice: dict[str, Any] = {
             "event": event,
             "upstream": fields.get("upstream") or None,
             "sender": fields.get("reverse_path"),
-            "reason": _cut(f"relay pause, by {by}" if by else fields.get("reason", fields.get("because"))),
+            "reason": f"relay pause, by {by}" if by else reason[:LONGEST_TEXT] or None,
             **{key: fields.get(key) for key in _SAME},
         }
         newest = self._newest
@@ -134,8 +129,7 @@ class Hooks:
     async def _tell(self, hook: _Hook, notice: Mapping[str, Any]) -> None:
         self._newest = {}
         notice_id, content = notice["id"], json.dumps(notice).encode()
-        until_ns = self._clock.boottime_ns() + GIVE_UP_NS
-        back_off_ns = FIRST_BACK_OFF_NS
+        until_ns, back_off_ns = self._clock.boottime_ns() + GIVE_UP_NS, FIRST_BACK_OFF_NS
         try:
             while not await self._is_taken(hook, notice_id, content):
                 left_ns = until_ns - self._clock.boottime_ns()
@@ -152,22 +146,21 @@ class Hooks:
         try:
             async with hook.turn, asyncio.timeout(seconds):
                 if settings.command is not None:
-                    await _run(settings.command, content)
+                    error = await _run(settings.command, content)
                 else:
-                    await _post(settings, notice_id, content, str(self._clock.wall_ns() // SECOND_NS))
+                    sent_at = str(self._clock.wall_ns() // SECOND_NS)
+                    error = await _post(settings, notice_id, content, sent_at)
         except TimeoutError:
             error = f"no answer within {seconds:g}s"
-        except (_Undelivered, SecretError) as undelivered:
-            error = str(undelivered)
-        was_failing, hook.is_failing = hook.is_failing, error != ""
-        if error:
-            self._metrics.count("relay_notice_failures_total")
-            if not was_failing:
-                self._events.tell("hook_failed", hook=settings.shown, error=clean(error))
-        else:
+        except SecretError as unusable:
+            error = str(unusable)
+        if error and not hook.is_failing:
+            self._events.tell("hook_failed", hook=settings.shown, error=clean(error))
+        elif hook.is_failing and not error:
+            self._events.tell("hook_resumed", hook=settings.shown)
+        hook.is_failing = error != ""
+        if not error:
             self._metrics.count("relay_notices_total", "sent")
-            if was_failing:
-                self._events.tell("hook_resumed", hook=settings.shown)
         return not error
 
     def _drop(self, hook: _Hook, notice_ids: Sequence[str], reason: str) -> None:
@@ -177,19 +170,9 @@ class Hooks:
             self._metrics.count("relay_notices_total", "dropped", by=count)
             self._events.tell("notices_dropped", notices=count, hook=hook.settings.shown, reason=reason)
 
-    def _count_waiting(self) -> int:
-        return sum(len(hook.waiting) for hook in self._hooks.values())
 
-
-def _cut(value: Value) -> Value:
-    return value[:LONGEST_TEXT] if isinstance(value, str) else value
-
-
-class _Undelivered(Exception):  # noqa: N818 - said of a notice
-    """The receiver did not take the notice; the text may be shown."""
-
-
-async def _post(hook: HookSettings, notice_id: str, content: bytes, sent_at: str) -> None:
+async def _post(hook: HookSettings, notice_id: str, content: bytes, sent_at: str) -> str:
+    """Return why the receiver did not take the notice; empty if it did.  Raises SecretError."""
     import aiohttp  # noqa: PLC0415 - it delays the start by 0.25 s, and few owners have hooks
 
     headers = {
@@ -209,16 +192,15 @@ async def _post(hook: HookSettings, notice_id: str, content: bytes, sent_at: str
             aiohttp.ClientSession() as session,
             session.post(hook.url or "", data=content, headers=headers, allow_redirects=False) as response,
         ):
-            status = response.status
+            return "" if response.status // 100 == 2 else f"HTTP status {response.status}"
     except (aiohttp.ClientError, OSError, ValueError) as error:
         # Not the error's own text, which may contain the URL.
-        why = getattr(getattr(error, "os_error", None), "strerror", None) or type(error).__name__
-        raise _Undelivered(f"the request failed: {why}") from None
-    if not 200 <= status < 300:
-        raise _Undelivered(f"HTTP status {status}")
+        why = getattr(error, "strerror", None) or type(error).__name__
+        return f"the request failed: {why}"
 
 
-async def _run(command: tuple[str, ...], content: bytes) -> None:
+async def _run(command: tuple[str, ...], content: bytes) -> str:
+    """Return why the program did not take the notice; empty if it did."""
     try:
         program = await asyncio.create_subprocess_exec(
             *command,
@@ -230,7 +212,7 @@ async def _run(command: tuple[str, ...], content: bytes) -> None:
             start_new_session=True,
         )
     except OSError as error:
-        raise _Undelivered(f"the program cannot be run: {error.strerror}") from None
+        return f"the program cannot be run: {error.strerror}"
     try:
         await program.communicate(content)
     finally:
@@ -239,5 +221,6 @@ async def _run(command: tuple[str, ...], content: bytes) -> None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(program.pid, signal.SIGKILL)
             await program.wait()
-    if code := program.returncode or 0:
-        raise _Undelivered(f"exit status {code}" if code > 0 else f"killed by signal {-code}")
+    if not (code := program.returncode):
+        return ""
+    return f"exit status {code}" if code > 0 else f"killed by signal {-code}"

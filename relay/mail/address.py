@@ -10,12 +10,15 @@ final dot behind a domain, `_` in a label, any length up to MAX_ADDRESS_BYTES; a
 a display name, or no brackets.  A name without a domain is refused, except the recipient `Postmaster`
 (4.1.1.3).  An accepted address has no control character, and has `<`, `>` and blanks only in a quoted string.
 
-`mailboxes` reads a list of addresses (RFC 5322, 3.4) and checks none of them.
+`mailboxes` reads a list of addresses (RFC 5322, 3.4) and checks none of them.  `parse_search` and `matches`
+are the operator's search in the queue and in the outcomes: words, each a part of an id, a Subject or an
+address of a message.  Case, Unicode normalization and the spelling of an address make no difference.
 """
 
 import contextlib
 import re
 import unicodedata
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from typing import NamedTuple
@@ -117,6 +120,24 @@ def comparable_domain(domain: str) -> str:
             found = IPv6Address(domain.removeprefix("[ipv6:").removesuffix("]"))
             return f"[{found.ipv4_mapped or f'ipv6:{found}'}]"
     return domain.rstrip(".")
+
+
+@lru_cache(16)
+def parse_search(text: str) -> str:
+    """Return the words, `folded`.  Raise ValueError if there is none, or for undecodable octets."""
+    words = [word for each in text.split() if (word := each.strip("<>"))]
+    if not words or any("\ud800" <= c <= "\udfff" for c in text):
+        raise ValueError(
+            "give an address, a Message-ID, a queue id, words of a Subject, or a part of any of these"
+        )
+    return " ".join(map(folded, words))
+
+
+def matches(search: str, names: Iterable[str | None], addresses: Collection[str]) -> bool:
+    """Return whether each word is in a message's ids and Subject (`names`), or in its addresses."""
+    texts = [*map(folded, [*filter(None, names), *addresses]), *map(comparable, addresses)]
+    text = "\n".join(texts)
+    return all(word in text or comparable(word) in text for word in search.split())
 
 
 # An unclosed literal is given up at the next bracket.  At most one quote is unclosed, because any later quote

@@ -2,7 +2,7 @@
 
 Guarantees: an accepted value has no space, control or line end.  It is written as it was read, as RFC 3461,
 5.2.1 demands of a relay, except for the case of NOTIFY and RET.  An ORCPT of type `utf-8` (RFC 6533, 3) may
-have UTF-8 if SMTPUTF8 was asked for; `ascii_orcpt` writes it for a next hop without SMTPUTF8.
+have UTF-8 if SMTPUTF8 was asked for; `utf8_xtext` writes it for a next hop without SMTPUTF8.
 Does not: know commands and replies (`relay.smtp.commands`), or decide who gets a report.
 """
 
@@ -24,9 +24,7 @@ _XTEXT_ADDRESS = re.compile(r"(?:[!-*,-<>-~]|\+[2-6][0-9A-F]|\+7[0-9A-E]|\+[89A-
 # RFC 6533, 3: QCHAR, EmbeddedUnicodeChar and, in utf-8-addr-unitext, UTF-8; no controls.
 _UTF8_ADDRESS = re.compile(rf"(?:[^\0- +=\\{NO_TEXT}]|\\x\{{[0-9A-F]{{2,6}}\}})+\Z")
 _HEXCHAR = re.compile(r"\+([0-9A-F]{2})")
-_NO_ASCII = re.compile(r"[^\0-\x7f]")
 _NO_XCHAR = re.compile(r"[^!-*,-<>-~]")
-_NO_QCHAR = re.compile(r"[^!-*,-<>-\[\]-~]")
 # RFC 3461, 4.2 with RFC 5322, 3.2.3: the type of an address is an atom.
 _ADDRESS_TYPE = re.compile(r"[A-Za-z0-9!#$%&'*/?^_`{|}~-]{1,40}\Z")
 _UTF8_TYPE = "utf-8"
@@ -127,24 +125,17 @@ def parse_orcpt(value: str) -> str:
     return value
 
 
-def ascii_orcpt(orcpt: str) -> str:
-    """Return an ORCPT as utf-8-addr-xtext, for places without UTF-8 (RFC 6533, 3)."""
-    return _NO_ASCII.sub(_embedded, orcpt)
-
-
-def utf8_address(address: str) -> str:
-    """Return an address beyond ASCII as utf-8-addr-xtext (RFC 6533, 3)."""
-    return _NO_QCHAR.sub(_embedded, address)
-
-
-def _embedded(found: re.Match[str]) -> str:
-    return f"\\x{{{ord(found[0]):02X}}}"
+def utf8_xtext(text: str) -> str:
+    """Return an address or an ORCPT as utf-8-addr-xtext (RFC 6533, 3) if it is beyond ASCII."""
+    if text.isascii():
+        return text
+    return _NO_XCHAR.sub(lambda found: f"\\x{{{ord(found[0]):02X}}}", text)
 
 
 def original_recipient(orcpt: str) -> tuple[str, str]:
     """Return type and address of an ORCPT in ASCII, as Original-Recipient has them (RFC 3464, 2.3.1)."""
     kind, _, address = orcpt.partition(";")
     if kind.lower() == _UTF8_TYPE:
-        return kind, ascii_orcpt(address)
+        return kind, utf8_xtext(address)
     address = decode_xtext(address)
-    return (kind, address) if address.isascii() else (_UTF8_TYPE, utf8_address(address))
+    return (kind, address) if address.isascii() else (_UTF8_TYPE, utf8_xtext(address))

@@ -9,18 +9,16 @@ sender is not `<>`.
 """
 
 import base64
-import binascii
 import enum
 import hashlib
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from email.message import Message, MIMEPart
 from email.policy import compat32
 from email.utils import format_datetime
 
-from relay.mail.dsn import Ret, decode_xtext, original_recipient, utf8_address
+from relay.mail.dsn import Ret, decode_xtext, original_recipient, utf8_xtext
 from relay.mail.envelope import Envelope, QueueId
 from relay.mail.formats import instant
 from relay.mail.text import clean
@@ -70,15 +68,6 @@ _OPENINGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class ReportedMessage:
-    queue_id: QueueId
-    envelope: Envelope
-    content: bytes
-    """As received, from its first octet to the end of the header or further."""
-    is_whole: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class ReportedRecipient:
     recipient: str
     status: str
@@ -92,58 +81,56 @@ class ReportedRecipient:
 
 
 def report(
-    message: ReportedMessage,
+    report_id: QueueId,
+    envelope: Envelope,
+    content: bytes,
     recipients: Sequence[ReportedRecipient],
     *,
+    is_whole: bool,
     hostname: str,
     sender: str,
-    suffix: str = "r",
     until_ns: int | None = None,
 ) -> bytes:
     """Return the content of a report; with `until_ns`, of a warning that mail is retried until then.
 
-    `sender` is in ASCII.  `suffix` makes the Message-ID differ from other reports on the same message.
+    `envelope` and `content` are those of the message, whose id begins `report_id`.  `content` goes from its
+    first octet as received to the end of the header or further.  `sender` is in ASCII.
     """
-    envelope, actions = message.envelope, {each.reason.action for each in recipients}
-    # Mailman's parser reads failed and late recipients in ASCII; without any it guesses from the text.
-    is_guessed = not any(
-        each.recipient.isascii() and each.reason is not Reason.RELAYED for each in recipients
-    )
+    actions = {each.reason.action for each in recipients}
     returns_all = (
         "failed" in actions  # RFC 3461, 4.3: RET is about failures
-        and not is_guessed
         and envelope.dsn.ret is Ret.FULL
-        and message.is_whole
-        and message.content.isascii()  # some upstreams may not take other content
-        and b"\0" not in message.content
+        and is_whole
+        and content.isascii()  # some upstreams may not take other content
+        and b"\0" not in content
     )
     if returns_all:
         # message/rfc822 allows no encoding (RFC 2046, 5.2.1).
-        returned = _part({"Content-Type": "message/rfc822"}, message.content.decode("ascii"))
+        returned = _part({"Content-Type": "message/rfc822"}, content.decode("ascii"))
     else:
-        header = (b"\r\n" + message.content).partition(b"\r\n\r\n")[0][2:].removesuffix(b"\r\n") + b"\r\n"
-        returned = _encoded("text/rfc822-headers", header, is_guessed=is_guessed)  # RFC 6522, 4
+        header = (b"\r\n" + content).partition(b"\r\n\r\n")[0][2:].removesuffix(b"\r\n") + b"\r\n"
+        returned = _text("text/rfc822-headers", header)  # RFC 6522, 4
     opening = next(text for action, text in _OPENINGS.items() if action in actions)
     subject, _, opening = opening.partition("\n")
     opening = opening.format(date=_date(envelope.arrival_at_ns), until=_date(until_ns or 0))
     attached = "message" if returns_all else "header of the message"
     opening = f"This is the mail relay at {hostname}.\n\n{opening}  The {attached}\nis attached."
-    text = _for_people(opening, recipients)
+    text = _text("text/plain; charset=utf-8", _for_people(opening, recipients))
     # A text cannot contain its own SHA-256, so no part can contain the boundary.
-    digest = hashlib.sha256(repr((message, recipients)).encode()).hexdigest()
+    digest = hashlib.sha256(repr((report_id, envelope, content, recipients)).encode()).hexdigest()
     fields = {
         "From": f"Mail Delivery System <{sender}>",
         "To": f"<{envelope.reverse_path}>".encode().decode("ascii", "surrogateescape"),
         "Subject": subject,
         "Date": _date(max(each.at_ns for each in recipients)),
-        "Message-ID": f"<{message.queue_id}{suffix}@{hostname}>",
+        "Message-ID": f"<{report_id}@{hostname}>",
         "Auto-Submitted": "auto-replied",
         "MIME-Version": "1.0",
         "Content-Type": f'multipart/report; report-type=delivery-status; boundary="=_{digest[:32]}"',
     }
     of_message = {
         "Reporting-MTA": f"dns; {hostname}",
-        "X-relay-Queue-ID": message.queue_id,
+        "X-relay-Queue-ID": report_id[:16],
         "X-relay-Sender": _typed("rfc822", envelope.reverse_path),
         "Arrival-Date": _date(envelope.arrival_at_ns),
         "Original-Envelope-Id": decode_xtext(envelope.dsn.envid),
@@ -151,15 +138,13 @@ def report(
     of_recipients = [_recipient_fields(each, until_ns) for each in recipients]
     # The fields of the message, then those of each recipient (RFC 3464, 2.1).
     status = _part({"Content-Type": "message/delivery-status"}, [*map(_part, (of_message, *of_recipients))])
-    whole = _part(
-        fields, [_encoded("text/plain; charset=utf-8", text, is_guessed=is_guessed), status, returned]
-    )
+    whole = _part(fields, [text, status, returned])
     whole.preamble = "This is a MIME-encapsulated message."
     return whole.as_bytes()
 
 
 def _for_people(opening: str, recipients: Sequence[ReportedRecipient]) -> bytes:
-    lines, margin = opening.split("\n"), " " * 4
+    lines = opening.split("\n")
     for reason, title in _TITLES.items():
         group = [each for each in recipients if each.reason is reason]
         lines += ["", title] if group else []
@@ -167,10 +152,7 @@ def _for_people(opening: str, recipients: Sequence[ReportedRecipient]) -> bytes:
             why = clean(each.diagnostic or "")[:MAX_TEXT]
             if each.remote is not None:
                 why += f" (upstream: {clean(each.remote)})"
-            wrapped = textwrap.wrap(
-                why, 76, initial_indent=margin, subsequent_indent=margin, break_long_words=False
-            )
-            lines += ["", f"  <{each.recipient}>", *wrapped]
+            lines += ["", f"  <{each.recipient}>", f"    {why}"]
     return "".join(f"{line}\r\n" for line in lines).encode()
 
 
@@ -192,17 +174,12 @@ def _recipient_fields(each: ReportedRecipient, until_ns: int | None) -> dict[str
     }
 
 
-def _encoded(kind: str, text: bytes, *, is_guessed: bool) -> MIMEPart:
-    """Return a part of text, exact to the octet: legible, or in base64 if Mailman would guess from it."""
-    fields = {"Content-Type": kind}
-    if is_guessed:
-        encoded = base64.encodebytes(text).decode()
-        return _part(fields | {"Content-Transfer-Encoding": "base64"}, encoded)
+def _text(kind: str, text: bytes) -> MIMEPart:
+    """Return a part of text, exact to the octet: as it is if that is possible, else in base64."""
     if _PLAIN_LINES.match(text):
-        return _part(fields, text.decode())
-    # Line by line, so that a bare CR or LF is encoded like any other octet (RFC 2045, 6.7).
-    lines = [binascii.b2a_qp(line, istext=False).decode() for line in text.split(b"\r\n")]
-    return _part(fields | {"Content-Transfer-Encoding": "quoted-printable"}, "\n".join(lines))
+        return _part({"Content-Type": kind}, text.decode())
+    fields = {"Content-Type": kind, "Content-Transfer-Encoding": "base64"}
+    return _part(fields, base64.encodebytes(text).decode())
 
 
 def _part(fields: Mapping[str, str], payload: list[Message | str] | str = "") -> MIMEPart:
@@ -218,7 +195,7 @@ def _typed(kind: str, address: str) -> str:
     """Return an address for a delivery status; beyond ASCII as utf-8-addr-xtext (RFC 6533, 3)."""
     if address.isascii():
         return f"{kind}; {clean(address)[:MAX_TEXT]}"
-    return f"utf-8; {utf8_address(address)[:MAX_TEXT]}"
+    return f"utf-8; {utf8_xtext(address)[:MAX_TEXT]}"
 
 
 def _date(at_ns: int) -> str:

@@ -6,7 +6,6 @@ no lane starves.  The last route matches every recipient.  The policy has every 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
@@ -15,7 +14,7 @@ from relay.mail.address import is_valid_address
 from relay.mail.formats import period, size
 from relay.mail.rewriting import Rewriting
 from relay.policy import units
-from relay.policy.document import Fault, Steps
+from relay.policy.document import Fault
 from relay.queue import lanes, sorting
 from relay.queue.routes import Route
 
@@ -128,6 +127,11 @@ class RouteSettings(MatchSettings):
     spill_after_ns: units.Duration | None = Field(default=None, alias="spill_after")
     rewrite: RewriteRule | None = None
 
+    @property
+    def route(self) -> Route:
+        rewriting = None if self.rewrite is None else Rewriting(self.rewrite)
+        return Route(self.upstreams, self.failover_after_ns, self.spill_after_ns, rewriting)
+
 
 Lanes = Mapping[str, LaneSettings]
 Routes = tuple[RouteSettings, ...]
@@ -151,29 +155,10 @@ def faults_of_lanes(lane_settings: Lanes) -> Iterator[Fault]:
 def faults_of_routes(routes: Routes) -> Iterator[Fault]:
     for index, route in enumerate(routes):
         at, is_last = ("routes", index), index == len(routes) - 1
-        # `failover_after` is allowed: `as_written` states its default.
-        if len(route.upstreams) == 1 and route.spill_after_ns is not None:
-            yield Fault("spill_after needs a second upstream", (*at, "spill_after"))
         if not route.asked() and not is_last:
             yield Fault("a route without a condition takes all mail: make it the last", at)
         if route.asked() and is_last:
             yield Fault(f"the last route must take all mail: write one without {_MATCHING}", at)
-
-
-def faults_of_names(lists: Mapping[Steps, Sequence[str]], histories: Mapping[str, Path]) -> Iterator[Fault]:
-    """Check lists of upstreams, by their paths in the policy; `histories` has every upstream of the policy.
-
-    Upstreams of routes cannot share a history: both would write the file of pauses beside it.
-    """
-    user_of: dict[Path, str] = {}
-    for at, names in lists.items():
-        for number, name in enumerate(names):
-            if name in names[:number]:
-                yield Fault("this upstream is listed twice", (*at, number))
-            elif name not in histories:
-                yield Fault("the policy has no upstream of this name", (*at, number))
-            elif user_of.setdefault(histories[name], name) != name:
-                yield Fault("another upstream of the routes has the same history", (*at, number))
 
 
 def _with_default(lane_settings: Lanes) -> Lanes:
@@ -193,23 +178,9 @@ def lanes_of(lane_settings: Lanes) -> tuple[lanes.Lane, ...]:
 
 def costs_of(limits: Sequence[LimitSettings]) -> tuple[int, int]:
     """Return what a message and a recipient cost (ns): the highest T / N of limits over all mail."""
-    costs: dict[Unit, int] = {"messages": 0, "recipients": 0}
-    for limit in limits:
-        if limit.for_each is None and limit.unit in costs:
-            costs[limit.unit] = max(costs[limit.unit], limit.per_ns // limit.count)
-    return costs["messages"], costs["recipients"]
-
-
-def routes_of(routes: Routes) -> tuple[Route, ...]:
-    return tuple(
-        Route(
-            each.upstreams,
-            each.failover_after_ns,
-            each.spill_after_ns,
-            None if each.rewrite is None else Rewriting(each.rewrite),
-        )
-        for each in routes
-    )
+    of_all = [(each.unit, each.per_ns // each.count) for each in limits if each.for_each is None]
+    message_ns = max((cost_ns for unit, cost_ns in of_all if unit == "messages"), default=0)
+    return message_ns, max((cost_ns for unit, cost_ns in of_all if unit == "recipients"), default=0)
 
 
 def route_numbers_of(routes: Routes) -> dict[Route, tuple[int, ...]]:
@@ -218,15 +189,14 @@ def route_numbers_of(routes: Routes) -> dict[Route, tuple[int, ...]]:
     Routes of the policy that differ only in their conditions are one `Route`.
     """
     numbers: dict[Route, tuple[int, ...]] = {}
-    for number, route in enumerate(routes_of(routes), 1):
-        numbers[route] = (*numbers.get(route, ()), number)
+    for number, its in enumerate(routes, 1):
+        numbers[its.route] = (*numbers.get(its.route, ()), number)
     return numbers
 
 
 def sorter_of(lane_settings: Lanes, routes: Routes) -> sorting.Sorter:
+    named = {name: its for name, its in lane_settings.items() if name != lanes.DEFAULT_LANE}
     return sorting.Sorter(
-        tuple(
-            (name, lane.conditions()) for name, lane in lane_settings.items() if name != lanes.DEFAULT_LANE
-        ),
-        tuple((route, its.conditions()) for its, route in zip(routes, routes_of(routes), strict=True)),
+        tuple((name, its.conditions()) for name, its in named.items()),
+        tuple((its.route, its.conditions()) for its in routes),
     )

@@ -8,8 +8,7 @@ Does not: read the files that a policy names (see `secrets`), look up names, or 
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from itertools import chain, combinations
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, get_args
 
@@ -19,11 +18,9 @@ from relay.clock import SECOND_NS
 from relay.mail.address import is_valid_address
 from relay.policy import lane, units
 from relay.policy.document import Fault, Steps
-from relay.policy.shipped import KnownProvider, VerdictRule
+from relay.policy.shipped import KnownProvider, VerdictRule, with_preset
 from relay.queue.sorting import NULL_SENDER, is_address
 
-SPOOL_OF_A_SERVICE = "/var/lib/relay/spool"
-"""A folder in StateDirectory= of deploy/relay.service."""
 MOST_HOOKS = 8
 RESTART_KEYS = ("storage", "listen", "http", "hostname", "practice")
 """Fields that take effect only at a start; all other fields are live."""
@@ -127,20 +124,6 @@ _NEEDS = {
 ServerUrl = Annotated[
     str, BeforeValidator(lambda value: units.https_url(value, "https://login.example.net/token", "secrets"))
 ]
-Tenant = Annotated[
-    str,
-    units.matching(
-        "[A-Za-z0-9][A-Za-z0-9.-]{0,252}",
-        "a tenant: its id, or one of its domains such as example.onmicrosoft.com",
-    ),
-]
-TokenScope = Annotated[
-    str,
-    units.matching(
-        r"[!#-\[\]-~]+(?: [!#-\[\]-~]+)*",
-        "a scope: words of printable ASCII with one space between them (RFC 6749, 3.3)",
-    ),
-]
 
 
 class OAuth2(units.Section):
@@ -156,11 +139,11 @@ class OAuth2(units.Section):
     refresh_token_file: units.PolicyPath | None = None
     key_file: units.PolicyPath | None = None
     key_credential: units.CredentialName | None = None
-    tenant: Tenant | None = None
+    tenant: units.Text | None = None
     token_url: ServerUrl | None = None
     device_url: ServerUrl | None = None
     login_url: ServerUrl | None = None
-    scope: TokenScope | None = None
+    scope: units.Text | None = None
     mechanism: TokenMechanism = "auto"
 
     def faults(self) -> Iterator[Fault]:
@@ -227,7 +210,7 @@ class Upstream(units.Section):
     guard_ns: units.Duration | None = Field(default=None, alias="guard")
     shield: ShieldSettings | None = ShieldSettings()
     """Pauses instead of bouncing a list; null: the relay believes each permanent refusal at once."""
-    history: Annotated[units.HistorySettings | None, BeforeValidator(units.history_settings)] = None
+    history: Annotated[units.HistorySettings | None, BeforeValidator(units.with_key)] = None
     verdicts: tuple[VerdictRule, ...] = ()
 
     def faults(self) -> Iterator[Fault]:
@@ -248,25 +231,16 @@ SpoolEngine = Literal["maildir", "log", "postgresql"]
 
 
 class SpoolSettings(units.DatabaseLogin):
-    """A policy may write a path or a URL alone."""
-
-    path: units.PolicyPath
-    """With a database, the folder of files that belong to this host alone."""
-    engine: SpoolEngine
+    path: units.PolicyPath = Path("/var/lib/relay/spool")
+    """By default in StateDirectory= of deploy/relay.service.  With a database, this host's own files."""
+    engine: SpoolEngine = Field(
+        default_factory=lambda given: "postgresql" if given.get("postgresql") else "maildir"
+    )
 
     def faults(self) -> Iterator[Fault]:
         yield from super().faults()
         if (self.engine == "postgresql") != (self.postgresql is not None):
             yield Fault("engine and key postgresql belong together: write both or neither", ("engine",))
-
-
-def _spool_settings(value: object) -> object:
-    """Expand a plain path or URL to a mapping, with the default engine."""
-    if units.is_database_url(value):
-        value = {"path": SPOOL_OF_A_SERVICE, "postgresql": value}
-    settings = value if isinstance(value, Mapping) else {"path": value}
-    engine = "maildir" if settings.get("postgresql") is None else "postgresql"
-    return {"engine": engine, **settings}
 
 
 class Retry(units.Section):
@@ -338,12 +312,8 @@ class HookSettings(units.Section):
     timeout_ns: units.Duration = Field(default=10 * SECOND_NS, alias="timeout")
 
     def faults(self) -> Iterator[Fault]:
-        if self.url is not None and self.command is not None:
-            yield Fault("expected a url or a command, got both; write two hooks", ("command",))
-        if self.url is None and self.command is None:
-            yield Fault("expected a url or a command")
-        if self.command is not None and self.secret_file is not None:
-            yield Fault("a command gets no signature: secret_file belongs to a url", ("secret_file",))
+        if (self.url is None) == (self.command is None):
+            yield Fault("expected either a url or a command; write two hooks for both")
 
     @property
     def shown(self) -> str:
@@ -391,11 +361,11 @@ class HistoryPlace(NamedTuple):
 
 
 class Policy(units.Section):
-    storage: Annotated[SpoolSettings, BeforeValidator(_spool_settings)] = Field(alias="spool")
+    storage: Annotated[SpoolSettings, BeforeValidator(units.with_key)] = Field(alias="spool")
     listen: Annotated[tuple[Listen, ...], units.NotEmpty]
     http: units.Endpoint | None = None
     hostname: units.OwnName | None = None
-    upstreams: Annotated[dict[units.Name, Upstream], units.NotEmpty]
+    upstreams: Annotated[dict[units.Name, Annotated[Upstream, BeforeValidator(with_preset)]], units.NotEmpty]
     retry: Retry = Retry()
     reports: Reports = Reports()
     lanes: dict[units.Name, lane.LaneSettings] = Field(default_factory=dict, max_length=lane.MOST_LANES)
@@ -407,14 +377,22 @@ class Policy(units.Section):
     def faults(self) -> Iterator[Fault]:
         yield from lane.faults_of_lanes(self.lanes)
         yield from lane.faults_of_routes(self.written_routes)
-        of_reports = self.reports.upstreams or ()
-        # Without routes the first upstream gets all other mail, though no list names it.
-        first = (self.default_upstream,) if of_reports and not self.written_routes else ()
-        lists: dict[Steps, tuple[str, ...]] = {("upstreams",): first, ("reports", "upstreams"): of_reports}
-        lists |= {
-            ("routes", index, "upstreams"): its.upstreams for index, its in enumerate(self.written_routes)
+        lists: dict[Steps, tuple[str, ...]] = {
+            # Without routes the first upstream gets all mail but reports.
+            ("upstreams",): () if self.written_routes else (self.default_upstream,),
+            ("reports", "upstreams"): self.reports.upstreams or (),
+            **{("routes", at, "upstreams"): its.upstreams for at, its in enumerate(self.written_routes)},
         }
-        yield from lane.faults_of_names(lists, {name: self.history_path(name) for name in self.upstreams})
+        user_of: dict[Path, str] = {}
+        for at, names in lists.items():
+            for number, name in enumerate(names):
+                if name in names[:number]:
+                    yield Fault("this upstream is listed twice", (*at, number))
+                elif name not in self.upstreams:
+                    yield Fault("the policy has no upstream of this name", (*at, number))
+                # Both would write the file of pauses beside the history.
+                elif user_of.setdefault(self.history_path(name), name) != name:
+                    yield Fault("another upstream of the routes has the same history", (*at, number))
 
     @property
     def spool(self) -> Path:
@@ -433,25 +411,10 @@ class Policy(units.Section):
         return (first, *(self.written_routes or [lane.RouteSettings(upstreams=(self.default_upstream,))]))
 
     @property
-    def upstreams_of_reports(self) -> tuple[str, ...]:
-        """Return the upstreams of the first route that takes `<>` and has no other condition."""
-        for route in self.routes:
-            is_open = route.asked() in ([], ["sender"])
-            if is_open and (route.sender is None or is_address(route.sender, "")):
-                return route.upstreams
-        return (self.default_upstream,)
-
-    @property
     def listed_upstreams(self) -> frozenset[str]:
         """Return the upstreams that may get mail: those of the routes, or without routes the first."""
         listed = frozenset(name for route in self.routes for name in route.upstreams)
         return listed or frozenset([self.default_upstream])
-
-    @property
-    def instead_of_pairs(self) -> tuple[tuple[str, str], ...]:
-        """Return all pairs of upstreams in a route, of which the route prefers the second."""
-        pairs = (combinations(reversed(route.upstreams), 2) for route in self.routes)
-        return tuple(dict.fromkeys(chain.from_iterable(pairs)))
 
     @property
     def reports_history(self) -> Path:
@@ -467,10 +430,9 @@ class Policy(units.Section):
         account = (f"{its.auth.user}@{its.host}" if its.auth else its.host).lower()
         # Quoted, so that no account names a file in another folder; cut to fit NAME_MAX.
         name = _NOT_IN_A_FILE_NAME.sub(lambda found: f"%{ord(found[0]):02x}", account)[:200]
-        default, settings = self.spool.parent / "history" / name, its.history
-        if settings is None or settings.path is not None:
-            return HistoryPlace(default if settings is None else settings.path or default, account, None)
-        return HistoryPlace(default, account, settings, self.hostname or "")
+        path = (its.history and its.history.path) or self.spool.parent / "history" / name
+        database = its.history if its.history and its.history.postgresql else None
+        return HistoryPlace(path, account, database, (self.hostname or "") if database else "")
 
     def history_path(self, upstream: str) -> Path:
         return self.history_of(upstream).path

@@ -191,16 +191,8 @@ def provider_of(name: str | None, host: str) -> str | None:
     return next((known for known, its in every if any(is_like(each, wanted) for each in its.hosts)), None)
 
 
-def with_presets(policy: object) -> object:
-    """Add the providers' presets; the owner's keys win.  Malformed parts stay for the model to report."""
-    match policy:
-        case {"upstreams": dict() as upstreams, **others}:
-            return {**others, "upstreams": {name: _filled(each) for name, each in upstreams.items()}}
-        case _:
-            return policy
-
-
-def _filled(upstream: object) -> object:
+def with_preset(upstream: object) -> object:
+    """Add the preset of a provider; the owner's keys win.  Malformed parts stay for the model to report."""
     match upstream:
         case {"provider": str() as name, **written} if name in providers():
             provider = providers()[name]
@@ -215,11 +207,11 @@ def _filled(upstream: object) -> object:
 
 def _oauth2_of(known: Mapping[str, Any], written: Mapping[str, object]) -> dict[str, object]:
     """Return the provider's keys of `oauth2`; a URL with a tenant only if the owner wrote a tenant."""
-    grant, tenant = written.get("grant"), written.get("tenant")
-    filled: dict[str, object] = {}
-    for key, its in known.items():
-        if key == "scopes":
-            filled |= {"scope": its[grant]} if isinstance(grant, str) and grant in its else {}
-        elif isinstance(tenant, str) or "{tenant}" not in its:
-            filled[key] = its.replace("{tenant}", str(tenant))
-    return filled
+    tenant, scope = written.get("tenant"), known.get("scopes", {}).get(str(written.get("grant")))
+    every = {**known, "scope": scope}.items()
+    texts = {key: its for key, its in every if isinstance(its, str)}
+    return {
+        key: its.replace("{tenant}", str(tenant))
+        for key, its in texts.items()
+        if isinstance(tenant, str) or "{tenant}" not in its
+    }

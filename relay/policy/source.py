@@ -24,11 +24,9 @@ from relay.policy.document import MAX_BYTES, Document, Fault, Step, Steps
 from relay.policy.model import RESTART_KEYS, Policy
 from relay.policy.named_file import read_regular
 from relay.policy.secrets import unusable
-from relay.policy.shipped import with_presets
 from relay.policy.units import BROKEN, Section, written_key
 
 _RESTART = frozenset(written_key(Policy, key) for key in RESTART_KEYS)
-_LONGEST_LINE = 1_000_000
 WHOLE = "policy"
 """The key of a fault of the whole file."""
 FOREIGN_KEY = "?"
@@ -101,12 +99,10 @@ def policy_bytes(path: Path) -> bytes:
         raise PolicyError(path, [Fault(f"cannot read it: {error.strerror}")]) from None
 
 
-def parse_policy(
-    content: bytes, path: Path, *, looks_at_files: bool = False, is_service: bool = False
-) -> Policy:
+def parse_policy(content: bytes, path: Path, *, looks_at_files: bool = False) -> Policy:
     """Parse a policy; relative paths start at the folder of `path`.  Raises PolicyError with all faults.
 
-    `looks_at_files`: also check the files that it names, as `unusable` does with `is_service`.
+    `looks_at_files`: also check the files that it names.
     """
     document = Document(content)
     faults = list(document.faults)
@@ -114,7 +110,7 @@ def parse_policy(
         raise PolicyError(path, faults)
     try:
         policy = Policy.model_validate(
-            with_presets(document.value),
+            document.value,
             # Symbolic links are not resolved: paths start at the folder of the link.
             context=path.absolute().parent,
             by_alias=True,
@@ -124,8 +120,7 @@ def parse_policy(
         faults += _faults_of(document, error)
     else:
         if looks_at_files and not faults:
-            found = unusable(policy, is_service=is_service)
-            faults = [each._replace(mark=document.mark_of(each.at)) for each in found]
+            faults = [each._replace(mark=document.mark_of(each.at)) for each in unusable(policy)]
         if not faults:
             return policy
     raise PolicyError(path, faults)
@@ -135,6 +130,8 @@ def _faults_of(document: Document, error: ValidationError) -> Iterator[Fault]:
     """Yield pydantic's errors with our messages: pydantic's own quote the values."""
     for detail in error.errors(include_url=False):
         kind, steps = detail["type"], detail["loc"]
+        if kind == "default_factory_not_called":
+            continue  # another key of the section has the fault
         if kind == BROKEN:
             for message, at, _ in detail["ctx"]["faults"]:
                 yield Fault(message, (*steps, *at), document.mark_of((*steps, *at)))
@@ -219,20 +216,10 @@ class Difference:
     """None: the key was removed."""
     needs_restart: bool = False
 
-    @property
-    def words(self) -> str:
-        """Return the key with its old and new value: `upstreams.isp.connections: 4 → 5`."""
-        return f"{self.about}: {' → '.join(each for each in (self.was, self.now) if each is not None)}"
-
-    @property
-    def sign(self) -> str:
-        """Return + for an added key, - for a removed key, ~ for a changed key."""
-        return "+" if self.was is None else "-" if self.now is None else "~"
-
-
-def changes_needing_restart(old: Policy, new: Policy) -> list[str]:
-    """Return the names of the fields; `written_key` returns the keys."""
-    return [key for key in RESTART_KEYS if getattr(old, key) != getattr(new, key)]
+    def __str__(self) -> str:
+        """Return `KEY: OLD → NEW`, or `+ KEY: NEW` for an added key, and `- KEY: OLD` for a removed key."""
+        sign = "+ " if self.was is None else "- " if self.now is None else ""
+        return f"{sign}{self.about}: {' → '.join(filter(None, (self.was, self.now)))}"
 
 
 def differences(old: Policy, new: Policy) -> list[Difference]:
@@ -269,6 +256,6 @@ def _between(about: str, old: object, new: object) -> Iterator[tuple[str, str | 
 
 def _yaml(value: object, *, is_flow: bool | None = True) -> str:
     text: str = yaml.safe_dump(
-        value, default_flow_style=is_flow, sort_keys=False, allow_unicode=True, width=_LONGEST_LINE
+        value, default_flow_style=is_flow, sort_keys=False, allow_unicode=True, width=1_000_000
     )
     return text.removesuffix("...\n").rstrip("\n") if is_flow else text

@@ -53,9 +53,9 @@ _PORT = re.compile(r"[0-9]{1,5}\Z")
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST_NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*\Z")
 _URL_HOST = r"(?P<host>[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])"
-_DATABASE_URL = re.compile(
+_DATABASE_URL = (
     r"postgres(?:ql)?://(?:[^\s:@/?#]+@)?[A-Za-z0-9._:,\[\]-]*/[^\s/?#]+"
-    r"(?:\?(?:host|sslcert|sslkey)=[^\s&#]+(?:&(?:host|sslcert|sslkey)=[^\s&#]+)*)?\Z"
+    r"(?:\?(?:host|sslcert|sslkey)=[^\s&#]+(?:&(?:host|sslcert|sslkey)=[^\s&#]+)*)?"
 )
 WEB_URL = re.compile(rf"(?P<scheme>https?)://{_URL_HOST}(?P<port>:[0-9]{{1,5}})?(?:[/?][!-~]*)?\Z")
 
@@ -110,11 +110,8 @@ def duration_ns(value: object) -> int:
 
 def size_bytes(value: object) -> int:
     """Parse a size such as `50M` (1024 * 1024), or bytes.  Raises ValueError, also for 0 and above 1 TiB."""
-    total_bytes = 0
-    if isinstance(value, int) and not isinstance(value, bool):
-        total_bytes = value
-    elif isinstance(value, str) and (match := _SIZE.match(value)):
-        total_bytes = int(match[1]) * _SIZE_UNIT_BYTES[(match[2] or "")[:1].lower()]
+    match = _SIZE.match(str(value)) if isinstance(value, int | str) else None
+    total_bytes = int(match[1]) * _SIZE_UNIT_BYTES[(match[2] or "")[:1].lower()] if match else 0
     if not 0 < total_bytes <= LARGEST_SIZE_BYTES:
         raise ValueError("expected a size from 1 to 1024G, such as 50M or 52428800")
     return total_bytes
@@ -244,19 +241,6 @@ def https_url(value: object, example: str, what_crosses: str) -> str:
     return found[0]
 
 
-def is_database_url(value: object) -> bool:
-    return isinstance(value, str) and value.startswith(("postgresql://", "postgres://"))
-
-
-def _database_url(value: str) -> str:
-    if not _DATABASE_URL.match(value):
-        raise ValueError(
-            "expected a URL such as postgresql://relay@db.example.net/relay, without a password and with no "
-            "parameters but host, sslcert and sslkey"
-        )
-    return value
-
-
 NotEmpty = checked(bool, "at least one")
 """Not `min_length`: pydantic reports that too if all entries are invalid."""
 _T = TypeVar("_T")
@@ -291,7 +275,14 @@ CredentialName = Annotated[
     # An owner may write the password itself here by mistake.
     PlainSerializer(lambda _: "…"),
 ]
-DatabaseUrl = Annotated[str, AfterValidator(_database_url)]
+DatabaseUrl = Annotated[
+    str,
+    matching(
+        _DATABASE_URL,
+        "a URL such as postgresql://relay@db.example.net/relay, without a password and with "
+        "no parameters but host, sslcert and sslkey",
+    ),
+]
 
 PASSWORDS = ("password_file", "password_env", "password_credential")
 
@@ -311,9 +302,6 @@ class DatabaseLogin(PasswordKeys):
 
     def faults(self) -> Iterator[Fault]:
         yield from self.at_most_one(PASSWORDS, "password")
-        if self.postgresql is None:
-            for key in self.given([*PASSWORDS, "ca_file"]):
-                yield Fault("this key needs postgresql", (key,))
 
 
 class HistorySettings(DatabaseLogin):
@@ -325,8 +313,9 @@ class HistorySettings(DatabaseLogin):
             yield Fault("expected either path or postgresql")
 
 
-def history_settings(value: object) -> object:
-    """Expand a plain path or URL to a mapping."""
-    if value is None or isinstance(value, Mapping | HistorySettings):
+def with_key(value: object) -> object:
+    """Expand a plain path or URL of a database to a mapping."""
+    if value is None or isinstance(value, Mapping | Section):
         return value
-    return {"postgresql" if is_database_url(value) else "path": value}
+    is_url = isinstance(value, str) and value.startswith(("postgresql://", "postgres://"))
+    return {"postgresql" if is_url else "path": value}

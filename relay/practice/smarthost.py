@@ -20,8 +20,9 @@ from relay.clock import Clock
 from relay.policy.lane import LimitSettings
 from relay.policy.units import HostPort
 from relay.smtp import replies
+from relay.smtp.commands import MailTransaction
 from relay.smtp.sasl import Credentials, PasswordCheck
-from relay.smtp.session_machine import MailTransaction, ServerTerms, SessionMachine, SessionState
+from relay.smtp.session_machine import ServerTerms, SessionMachine, SessionState
 
 HOSTNAME = "practice.invalid"
 """RFC 6761, 6.4: a name that never exists, since this host needs none."""

@@ -37,7 +37,7 @@ from relay.throttle.limit import with_ceilings
 from relay.throttle.throttle import Reservation, Throttle, View, open_history
 from relay.upstream.connection import Connection, UpstreamUnavailable
 from relay.upstream.pool import Pool
-from relay.verdicts.account import ENDLESS, AccountState, EventKind, PauseAsked, max_recipients_now
+from relay.verdicts.account import AccountState, EventKind, Health, PauseAsked, max_recipients_now
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Judge, Verdict
 
@@ -56,14 +56,11 @@ SHORT_WAIT_NS = SECOND_NS
 
 @dataclass(frozen=True, slots=True)
 class UpstreamView:
-    """A snapshot of an upstream, or what a start would know of one that is not in use.
-
-    Only `limits` answers as of when it is asked.
-    """
+    """A snapshot of an upstream.  Only `limits` answers as of when it is asked."""
 
     state: AccountState = field(default_factory=AccountState)
     limits: View | None = None
-    """None if the history cannot be judged."""
+    """None if the upstream is not in use."""
     is_tried: bool = False
     """Whether a transaction or a refusal has shown since the start if the upstream works."""
     connections_open: int = 0
@@ -81,7 +78,7 @@ class UpstreamView:
     def is_endless(self) -> bool:
         """Whether no instant is known at which mail goes again."""
         operator = self.state.operator
-        return self.state.shown in ENDLESS or (operator is not None and operator.is_lasting)
+        return self.state.shown is Health.STOPPED or (operator is not None and operator.is_lasting)
 
 
 class Account:
@@ -273,7 +270,6 @@ class Account:
         queued, wait_ns = first.message, first.until_ns - self._clock.boottime_ns()
         if queued.queue_id != self._told.get(queued.lane) and wait_ns >= SHORT_WAIT_NS:
             self._told[queued.lane] = queued.queue_id
-            self._metrics.count("relay_throttle_waits_total", self.name)
             self._events.tell(
                 "waiting",
                 queue_id=queued.queue_id,
@@ -383,7 +379,7 @@ class Account:
     async def look_at_secrets(self) -> None:
         """Use a refused account again if its password was replaced; call it each second."""
         pausing = self.pausing
-        if pausing.state.is_refused and await self._logins.has_new_password() and pausing.state.is_refused:
+        if pausing.state.is_stopped and await self._logins.has_new_password() and pausing.state.is_stopped:
             self.use_again(EventKind.EDIT)
 
     def _judge_by(self, upstream: Upstream) -> None:

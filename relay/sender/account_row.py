@@ -25,7 +25,7 @@ OWN = frozenset({EventKind.FAULT, EventKind.SOUND})
 """Events that concern one host alone; the row does not record them."""
 LISTENS_AGAIN_SECONDS = 1.0
 _OF_ANOTHER_BOOT = "of the database"
-"""No host's boot id, so `moved` converts instants by the wall clock, which is the history's clock."""
+"""No host's boot id, so `state_at` converts instants by the wall clock, which is the history's clock."""
 
 
 class AccountRow(AccountStore):
@@ -114,7 +114,7 @@ class AccountRow(AccountStore):
         if not row.version:
             return AccountState()
         record = parse(row.state.encode(), f"account {self._account.name}")
-        return record.moved(self._clock.boot_id(), row.boottime_ns, row.now_ns).state
+        return record.state_at(self._clock.boot_id(), row.boottime_ns, row.now_ns)
 
     def _after_all(self, row: RowState, events: list[Event]) -> AccountState:
         state = AccountState()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.mail.header import Names, names_of
-from relay.policy.lane import costs_of, lanes_of, route_numbers_of, routes_of, sorter_of
+from relay.policy.lane import costs_of, lanes_of, route_numbers_of, sorter_of
 from relay.policy.model import Policy
 from relay.queue.lanes import Arrangement
 from relay.queue.lines import earliest
@@ -24,6 +24,7 @@ from relay.sender.attempt import which_of
 from relay.sender.host import Host, seconds, woken
 from relay.sender.reports import REASON, OwedReports
 from relay.sender.settling import Settling
+from relay.sender.spool_thread import GATHERS_SECONDS
 from relay.spool.interface import Full, Message, Unavailable
 from relay.telemetry.metrics import Telemetry
 
@@ -91,7 +92,9 @@ class Arrivals:
     async def take(self) -> None:
         """Claim all mail in the spool, a page at a time.  Raises Full, Unavailable."""
         while await self._claim():
-            pass
+            if not self.is_reading:
+                # Under load, what comes meanwhile is claimed by one call of the spool.
+                await asyncio.sleep(GATHERS_SECONDS)
 
     async def take_only(self, queue_ids: Collection[QueueId]) -> bool:
         """Queue these messages without a claim; return False, and queue none, if that is not enough.
@@ -164,7 +167,7 @@ class Arrivals:
         for name, upstream in policy.upstreams.items():
             by = Arrangement(lanes, *costs_of(upstream.limits), upstream.max_recipients)
             self._queue.line(name).arrange(by)
-        self._queue.use(list(policy.upstreams), routes_of(policy.routes))
+        self._queue.use(list(policy.upstreams), [each.route for each in policy.routes])
 
     def stop(self) -> None:
         asyncio.get_running_loop().remove_reader(self._trigger.listen())

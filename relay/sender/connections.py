@@ -177,13 +177,11 @@ class Logins:
         return error
 
     def _answered(self, answer: TokenAnswer) -> None:
-        (events, metrics, clock), name = self._telemetry, self._name
+        events, metrics, name = self._telemetry.events, self._telemetry.metrics, self._name
         if isinstance(answer, Denied):
             metrics.count("relay_token_requests_total", name, "denied")
             return
         metrics.count("relay_token_requests_total", name, "granted")
-        ends_at_s = clock.wall_ns() / SECOND_NS + answer.life_seconds
-        metrics.set("relay_token_end_timestamp_seconds", name, to=ends_at_s)
         life_seconds, is_rotated = answer.life_seconds, answer.refresh_token != ""
         events.tell("token_granted", upstream=name, life_seconds=life_seconds, is_rotated=is_rotated)
 

@@ -64,12 +64,9 @@ def render(record: PauseRecord) -> bytes:
 def parse(content: bytes, name: str) -> PauseRecord:
     """Return the record.  Raises ValueError if the content of `name` is not one."""
     try:
-        record = _RECORDS.validate_json(content, strict=True)
+        return _RECORDS.validate_json(content, strict=True)
     except ValidationError as error:
         raise ValueError(f"{name}: not a pause record (errors: {error.error_count()})") from None
-    if fault := record.fault():
-        raise ValueError(f"{name}: not a pause record: {fault}")
-    return record
 
 
 class AccountStore:
@@ -111,7 +108,7 @@ class AccountFile(AccountStore):
             # A larger file is cut here, and is not JSON then.
             record = parse(self._disk.pread(fd, LARGEST_BYTES, 0), self.path)
         clock = self._clock
-        self._read = record.moved(clock.boot_id(), clock.boottime_ns(), clock.wall_ns()).state
+        self._read = record.state_at(clock.boot_id(), clock.boottime_ns(), clock.wall_ns())
 
     def news(self) -> AccountState | None:
         read, self._read = self._read, None
@@ -204,7 +201,9 @@ class Pausing:
                 self._store.record(Event(EventKind.RESTART, now_ns))
             found, state = started, _with_rests_of(state, started, now_ns)
         self._become(with_shared(state, found, now_ns))
-        self.shield.recall(self.state.doubts)
+        if state.in_a_row > 0 and self.state.in_a_row == 0:
+            # On another host an operator acted, or the upstream relayed something.
+            self.shield.clear()
 
     def retire(self) -> AccountState:
         """Return the last state that is saved and announced: the account is used no more."""
@@ -316,7 +315,7 @@ class Pausing:
         if state.health in RESTING:
             if (state.health, state.until_ns) == (before.health, before.until_ns):
                 return
-            if state.is_refused:
+            if state.is_stopped:
                 events.tell("upstream_stopped", upstream=name, reason=state.because)
             else:
                 until_at_ns = self._wall_ns(state.until_ns)

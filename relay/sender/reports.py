@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from relay.clock import SECOND_NS
 from relay.mail.dsn import Notify
 from relay.mail.envelope import Envelope, QueueId
-from relay.mail.report import Reason, ReportedMessage, ReportedRecipient, report
+from relay.mail.report import Reason, ReportedRecipient, report
 from relay.policy.model import Policy
 from relay.queue.queued import Queued, State, WaitKind, WaitReason
 from relay.queue.upstream_queue import SLICE
@@ -84,11 +84,13 @@ class Reporter:
     ) -> Report:
         at_ns, to = max(each.at_ns for each in recipients), message.envelope.reverse_path
         content = report(
-            ReportedMessage(message.queue_id, message.envelope, message.head, is_whole),
+            own_id,
+            message.envelope,
+            message.head,
             recipients,
+            is_whole=is_whole,
             hostname=self.hostname,
             sender=self.sender or f"MAILER-DAEMON@{self.hostname}",
-            suffix=own_id.removeprefix(message.queue_id),
             until_ns=until_ns,
         )
         envelope = Envelope("", (to,), at_ns, "local", "", "local", smtputf8=not to.isascii())

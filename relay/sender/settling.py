@@ -241,7 +241,8 @@ class Settling:
             if is_asked:
                 raise
             return None
-        self._metrics.count_fates(status.word for status in what.marks.values())
+        for status in what.marks.values():
+            self._metrics.count("relay_ledger_recipients_total", status.word)
         if what.report is not None:
             self._tell_published(after, what, what.report)
         return after

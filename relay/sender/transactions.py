@@ -34,7 +34,8 @@ from relay.upstream.transaction import Transaction, why_unfit
 from relay.verdicts.account import rest_ns
 from relay.verdicts.decision import AttemptContext, Decision, decide
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed, of_full_session
-from relay.verdicts.verdict import Verdict
+from relay.verdicts.shield import SENDER_WAITS
+from relay.verdicts.verdict import Scope, Verdict
 
 SUSPENDED_NS = SECOND_NS
 """A host that is awake notices a deadline within this time."""
@@ -285,15 +286,15 @@ class Transactions:
 
     def _rest_sender(self, attempt: Attempt, decision: Decision) -> None:
         """Pause the mail of a sender that the upstream refuses; end that once it takes some."""
-        queued, refusal = attempt.queued, decision.sender_rests
-        if refusal is not None:
+        queued, refusal = attempt.queued, decision.outcome.pause
+        if refusal is not None and refusal.scope is Scope.SENDER:
             until_ns = self._line.sender_pauses.begin(
                 queued.sender,
                 attempt.ended_ns,
                 refusal.text,
                 self._pausing.relayed_from_ns,
                 asked_ns=rest_ns(refusal.ruling, 0),
-                ages=refusal.is_doubted,
+                ages=refusal.ruling is SENDER_WAITS,
             )
             self._metrics.count("relay_sender_pauses_total", self._upstream)
             self._events.tell(

@@ -7,7 +7,8 @@ As strict as RFC 5321, except as `relay.mail.address` says, and except for the n
 
 import re
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from relay.mail.address import NO_TEXT, Malformed, split_path
 from relay.mail.dsn import (
@@ -16,11 +17,12 @@ from relay.mail.dsn import (
     DsnRequest,
     RecipientRequest,
     Ret,
-    ascii_orcpt,
+    asked_of,
     parse_envid,
     parse_notify,
     parse_orcpt,
     parse_ret,
+    utf8_xtext,
 )
 from relay.mail.envelope import Shape
 from relay.mail.text import clean
@@ -45,18 +47,31 @@ class Refused(Exception):  # noqa: N818 - it is an answer to the client, not a f
         self.reply = reply
 
 
-class MailCommand(NamedTuple):
+@dataclass(slots=True)
+class MailTransaction:
+    """What MAIL says, and the recipients that follow it."""
+
     reverse_path: str
     size_bytes: int
     """As declared by SIZE=, in octets; 0 if not declared."""
     smtputf8: bool
+    """MAIL carried SMTPUTF8 (RFC 6531, 3.4)."""
     ret: Ret | None = None
     envid: str = ""
+    asked: dict[str, RecipientRequest] = field(default_factory=dict)
+    """By recipient, in the order in which the client named them."""
 
+    @property
+    def recipients(self) -> tuple[str, ...]:
+        return tuple(self.asked)
 
-class RcptCommand(NamedTuple):
-    recipient: str
-    asked: RecipientRequest = NO_REQUEST
+    @property
+    def is_ascii(self) -> bool:
+        return self.reverse_path.isascii() and all(map(str.isascii, self.asked))
+
+    @property
+    def dsn(self) -> DsnRequest:
+        return DsnRequest(self.ret, self.envid, asked_of(list(self.asked.values())))
 
 
 def has_control(line: bytes | bytearray) -> bool:
@@ -79,7 +94,7 @@ def parse_host_name(argument: str | None) -> str:
     return clean(argument)
 
 
-def parse_mail(argument: str | None, *, has_dsn: bool = True) -> MailCommand:
+def parse_mail(argument: str | None, *, has_dsn: bool = True) -> MailTransaction:
     """Parse the argument of MAIL (RFC 5321, 4.1.1.2).  Raises Refused, also for DSN without `has_dsn`."""
     address, rest = _path(argument, "FROM:", replies.MAIL_SYNTAX, replies.BAD_SENDER)
     if address and "@" not in address:
@@ -104,13 +119,13 @@ def parse_mail(argument: str | None, *, has_dsn: bool = True) -> MailCommand:
                 raise Refused(replies.BAD_PARAMETER if is_known else replies.UNKNOWN_PARAMETER)
     if not (smtputf8 or address.isascii()):
         raise Refused(replies.NON_ASCII)
-    return MailCommand(address, size_bytes, smtputf8, ret, envid)
+    return MailTransaction(address, size_bytes, smtputf8, ret, envid)
 
 
-def parse_rcpt(argument: str | None, *, smtputf8: bool, has_dsn: bool = True) -> RcptCommand:
+def parse_rcpt(argument: str | None, *, smtputf8: bool, has_dsn: bool = True) -> tuple[str, RecipientRequest]:
     """Parse the argument of RCPT (RFC 5321, 4.1.1.3); `smtputf8` is whether MAIL had it.
 
-    Raises Refused as `parse_mail` does.
+    Return the recipient, and its DSN parameters.  Raises Refused as `parse_mail` does.
     """
     address, rest = _path(argument, "TO:", replies.RCPT_SYNTAX, replies.BAD_RECIPIENT)
     if not address:
@@ -126,7 +141,7 @@ def parse_rcpt(argument: str | None, *, smtputf8: bool, has_dsn: bool = True) ->
                 raise Refused(replies.UNKNOWN_PARAMETER)
     if not (smtputf8 or (address.isascii() and orcpt.isascii())):
         raise Refused(replies.NON_ASCII)
-    return RcptCommand(address, RecipientRequest(notify, orcpt))
+    return address, RecipientRequest(notify, orcpt)
 
 
 def mail_line(reverse_path: str, shape: Shape, dsn: DsnRequest = NOTHING_ASKED, *, has_size: bool) -> bytes:
@@ -151,7 +166,7 @@ def rcpt_line(recipient: str, asked: RecipientRequest = NO_REQUEST, *, smtputf8:
     if asked.notify:
         line += f" NOTIFY={asked.notify}"
     if asked.orcpt:
-        line += f" ORCPT={asked.orcpt if smtputf8 else ascii_orcpt(asked.orcpt)}"
+        line += f" ORCPT={asked.orcpt if smtputf8 else utf8_xtext(asked.orcpt)}"
     return line.encode()
 
 

@@ -8,12 +8,18 @@ Assumes: the owner does what the state after a line asks for before it passes th
 """
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
-from relay.mail.dsn import DsnRequest, RecipientRequest, Ret, asked_of
 from relay.smtp import replies
-from relay.smtp.commands import Refused, parse_host_name, parse_mail, parse_rcpt, split_command
+from relay.smtp.commands import (
+    MailTransaction,
+    Refused,
+    parse_host_name,
+    parse_mail,
+    parse_rcpt,
+    split_command,
+)
 from relay.smtp.sasl import EXCHANGES, Credentials, PasswordCheck, SaslExchange, challenge_reply, said_in
 
 MAX_ATTEMPTS = 3
@@ -40,29 +46,6 @@ class SessionState(enum.IntEnum):
 
 
 GREETED, READY, SENDER, RECIPIENTS, EXCHANGE, VERIFYING, SECURING, CONTENT, OVER = SessionState
-
-
-@dataclass(slots=True)
-class MailTransaction:
-    reverse_path: str
-    smtputf8: bool
-    """MAIL carried SMTPUTF8 (RFC 6531, 3.4)."""
-    ret: Ret | None = None
-    envid: str = ""
-    asked: dict[str, RecipientRequest] = field(default_factory=dict)
-    """By recipient, in the order in which the client named them."""
-
-    @property
-    def recipients(self) -> tuple[str, ...]:
-        return tuple(self.asked)
-
-    @property
-    def is_ascii(self) -> bool:
-        return self.reverse_path.isascii() and all(map(str.isascii, self.asked))
-
-    @property
-    def dsn(self) -> DsnRequest:
-        return DsnRequest(self.ret, self.envid, asked_of(list(self.asked.values())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,18 +317,18 @@ class SessionMachine:
             raise Refused(replies.TOO_BIG)
         if (refusal := self._owner.sender_refusal(mail.reverse_path, mail.size_bytes)) is not None:
             raise Refused(refusal)
-        self.transaction = MailTransaction(mail.reverse_path, mail.smtputf8, mail.ret, mail.envid)
+        self.transaction = mail
         return replies.SENDER_OK
 
     def _rcpt(self, argument: str | None) -> str:
         if self.transaction is None:
             raise AssertionError("a recipient without a transaction")
         asked = self.transaction.asked
-        rcpt = parse_rcpt(argument, smtputf8=self.transaction.smtputf8, has_dsn=self._takes_dsn)
-        if rcpt.recipient not in asked and len(asked) >= self._terms.max_recipients:
+        recipient, request = parse_rcpt(argument, smtputf8=self.transaction.smtputf8, has_dsn=self._takes_dsn)
+        if recipient not in asked and len(asked) >= self._terms.max_recipients:
             raise Refused(replies.TOO_MANY_RECIPIENTS)
         # If a recipient is named twice, its last request counts.
-        asked[rcpt.recipient] = rcpt.asked
+        asked[recipient] = request
         return replies.RECIPIENT_OK
 
 

@@ -27,7 +27,7 @@ from relay.queue.queues import Queues
 from relay.queue.routes import reason_of
 from relay.spool.interface import SetAside
 from relay.status.snapshot import MessageView, QueueState
-from relay.throttle.limit_state import Opening, Usage
+from relay.throttle.limit import Opening, Usage
 
 CONNECTIONS = "connections"
 NEXT = ""

@@ -18,9 +18,7 @@ from itertools import islice
 from typing import Any
 
 from relay.clock import SECOND_NS
-from relay.mail.address import comparable, comparable_domain
-from relay.mail.search import matches, parse_search
-from relay.queue.lanes import turn_of
+from relay.mail.address import comparable, comparable_domain, matches, parse_search
 from relay.queue.sorting import Network, is_address, is_client, is_domain, is_like
 from relay.status.snapshot import MessageView, QueueState, to_json
 
@@ -139,14 +137,6 @@ class By(enum.StrEnum):
     LANE = "lane"
     UPSTREAM = "upstream"
     REASON = "reason"
-
-
-USAGE_KEYS: Mapping[str, Callable[[str, str, str], str]] = {
-    "sender": lambda reverse_path, _client, _lane: turn_of(reverse_path),
-    "client": lambda _reverse_path, client, _lane: client,
-    "lane": lambda _reverse_path, _client, lane: lane,
-}
-"""The keys by which the use of a window is summed; a mailing list with VERP is one sender (`turn_of`)."""
 
 
 def arranged(views: Iterable[MessageView], sort: str, limit: int | None) -> list[MessageView]:

@@ -39,7 +39,6 @@ class PlannedUpstream:
 class Plan:
     at_ns: int
     """Wall clock."""
-    is_running: bool
     differences: tuple[Difference, ...]
     over: tuple[OverLimit, ...]
     upstreams: tuple[PlannedUpstream, ...]

@@ -5,7 +5,7 @@ are as old as the sender's last look at the spool, in general at most a second.
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from relay import __version__
@@ -38,15 +38,15 @@ from relay.status.snapshot import (
     UpstreamState,
     UpstreamStatus,
 )
-from relay.throttle.limit import with_ceilings
-from relay.throttle.limit_state import Usage
-from relay.verdicts.account import ENDLESS, Health
+from relay.throttle.limit import Usage, with_ceilings
+from relay.verdicts.account import Health
 
 DOWN = "stop: the relay is down"
+OTHER_HISTORY = "stop: its history is read once the edit is in force"
 
 
 class StatusView:
-    """The daemon sets the public attributes but `recorded`, which only an offline command sets."""
+    """The daemon sets the public attributes."""
 
     def __init__(
         self, sender: Sender, policy: Policy, hostname: str, clock: Clock, status: PolicyStatus
@@ -58,7 +58,6 @@ class StatusView:
         self.certificates: tuple[CertificateStatus, ...] = ()
         self.started_ns: int | None = None
         """Boottime, because the wall clock may be set meanwhile."""
-        self.recorded: Mapping[str, UpstreamView] = {}
         self._sender = sender
         self._hostname = hostname
         self.clock = clock
@@ -119,39 +118,32 @@ class StatusView:
             self._sender.queue, {name: self.forecast(name) for name in names}, paused, self.clock, host
         )
 
-    def plan(
-        self,
-        edited: Policy,
-        recorded: Mapping[str, UpstreamView],
-        recorded_edited: Mapping[str, UpstreamView],
-    ) -> Plan:
+    def plan(self, edited: Policy) -> Plan:
         """Compare when the queue will have gone under the policy in force and under an edited one.
 
-        Mail stays in the line in which it stands.  `recorded` and `recorded_edited` are the recorded states
-        under each policy, for upstreams or histories that this sender does not use.
+        Mail stays in the line in which it stands.  An account of another history is not forecast.
         """
         planned, over = [], list[OverLimit]()
         for name in dict.fromkeys([*self.policy.upstreams, *self._sender.queue.names]):
             old, new = self.policy.upstreams.get(name), edited.upstreams.get(name)
-            seen = self._sender.view(name) or recorded.get(name)
+            seen = self._sender.view(name)
             before = self._forecast_of(seen, old)
-            is_same = old and new and self.policy.history_of(name) == edited.history_of(name)
-            after_seen = seen if is_same else recorded_edited.get(name)
-            if new is not None and after_seen is not None and after_seen.limits is not None:
-                limits = after_seen.limits.judged_by(with_ceilings(new, edited.lanes))
-                after_seen = replace(after_seen, limits=limits)
-                over += self._over(name, limits.usage(of_all=True))
-            is_well = bool(old and new and is_same and is_mended(name, old, new))
-            after = self._forecast_of(after_seen, new, is_mended=is_well)
+            why = NOT_IN_POLICY if new is None else OTHER_HISTORY
+            after = AccountForecast(self.clock.boottime_ns(), rests=why, until_ns=None)
+            if old and new and self.policy.history_of(name) == edited.history_of(name):
+                if seen is not None and seen.limits is not None:
+                    limits = seen.limits.judged_by(with_ceilings(new, edited.lanes))
+                    seen = replace(seen, limits=limits)
+                    over += self._over(name, limits.usage(of_all=True))
+                after = self._forecast_of(seen, new, is_mended=is_mended(name, old, new))
             if (load := self._load(name)).messages:
                 was, will = before.at(load), after.at(load)
                 ends = self._wall_or_none(was.eta_ns), self._wall_or_none(will.eta_ns)
                 planned.append(
                     PlannedUpstream(name, load.messages, load.recipients, *ends, was.held_by, will.held_by)
                 )
-        is_running = self.condition is not Condition.DOWN
         changed = tuple(differences(self.policy, edited))
-        return Plan(self.clock.wall_ns(), is_running, changed, tuple(over), tuple(planned))
+        return Plan(self.clock.wall_ns(), changed, tuple(over), tuple(planned))
 
     def _over(self, upstream: str, usages: Iterable[Usage]) -> Iterator[OverLimit]:
         for each in usages:
@@ -168,8 +160,7 @@ class StatusView:
         """`is_mended`: only an operator's pause still counts."""
         now_ns = self.clock.boottime_ns()
         if upstream is None or seen is None or seen.limits is None:
-            why = NOT_IN_POLICY if upstream is None else DOWN if seen is None else "stop: history unusable"
-            return AccountForecast(now_ns, rests=why, until_ns=None)
+            return AccountForecast(now_ns, rests=NOT_IN_POLICY if upstream is None else DOWN, until_ns=None)
         return AccountForecast(
             now_ns,
             seen.limits.usage(seen.transaction_ns, of_all=True),
@@ -266,7 +257,7 @@ class StatusView:
     def _upstream(self, name: str) -> UpstreamStatus:
         upstream, load, forecast = self.policy.upstreams[name], self._load(name), self.forecast(name)
         view = self._sender.view(name)
-        seen = view or self.recorded.get(name, UpstreamView())
+        seen = view or UpstreamView()
         state, operator = seen.state, seen.state.operator
         is_timed = _state(seen) is UpstreamState.PAUSED and not seen.is_endless
         return UpstreamStatus(
@@ -321,13 +312,13 @@ def rest_words(seen: UpstreamView) -> str:
     state = seen.state
     if state.operator is not None:
         return f"operator: {state.operator.who}"
-    return f"{'stop' if state.shown in ENDLESS else 'pause'}: {state.why}" if state.why else ""
+    return f"{'stop' if state.shown is Health.STOPPED else 'pause'}: {state.why}" if state.why else ""
 
 
 def _state(seen: UpstreamView) -> UpstreamState:
     if seen.state.operator is not None or seen.state.shown is Health.PAUSED:
         return UpstreamState.PAUSED
-    return UpstreamState.STOPPED if seen.state.shown in ENDLESS else UpstreamState.OPEN
+    return UpstreamState.STOPPED if seen.state.shown is Health.STOPPED else UpstreamState.OPEN
 
 
 def databases_of(policy: Policy) -> dict[str, DatabaseLogin]:

@@ -24,7 +24,6 @@ from relay.mail.header import NO_NAMES, Names
 from relay.queue.lanes import DEFAULT_LANE
 from relay.smtp.reply import Phase
 from relay.spool.interface import Message
-from relay.telemetry.stderr import LogStream
 from relay.verdicts.decision import Fate
 from relay.verdicts.outcome import Answer
 
@@ -200,19 +199,18 @@ class Events:
         hostname: str | None = None,
     ) -> None:
         self._stream, self._style, self._clock, self._level = stream, style, clock, level
-        self._log = stream if isinstance(stream, LogStream) else None
         self._unwritten = self._counted = 0
-        """Lines that could not be written, and lines that `take_lines_lost` has returned."""
+        """Lines not written, except those that a `LogStream` lost; lines that `take_lines_lost` returned."""
         self._watchers: dict[str, tuple[Watcher, ...]] = {}
         """By the name of the event."""
-        self._tells_shortage_at_ns: dict[str, int] = {}
-        """For each place, when it may be logged again (boottime).  There is a handful of places."""
+        self._tells_shortage_at_ns = 0
+        """When a shortage may be logged again (boottime)."""
         self._is_journal = _is_journal(stream)
         self._begins = f" {hostname or socket.gethostname()} relay[{os.getpid()}]: "
 
     def take_lines_lost(self) -> int:
         """Return how many lines were dropped, or could not be written, since the last call."""
-        lost = self._unwritten + (self._log.lines_lost if self._log else 0)
+        lost = self._unwritten + getattr(self._stream, "lines_lost", 0)
         counted, self._counted = self._counted, lost
         return lost - counted
 
@@ -289,10 +287,9 @@ class Events:
         )
 
     def shortage(self, *, where: str, error: str) -> None:
-        """Log a lack of descriptors or memory, at most once a minute for each place."""
-        now_ns = self._clock.boottime_ns()
-        if now_ns >= self._tells_shortage_at_ns.get(where, now_ns):
-            self._tells_shortage_at_ns[where] = now_ns + SHORTAGE_AGAIN_NS
+        """Log a lack of descriptors or memory, at most once a minute: it is one for the whole process."""
+        if (now_ns := self._clock.boottime_ns()) >= self._tells_shortage_at_ns:
+            self._tells_shortage_at_ns = now_ns + SHORTAGE_AGAIN_NS
             self.tell("shortage", where=where, error=error)
 
     def fault(self, *, where: str, error: BaseException, client: str | None = None) -> None:

@@ -7,7 +7,7 @@ address.  The table of metrics in docs/events-and-metrics.md is made from `METRI
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -54,7 +54,6 @@ class MetricRow(NamedTuple):
 DISK_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 NETWORK_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
 WAIT_SECONDS = (0.1, 1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 12 * 3600.0, 86400.0, 3 * 86400.0)
-LAG_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
 
 # Name, type, labels, meaning.  Buckets as the type: a histogram.  `snapshot`: a gauge read at a scrape.
 _ROWS: tuple[tuple[str, str | tuple[float, ...], str, str], ...] = (
@@ -103,12 +102,10 @@ _ROWS: tuple[tuple[str, str | tuple[float, ...], str, str], ...] = (
     ("relay_spool_errors_total", "counter", "", "Failures of the disk under the spool."),
     ("relay_limit_slots", "snapshot", "upstream limit", "N: the most that any window may hold."),
     ("relay_limit_used_slots", "snapshot", "upstream limit", "Slots that are occupied."),
-    ("relay_limit_window_seconds", "snapshot", "upstream limit", "T, with its guard."),
     ("relay_limit_next_slot_timestamp_seconds", "snapshot", "upstream limit",
      "When the next slot opens; the time of the scrape while there is room."),
     ("relay_throttle_wait_seconds", WAIT_SECONDS, "upstream",
      "Time for which a message was ready to go before its slot was reserved."),
-    ("relay_throttle_waits_total", "counter", "upstream", "Messages that had to wait for room in a window."),
     ("relay_history_errors_total", "counter", "upstream",
      "Failures to read or write the history; nothing is sent then."),
     ("relay_history_duration_seconds", DISK_SECONDS, "upstream",
@@ -128,7 +125,6 @@ _ROWS: tuple[tuple[str, str | tuple[float, ...], str, str], ...] = (
      "Reports and warnings that could not be relayed: their senders were not told."),
     ("relay_notices_total", "counter", "result=sent|dropped",
      "Notices of `notify` that were accepted, or dropped: too many, too old, or without a hook."),
-    ("relay_notice_failures_total", "counter", "", "Failed attempts to send a notice."),
     ("relay_notices_waiting", "gauge", "", "Notices that wait to be sent."),
     ("relay_upstream_state", "snapshot", "upstream state", "1 for the present state, else 0."),
     ("relay_upstream_health", "snapshot", "upstream health",
@@ -154,10 +150,6 @@ _ROWS: tuple[tuple[str, str | tuple[float, ...], str, str], ...] = (
      "Routes of which every upstream has been down for `failover_after`."),
     ("relay_token_requests_total", "counter", "upstream result=granted|denied",
      "Requests for an access token: granted, or denied for any reason."),
-    ("relay_token_end_timestamp_seconds", "gauge", "upstream",
-     "When the access token expires; 0: none since the start."),
-    ("relay_upstream_last_relayed_timestamp_seconds", "gauge", "upstream",
-     "When the upstream last took a message; 0: not since the start."),
     ("relay_upstream_waiting_messages", "snapshot", "upstream", "Messages that wait for the upstream."),
     ("relay_upstream_waiting_recipients", "snapshot", "upstream", "Recipients that wait for the upstream."),
     ("relay_upstream_in_flight_transactions", "snapshot", "upstream", "Transactions in flight."),
@@ -172,7 +164,6 @@ _ROWS: tuple[tuple[str, str | tuple[float, ...], str, str], ...] = (
     ("relay_log_lost_lines_total", "counter", "",
      "Log lines that could not be written, or were dropped because the log was not read in time."),
     ("relay_faults_total", "counter", "", "Faults of the relay, without those in sessions of listeners."),
-    ("relay_event_loop_lag_seconds", LAG_SECONDS, "", "How late the event loop woke up."),
     ("relay_host_claimed_messages", "snapshot", "host", "Messages of a shared queue that the host claimed."),
     ("relay_host_lease_seconds", "snapshot", "host",
      "Time until other hosts may take over the host's messages; 0: now."),
@@ -199,9 +190,8 @@ METRICS: dict[str, MetricRow] = {row[0]: _row(*row) for row in _ROWS}
 
 
 class Metrics:
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self) -> None:
         self.registry = prometheus_client.CollectorRegistry()
-        self._clock = clock
         self._open_of = Counter[str]()
         """Open connections of each listener process."""
         self._live: dict[str, Any] = {}
@@ -214,15 +204,12 @@ class Metrics:
                 )
         self._children: dict[Series, Any] = {}
         """A cache: finding a child by its labels takes longer than all else here."""
-        self.know_upstreams(())
+        self.know()
         prometheus_client.ProcessCollector(registry=self.registry)
 
     def count(self, *series: str, by: float = 1) -> None:
         """`series` is the name of a metric, and the values of its labels."""
         self._child(series).inc(by)
-
-    def set(self, *series: str, to: float) -> None:
-        self._child(series).set(to)
 
     def read(self, gauge: str, value: Callable[[], float]) -> None:
         """Read this gauge, which has no labels, at each scrape."""
@@ -232,18 +219,13 @@ class Metrics:
         """Count a time span; a negative span counts as 0."""
         self._child(series).observe(max(0, span_ns) / SECOND_NS)
 
-    def know_upstreams(self, upstreams: Iterable[str], pairs: Iterable[tuple[str, str]] = ()) -> None:
-        """Create every series at 0; call this whenever a policy comes into force.
-
-        `pairs` has each upstream that may be used instead of another, with that other one (`instead_of`).
-        """
-        self._know({"upstream": list(upstreams)})
-        name = "relay_route_diverted_messages_total"
-        for pair, because in product(pairs, METRICS[name].labels["because"]):
-            self._child((name, *pair, because))
-
-    def know_listeners(self, listeners: Iterable[str]) -> None:
-        self._know({"listener": list(listeners)})
+    def know(self, label: str = "", values: Iterable[str] = ()) -> None:
+        """Create at 0 every series in which this label has one of these values; other labels are known."""
+        given = {label: tuple(values)}
+        for name in self._live:
+            every = [given.get(each, known) for each, known in METRICS[name].labels.items()]
+            for labels in product(*every):
+                self._child((name, *labels))
 
     def add(self, counts: Counts, process: str) -> None:
         for *series, number in counts["numbers"]:
@@ -267,19 +249,12 @@ class Metrics:
         for answer in outcome.answers:
             self.count("relay_attempt_recipients_total", upstream, _RESULT[answer.verdict])
             by_reply[id(answer.reply)] = answer
-            if answer.verdict is Verdict.RELAYED:
-                now_seconds = self._clock.wall_ns() / SECOND_NS
-                self.set("relay_upstream_last_relayed_timestamp_seconds", upstream, to=now_seconds)
         for answer in by_reply.values():
             self._count_reply(upstream, answer)
 
     def connect_failed(self, upstream: str, answer: Answer) -> None:
         self.count("relay_upstream_connects_total", upstream, "failed")
         self._count_reply(upstream, answer)
-
-    def count_fates(self, fates: Iterable[str]) -> None:
-        for fate in fates:
-            self.count(_FATES, fate)
 
     @property
     def totals(self) -> dict[str, int]:
@@ -298,12 +273,6 @@ class Metrics:
             child = self._live[name].labels(*labels) if labels else self._live[name]
             self._children[series] = child
         return child
-
-    def _know(self, names: Mapping[str, list[str]]) -> None:
-        for name in self._live:
-            values = [names.get(label, known) for label, known in METRICS[name].labels.items()]
-            for labels in product(*values):
-                self._child((name, *labels))
 
 
 class Telemetry(NamedTuple):

@@ -1,4 +1,4 @@
-"""An SQLite database of recent outcomes: what became of messages, for `relay find` and `relay status --by`.
+"""An SQLite database of recent outcomes: what became of messages, for `relay find`.
 
 Guarantees: nothing here raises into a caller or blocks the event loop.  While the disk keeps up, a thread
 writes each outcome within GATHER_SECONDS.  Outcomes that cannot be written are dropped; the log says so once,
@@ -13,19 +13,19 @@ on the database, so nothing is synced, and a loss of power may damage it.
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
+from relay.mail.address import matches
 from relay.mail.formats import Value
-from relay.mail.search import matches
 from relay.mail.text import clean
-from relay.spool.disk.durable import Disk, opened
+from relay.spool.disk.durable import Disk
 from relay.spool.root.headroom import leave_headroom
 from relay.telemetry.events import Subject
 from relay.telemetry.metrics import Telemetry
-from relay.verdicts.decision import Fate
+from relay.verdicts.decision import FINAL
 
 if TYPE_CHECKING:
     # `relay find` reads a database, and needs nothing that checks a policy.
@@ -44,16 +44,8 @@ _AT_ONCE = 500
 _ROW_BYTES = 1024
 """The size of a row, at most, about."""
 _BUSY_SECONDS = 10.0
-_EVENTS = {
-    "delivery": frozenset({Fate.RELAYED.value, Fate.BOUNCED.value, Fate.EXPIRED.value}),
-    "recipient_deleted": frozenset({None}),
-}
-"""The events that tell of an outcome, and the values of `status` with which they do."""
 _TEXTS = ("queue_id", "reverse_path", "recipient", "status", "upstream", "relay", "dsn", "text")
-"""The fields of such an event that are kept, in the order of `PastOutcome`."""
-
-Key = Callable[[str, str, str], str]
-"""Returns the key to sum by, for a sender, a client and a lane."""
+"""The fields of an event that are kept, in the order of `PastOutcome`."""
 
 
 class PastOutcome(NamedTuple):
@@ -79,13 +71,6 @@ class PastOutcome(NamedTuple):
     lane: str = ""
     size_bytes: int = 0
     """Of the content."""
-
-
-class RelayedBy(NamedTuple):
-    key: str
-    messages: int
-    recipients: int
-    size_bytes: int
 
 
 _COLUMNS = ", ".join(PastOutcome._fields)
@@ -121,7 +106,7 @@ class OutcomeStore:
         self._wake, self._is_closing = asyncio.Event(), False
         self._running: asyncio.Task[None] | None = None
         self._is_unrecorded = False
-        self._events.watch(self._on_event, _EVENTS)
+        self._events.watch(self._on_event, ("delivery", "recipient_deleted"))
 
     def start(self) -> None:
         self._wake.set()
@@ -139,7 +124,8 @@ class OutcomeStore:
 
     def _on_event(self, name: str, fields: Mapping[str, Value], subject: Subject | None) -> None:
         # This runs on the loop for each recipient: few calls.
-        if subject is None or self._bounds is None or fields.get("status") not in _EVENTS[name]:
+        is_over = name == "recipient_deleted" or fields["status"] in FINAL
+        if subject is None or self._bounds is None or not is_over:
             return
         self._wake.set()
         if len(self._pending) >= MOST_PENDING:
@@ -169,7 +155,7 @@ class OutcomeStore:
             error = f"{clean(str(failed))}; outcomes dropped: {len(outcomes)}"
         if error and not self._is_unrecorded:
             self._events.tell("recent_unrecorded", error=error)
-        self._is_unrecorded = bool(error) or (self._is_unrecorded and not outcomes)
+        self._is_unrecorded = error != ""
 
     def _keep(self, outcomes: Sequence[PastOutcome], bounds: "RecentSettings | None") -> None:
         if bounds is None:
@@ -177,7 +163,10 @@ class OutcomeStore:
             return
         now_ns = self._clock.wall_ns()
         try:
-            with contextlib.closing(self._open()) as database:
+            # Mode 0700: the files in it need no mode of their own.
+            self._disk.make_directory(self._folder)
+            database_path = f"{self._folder}/outcomes"
+            with contextlib.closing(sqlite3.connect(database_path, timeout=_BUSY_SECONDS)) as database:
                 if outcomes:
                     leave_headroom(self._disk.free(self._folder), len(outcomes) * _ROW_BYTES)
                 database.executescript(_SCHEMA)
@@ -195,13 +184,6 @@ class OutcomeStore:
         except sqlite3.DatabaseError:
             self._remove()
             raise
-
-    def _open(self) -> sqlite3.Connection:
-        path = f"{self._folder}/outcomes"
-        self._disk.make_directory(self._folder)
-        with opened(self._disk, self._disk.open_append(path)):
-            pass  # created with mode 0600, which SQLite copies to its other files
-        return sqlite3.connect(path, timeout=_BUSY_SECONDS)
 
     def _remove(self) -> None:
         for name in ("outcomes", "outcomes-journal"):
@@ -245,27 +227,3 @@ def found(past: sqlite3.Connection, wanted: str, since_ns: int) -> Iterator[Past
     while rows := past.execute(query, (before, since_ns, _AT_ONCE)).fetchall():
         before = rows[-1][0]
         yield from (PastOutcome._make(row[1:]) for row in rows)
-
-
-def usage(
-    past: sqlite3.Connection,
-    key: Key,
-    upstream: str,
-    since_ns: int,
-    until_ns: int,
-    *,
-    lane: str | None = None,
-) -> list[RelayedBy]:
-    """Return what an upstream took between two instants, summed by a key, the most messages first.
-
-    With `lane`, only mail of that lane.
-    """
-    past.create_function("key_of", 3, key, deterministic=True)
-    query = (
-        "SELECT key, count(*), sum(recipients), sum(size_bytes) FROM"
-        " (SELECT key_of(reverse_path, client, lane) AS key, count(*) AS recipients,"
-        " max(size_bytes) AS size_bytes FROM outcome WHERE became = 'relayed' AND upstream = ? AND at_ns > ?"
-        " AND at_ns <= ? AND lane = coalesce(?, lane) GROUP BY key, queue_id)"
-        " GROUP BY key ORDER BY 2 DESC, 3 DESC, key"
-    )
-    return [RelayedBy._make(row) for row in past.execute(query, (upstream, since_ns, until_ns, lane))]

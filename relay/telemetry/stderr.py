@@ -28,6 +28,8 @@ LAST_WORDS_SECONDS = 1.0
 
 
 class LogStream(io.TextIOBase):
+    encoding = "utf-8"
+
     def __init__(self, fd: int, most_held_bytes: int = MOST_HELD_BYTES) -> None:
         self.lines_lost = 0
         """Lines that were dropped, or could not be written."""
@@ -60,10 +62,6 @@ class LogStream(io.TextIOBase):
 
     def fileno(self) -> int:
         return self._fd
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]  # a property there too, which typeshed does not say
-        return "utf-8"
 
     def _run(self) -> None:
         while True:

@@ -12,13 +12,13 @@ import functools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 from relay.mail.address import comparable, comparable_domain
 from relay.mail.envelope import Envelope
 from relay.throttle.history import Share, Slot, key_of
-from relay.throttle.limit import ForEach, Limit
-from relay.throttle.limit_state import LimitState
+from relay.throttle.limit import ForEach, Limit, LimitState
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +114,6 @@ class Reservation(NamedTuple):
     slot: Slot
     chosen: Sequence[int] = ()
     """Indices into the recipients of the request, ascending."""
-    ahead_ns: int = 0
-    """How far the history's clock, which the slot uses, was ahead of boottime."""
 
     @property
     def recipients(self) -> int:
@@ -124,16 +122,16 @@ class Reservation(NamedTuple):
 
     @property
     def reserved_at_ns(self) -> int:
-        """Return boottime."""
-        return self.slot.started_at_ns - self.ahead_ns
+        return self.slot.started_at_ns
 
     @property
     def deadline_ns(self) -> int:
-        """Return the boottime by which the transaction must have ended, whatever its outcome."""
-        return self.slot.until_ns - self.ahead_ns
+        """The transaction must have ended by then, whatever its outcome."""
+        return self.slot.until_ns
 
 
 Admission = Reservation | Wait | TooLarge
+_until = attrgetter("until_ns")
 
 
 def admit(states: Sequence[LimitState], request: Request, now_ns: int) -> Sequence[int] | Wait | TooLarge:
@@ -187,10 +185,6 @@ def _wait(asked: Sequence[LimitState], request: Request, now_ns: int) -> Wait:
     # One recipient domain with room is enough for the message to go; every other place must be open.
     first = sorted(of_domains.values(), key=_until)[:1]
     return max([*others.values(), *first], key=_until)
-
-
-def _until(wait: Wait) -> int:
-    return wait.until_ns
 
 
 def shares_of(states: Sequence[LimitState], request: Request, chosen: Sequence[int]) -> tuple[Share, ...]:

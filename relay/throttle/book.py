@@ -9,23 +9,22 @@ with different policies can share one history: none drops what another needs.
 
 Memory holds what the history holds.  A history that has become long is replaced by `events`, in which old
 slots are merged (`compacted`), so both stay bounded.  The newest `exact` slots stay as they are, within half
-of `most_shares`.  The ends of older slots are rounded *up* to a grid, by less than 1/parts of their age.
-Slots with the same rounded end and the same kinds of shares become one, with a sum for each key.  So no
-weight becomes free too early, and merging twice adds no error.  If all shares exceed `most_shares`, the
-oldest merged slots lose theirs.  A slot without shares counts for every key.  So no key ever counts for less,
-or for a shorter time, than before.  Windows are filled from the slots that are kept, so the same bound holds
-for them.
+of `most_shares`.  Older slots with the same kinds of shares become one, with a sum for each key, if their
+ends lie within 1/parts of their age; it ends with the *last* of them.  So no weight becomes free too early.
+If all shares exceed `most_shares`, the oldest merged slots lose theirs.  A slot without shares counts for
+every key.  So no key ever counts for less, or for a shorter time, than before.  Windows are filled from the
+slots that are kept, so the same bound holds for them.
 """
 
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import add, attrgetter
 
 from relay.clock import LONGEST_DURATION_NS
 from relay.throttle.admission import Admission, Request, Reservation, TooLarge, Wait, admit, shares_of
-from relay.throttle.history import Ended, Event, Issued, Share, Slot
-from relay.throttle.limit import Limit
-from relay.throttle.limit_state import LimitState, Usage
+from relay.throttle.history import Ended, Event, Share, Slot
+from relay.throttle.limit import Limit, LimitState, Usage
 
 KEEP_NS = 2 * LONGEST_DURATION_NS
 """The longest period plus the longest guard that a policy can hold."""
@@ -44,6 +43,7 @@ class Bounds:
 
 
 BOUNDS = Bounds()
+end_of = attrgetter("until_ns")
 
 
 class Book:
@@ -61,8 +61,11 @@ class Book:
         """Decided, and not durable yet."""
 
     def judge_by(self, limits: Sequence[Limit]) -> None:
-        self.policy_limits = tuple(limits)
-        self.limits = self._filled()
+        self.policy_limits = limits
+        self.limits = [LimitState(limit) for limit in limits]
+        for state in self.limits:
+            for slot in [*self.slots(), *self.granted]:
+                state.charge(slot, self.now_ns)
 
     def advance(self, now_ns: int) -> None:
         """Set the time, unless it is later already.  A slot past its deadline ends at its deadline."""
@@ -77,7 +80,7 @@ class Book:
         # Fill the windows once, at the end: most slots have ended by then.
         self.limits = []
         self.apply(events)
-        self.limits = self._filled()
+        self.judge_by(self.policy_limits)
         self.advance(now_ns)
 
     def apply(self, events: Iterable[Event]) -> None:
@@ -88,14 +91,12 @@ class Book:
                     if event.is_open:
                         self.in_flight[event.id] = event
                     else:
-                        self._keep(event)
+                        insort(self.ended, event, key=end_of)
                     for state in self.limits:
                         state.charge(event, self.now_ns)
                 case Ended(slot_id, at_ns):
                     # An unknown id belongs to a slot that ended before, by its deadline.
                     self._end(slot_id, at_ns)
-                case Issued(slot_id):
-                    self.last_id = max(self.last_id, slot_id)
 
     def decide(self, requests: Sequence[Request], transaction_ns: int) -> list[Admission]:
         """Decide in order.  Once a request waits for a limit on all messages, all later ones wait too."""
@@ -125,13 +126,13 @@ class Book:
         """Drop the slots that are only decided, since their commit failed."""
         if self.granted:
             self.granted = []
-            self.limits = self._filled()
+            self.judge_by(self.policy_limits)
 
-    def events(self) -> list[Event]:
-        """Compact the past, and return it as the events of a new history."""
+    def events(self) -> list[Slot]:
+        """Compact the past, and return all that a new history needs."""
         self.ended = compacted(self.ended, self.now_ns, self._bounds)
-        self.limits = self._filled()
-        return [Issued(self.last_id), *self.slots()]
+        self.judge_by(self.policy_limits)
+        return self.slots()
 
     def slots(self) -> list[Slot]:
         return [*self.ended, *self.in_flight.values()]
@@ -167,25 +168,12 @@ class Book:
             state.charge(slot, self.now_ns)
         return slot
 
-    def _filled(self) -> list[LimitState]:
-        states = [LimitState(limit) for limit in self.policy_limits]
-        for state in states:
-            for slot in [*self.slots(), *self.granted]:
-                state.charge(slot, self.now_ns)
-        return states
-
     def _end(self, slot_id: int, at_ns: int) -> None:
         if (slot := self.in_flight.pop(slot_id, None)) is None:
             return
         for state in self.limits:
             state.end(slot, at_ns)
-        self._keep(slot.ended(at_ns))
-
-    def _keep(self, slot: Slot) -> None:
-        if not self.ended or self.ended[-1].until_ns <= slot.until_ns:
-            self.ended.append(slot)
-        else:
-            insort(self.ended, slot, key=end_of)
+        insort(self.ended, slot.ended(at_ns), key=end_of)
 
 
 def book_of(events: Iterable[Event], now_ns: int, limits: Sequence[Limit]) -> Book:
@@ -202,51 +190,34 @@ def compacted(ended: Sequence[Slot], now_ns: int, bounds: Bounds = BOUNDS) -> li
     while split > max(0, len(ended) - bounds.exact) and spare >= len(ended[split - 1].shares):
         split -= 1
         spare -= len(ended[split].shares)
-    together: dict[tuple[int, frozenset[str]], list[Slot]] = {}
+    together: dict[tuple[int, int, frozenset[str]], list[Slot]] = {}
     for slot in ended[:split]:
         if (age_ns := now_ns - slot.until_ns) <= KEEP_NS:
+            # A power of two, so that slots of almost the same age have the same grain.
+            grain_ns = 1 << max(0, (age_ns // bounds.parts).bit_length() - 1)
             kinds = frozenset([share.for_each for share in slot.shares])
-            end_ns = _rounded_up(slot.until_ns, age_ns, bounds.parts)
-            together.setdefault((end_ns, kinds), []).append(slot)
+            together.setdefault((grain_ns, slot.until_ns // grain_ns, kinds), []).append(slot)
     merged, spare = [], spare + bounds.most_shares // 2
-    for (end_ns, _), slots in sorted(together.items(), key=lambda item: item[0][0], reverse=True):
-        slot = _sum(end_ns, slots)
+    for slot in sorted(map(_sum, together.values()), key=end_of, reverse=True):
         spare -= len(slot.shares)
         merged.append(slot if spare >= 0 else slot._replace(shares=()))
-    return sorted([*merged, *ended[split:]], key=end_of)
+    return [*reversed(merged), *ended[split:]]
 
 
-def end_of(slot: Slot) -> int:
-    return slot.until_ns
-
-
-def _rounded_up(at_ns: int, age_ns: int, parts: int) -> int:
-    """Round an instant up by less than 1/parts of its age, and never past now.
-
-    The grain is a power of two, so rounding again at a greater age lands on the same grid.
-    """
-    grain_ns = age_ns // parts
-    if grain_ns < 2:
-        return at_ns
-    grain_ns = 1 << (grain_ns.bit_length() - 1)
-    return -(-at_ns // grain_ns) * grain_ns
-
-
-def _sum(end_ns: int, slots: Sequence[Slot]) -> Slot:
-    """Add slots with the same kinds of shares up to one that ends at `end_ns`."""
-    sums: dict[tuple[str, str], tuple[int, int, int]] = {}
-    for slot in slots:
-        for for_each, key, *weights in slot.shares:
-            messages, recipients, size_bytes = sums.get((for_each, key), (0, 0, 0))
-            sums[for_each, key] = messages + weights[0], recipients + weights[1], size_bytes + weights[2]
+def _sum(slots: Sequence[Slot]) -> Slot:
+    """Add slots with the same kinds of shares up to one that ends with the last."""
+    shares: dict[tuple[str, str], Share] = {}
+    for for_each, key, *weights in [share for slot in slots for share in slot.shares]:
+        sums = shares.get((for_each, key), (0, 0, 0, 0, 0))[2:]
+        shares[for_each, key] = Share(for_each, key, *map(add, sums, weights))
     return Slot(
-        0,
+        max(slot.id for slot in slots),
         min(slot.started_at_ns for slot in slots),
-        end_ns,
+        slots[-1].until_ns,
         sum(slot.messages for slot in slots),
         sum(slot.recipients for slot in slots),
         sum(slot.connections for slot in slots),
         sum(slot.bytes for slot in slots),
-        tuple([Share(*kind_and_key, *weights) for kind_and_key, weights in sums.items()]),
+        tuple(shares.values()),
         is_open=False,
     )

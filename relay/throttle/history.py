@@ -1,8 +1,8 @@
 """The events of one account, and the interface `History` of the store that all its relays share.
 
-A history records, in one order, slots that begin and slots that end.  Its instants are nanoseconds of its
-own time: for a file boottime of the present boot, for a database its clock.  Ids are the history's own; they
-ascend, and none is given twice.
+A history records, in one order, slots that begin and slots that end.  Ids are the history's own; they ascend,
+and none is given twice.  All instants are boottime of this host in nanoseconds, negative if before this boot.
+A store that keeps another time converts them, and never makes an event earlier than it was.
 
 A transaction of `History` excludes every other writer on any host.  In it memory first learns the `news`,
 then decides by them, then has its events made durable, and only then applies them.  So memory need not be
@@ -14,12 +14,11 @@ cannot be judged.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
-
-from relay.policy.lane import Unit
-from relay.throttle.limit import LONGEST_KEY, ForEach
+from typing import Any, NamedTuple, Protocol
 
 NOTHING_SENT = "nothing is sent through this account"
+LONGEST_KEY = 96
+"""The most characters of a written key.  A longer key loses its beginning; two such may become one."""
 _FIT = frozenset(range(ord("!"), ord("~") + 1)) - {ord("%")}
 
 
@@ -34,9 +33,10 @@ class Share(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """One transaction, or one opening of a connection; with the id 0, several that compaction merged."""
+    """One transaction, or one opening of a connection; or several that compaction merged."""
 
     id: int
+    """The highest, if several were merged."""
     started_at_ns: int
     until_ns: int
     """The deadline while the slot is open, the end once it has ended."""
@@ -56,40 +56,32 @@ class Ended(NamedTuple):
     at_ns: int
 
 
-class Issued(NamedTuple):
-    """No id up to this one is given again."""
-
-    id: int
-
-
-Event = Slot | Ended | Issued
+Event = Slot | Ended
 
 
 def moved(event: Event, by_ns: int) -> Event:
     """Return an event with its instants moved by `by_ns`."""
-    match event:
-        case Slot():
-            return event._replace(started_at_ns=event.started_at_ns + by_ns, until_ns=event.until_ns + by_ns)
-        case Ended():
-            return Ended(event.id, event.at_ns + by_ns)
-        case Issued():
-            return event
+    if isinstance(event, Ended):
+        return Ended(event.id, event.at_ns + by_ns)
+    return event._replace(started_at_ns=event.started_at_ns + by_ns, until_ns=event.until_ns + by_ns)
 
 
-def weights_in(
-    slot: Slot, unit: Unit, for_each: ForEach | None, only: str | None
-) -> list[tuple[str | None, int]]:
-    """Return what a slot weighs for each key, without zeros; the key None counts for every key."""
-    # A unit is the name of its field; a share has no connections, as no limit on connections has keys.
-    shares = for_each and [share for share in slot.shares if share.for_each == for_each]
-    if not shares:
-        weight = getattr(slot, unit)
-        return [(None, weight)] if weight else []
-    return [
-        (share.key, weight)
-        for share in shares
-        if (weight := getattr(share, unit)) and only in (None, share.key)
-    ]
+def fields_of(event: Event) -> list[Any]:
+    """Return the JSON array that stores an event; `relay/throttle/file_history` lists the kinds."""
+    if isinstance(event, Ended):
+        return ["ended", *event]
+    return ["reserved" if event.is_open else "charged", *event[:7], *event.shares]
+
+
+def event_of(fields: list[Any]) -> Event:
+    """Raise ValueError or TypeError if the array is no event."""
+    match fields:
+        case ["ended", slot_id, at_ns]:
+            return Ended(slot_id, at_ns)
+        case ["reserved" | "charged" as kind, slot_id, start_ns, until_ns, m, r, c, size, *shares]:
+            known = tuple([Share(*share) for share in shares])
+            return Slot(slot_id, start_ns, until_ns, m, r, c, size, known, kind == "reserved")
+    raise ValueError(fields)
 
 
 def key_of(text: str) -> str:
@@ -105,11 +97,11 @@ class HistoryError(Exception):
     """
 
 
-class HistoryTransaction(Protocol):
+class History(Protocol):
+    """For one thread at a time.  Each error leaves `transaction` as a HistoryError."""
+
     now_ns: int
-    """By the clock of the history.  No event in it is later, and no later transaction is earlier."""
-    ahead_ns: int
-    """The most by which that clock may be ahead of this host's boottime; 0 if it is boottime."""
+    """Boottime in the present transaction; no later transaction is earlier."""
     news: Sequence[Event]
     """Events committed since the last transaction of this process, without its own."""
     is_whole: bool
@@ -119,24 +111,13 @@ class HistoryTransaction(Protocol):
     def is_long(self) -> bool:
         """Whether `replace` instead of `commit` would make the history much shorter."""
 
+    def transaction(self) -> AbstractContextManager["History"]:
+        """Wait for other writers, then exclude them; return this history."""
+
     def commit(self, events: Sequence[Event]) -> None:
-        """Make events durable, all or none.  Raises HistoryError; whether they are durable is then unknown.
+        """Make events durable, all or none.  After an error it is unknown whether they are durable."""
 
-        At most one of `commit` and `replace` takes effect in a transaction: after a `replace` that returned
-        False, `commit` follows.
-        """
-
-    def replace(self, events: Sequence[Event]) -> bool:
-        """Make these events durable instead of all present ones; return False if there is no room for that.
-
-        Raises HistoryError; then the old or the new events are in force.
-        """
-
-
-class History(Protocol):
-    """For one thread at a time."""
-
-    def transaction(self) -> AbstractContextManager[HistoryTransaction]:
-        """Wait for other writers, then exclude them.  Raises HistoryError."""
+    def replace(self, events: Sequence[Event]) -> None:
+        """Make these events durable instead of all present ones, as `commit` does."""
 
     def close(self) -> None: ...

@@ -8,7 +8,8 @@ all of its effect or none.  If COMMIT gets no reply, the news of the next transa
 Time.  The history's clock is the server's clock plus an offset that is kept with the account.  It never goes
 back.  A process compares it with its own boottime between two transactions.  If the server's clock was
 stepped by more than SKEW_NS and drift, the offset undoes the step for all hosts.  Not noticed: a step while
-no relay was running.
+no relay was running.  Rows have instants of the history's clock.  It was read at some instant of the round
+trip to the server; an event is converted, both ways, to the latest instant that this allows.
 
 Lost commits.  A failover to a standby that lacks commits would shorten the past.  Each process knows how far
 the history was, and each host keeps that in a file.  If the history is shorter, or another one has its name,
@@ -26,9 +27,7 @@ from relay.spool.database.account import CLOCK_NS, AccountColumns, RowState, Sha
 from relay.spool.database.connection import Connection, LastingConnection, in_words, one
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.replacing import replace_file
-from relay.throttle.file_history import refusal
-from relay.throttle.history import Event, HistoryError
-from relay.throttle.history_format import DamagedHistory, events_in, fields_of
+from relay.throttle.history import NOTHING_SENT, Event, HistoryError, event_of, fields_of, moved
 
 SKEW_NS = SECOND_NS // 2
 DRIFT = 5_000
@@ -101,11 +100,13 @@ class PostgresqlHistory:
         self._cursor: int | None = None
         """The position of the last group that is known here; None if memory must begin anew."""
         self._seen: tuple[int, int, int] | None = None
-        """The history's time at the last transaction, and boottime just before and just after it was read."""
+        """The history's clock at the last transaction, and boottime just before and after it was read."""
         # State of the present transaction.
         self._connection: Connection
         self._row: AccountColumns
-        self.now_ns = self.ahead_ns = 0
+        self._clock_ns = 0
+        """The history's clock at `now_ns`, or a little later."""
+        self.now_ns = 0
         self.news: Sequence[Event] = ()
         self.is_whole = False
 
@@ -117,14 +118,11 @@ class PostgresqlHistory:
                 row = self._row = self._account.locked(self._connection)
                 self._check_mark()
                 self._learn(cursor)
-                boottime_ns = self.now_ns - self.ahead_ns
-                self._on_state(RowState(row.state_version, row.state, boottime_ns, self.now_ns))
+                self._on_state(RowState(row.state_version, row.state, self.now_ns, self._clock_ns))
                 yield self
                 if self._row is row:
                     # Nothing was written.  A COMMIT would wait for the disk and keep the lock meanwhile.
                     self._connection.rollback()
-        except DamagedHistory as damage:
-            raise refusal(f"the history of {self._account.name} in the database", damage) from damage
         except (DatabaseError, OSError) as error:
             raise HistoryError(f"the history of {self._account.name}: {in_words(error)}") from error
         self._cursor = self._row.last_position
@@ -134,25 +132,26 @@ class PostgresqlHistory:
         return self._row.last_position - self._row.first_position > self._replace_above
 
     def commit(self, events: Sequence[Event]) -> None:
-        """Do as `HistoryTransaction`, but only the transaction's end turns an error into HistoryError."""
         self._commit(events, self._row.first_position or 1)
 
-    def replace(self, events: Sequence[Event]) -> bool:
+    def replace(self, events: Sequence[Event]) -> None:
         self._connection.execute("DELETE FROM relay.history WHERE account_id = %s", (self._row.id,))
         self._commit(events, self._row.last_position + 1)
-        return True
 
     def close(self) -> None:
         self._lasting.close()
         self._cursor = None
 
     def _check_mark(self) -> None:
-        """Raise DamagedHistory if this is not the history that this host knows, or less of it."""
+        """Raise HistoryError if this is not the history that this host knows, or less of it."""
         identity, position = self._mark.load() or (self._row.identity, 0)
-        if identity != self._row.identity:
-            raise DamagedHistory("the database has another history under this account's name", ADVICE)
-        if position > self._row.last_position:
-            raise DamagedHistory(f"it lost {position - self._row.last_position} commits", ADVICE)
+        what = "the database has another history under this account's name"
+        if identity == self._row.identity:
+            if position <= self._row.last_position:
+                return
+            what = f"it lost {position - self._row.last_position} commits"
+        where = f"the history of {self._account.name} in the database"
+        raise HistoryError(f"{where}: {what}; {NOTHING_SENT}.  To repair: {ADVICE}")
 
     def _learn(self, cursor: int | None) -> None:
         """Read clock and news behind the lock, so that instants ascend and no group is missed."""
@@ -161,32 +160,32 @@ class PostgresqlHistory:
         since = row.first_position - 1 if self.is_whole else cursor
         before_ns = self._clock.boottime_ns()
         clock_ns, groups = one(self._connection, _CLOCK_AND_NEWS, (row.id, since))
-        self._tell_time(before_ns, clock_ns + row.offset_ns, self._clock.boottime_ns())
-        try:
-            self.news = [event for text in groups for event in events_in(json.loads(text))]
-        except (ValueError, TypeError) as error:
-            raise DamagedHistory("it has a group that this version cannot read", ADVICE) from error
+        after_ns = self._clock.boottime_ns()
+        self._tell_time(before_ns, clock_ns + row.offset_ns, after_ns)
+        later_ns = after_ns - self._clock_ns
+        self.news = [moved(event_of(fields), later_ns) for text in groups for fields in json.loads(text)]
 
-    def _tell_time(self, before_ns: int, now_ns: int, after_ns: int) -> None:
+    def _tell_time(self, before_ns: int, clock_ns: int, after_ns: int) -> None:
         if self._seen is not None:
             then_ns, then_before_ns, then_after_ns = self._seen
             least_ns, most_ns = before_ns - then_after_ns, after_ns - then_before_ns
-            step_ns = now_ns - then_ns - max(least_ns, min(most_ns, now_ns - then_ns))
+            step_ns = clock_ns - then_ns - max(least_ns, min(most_ns, clock_ns - then_ns))
             if abs(step_ns) > SKEW_NS + most_ns // DRIFT:
-                now_ns -= step_ns
+                clock_ns -= step_ns
                 # Written now, for the other hosts: this transaction may commit nothing else.
                 self._row = self._row._replace(offset_ns=self._row.offset_ns - step_ns)
                 update = "UPDATE relay.account SET offset_ns = %s WHERE id = %s"
                 self._connection.execute(update, (self._row.offset_ns, self._row.id))
-        self.now_ns = max(self._row.now_ns, now_ns)
-        self.ahead_ns = self.now_ns - before_ns
-        self._seen = self.now_ns, before_ns, after_ns
+        self.now_ns, self._clock_ns = before_ns, max(self._row.now_ns, clock_ns)
+        self._seen = self._clock_ns, before_ns, after_ns
 
     def _commit(self, events: Sequence[Event], first: int) -> None:
         row, position = self._row, self._row.last_position + 1
         values = {"id": row.id, "position": position, "first": first, "host": self._account.host}
-        values |= {"offset_ns": row.offset_ns, "now_ns": self.now_ns}
-        values["events"] = json.dumps([fields_of(event) for event in events], separators=(",", ":"))
+        values |= {"offset_ns": row.offset_ns, "now_ns": self._clock_ns}
+        later_ns = self._clock_ns - self.now_ns
+        stored = [fields_of(moved(event, later_ns)) for event in events]
+        values["events"] = json.dumps(stored, separators=(",", ":"))
         self._connection.execute(_WRITE, values)
         self._lasting.commit(self._connection)
         self._row = row._replace(last_position=position)

@@ -2,7 +2,7 @@
 
 `open_history` opens the history of an account, and `recorded_book` reads it for a command.
 
-Guarantees: in any window of any limit the upstream never sees more than N (the proof is in `limit_state`).
+Guarantees: in any window of any limit the upstream never sees more than N (the proof is in `limit`).
 This holds through crashes, clock steps and edits, and for all processes that use the same history together.
 What `reserve` grants is durable before it returns, so before the first byte of MAIL.  An account without
 limits is recorded too: the first limit that an edit adds judges all mail before it.
@@ -24,20 +24,17 @@ other, and may wait for the disk and for other processes.  `settle` and the meth
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING, TypeVar
 
 from relay.clock import Clock
 from relay.policy.model import HistoryPlace
 from relay.spool.disk.durable import Disk
-from relay.throttle.admission import Admission, Request, Reservation, TooLarge, Wait
+from relay.throttle.admission import Admission, Request, Reservation, Wait
 from relay.throttle.book import Book, book_of
-from relay.throttle.file_history import FileHistory, read_file, refusal
-from relay.throttle.history import Ended, Event, History, HistoryTransaction, Slot, moved
-from relay.throttle.history_format import DamagedHistory
-from relay.throttle.limit import Limit
-from relay.throttle.limit_state import Usage
+from relay.throttle.file_history import DamagedHistory, FileHistory, read_events, refusal
+from relay.throttle.history import Ended, Event, History, Slot
+from relay.throttle.limit import Limit, Usage
 
 if TYPE_CHECKING:
     from relay.spool.database.account import RowState
@@ -57,8 +54,6 @@ class View:
 
     def __init__(self, book: Book, clock: Clock) -> None:
         self.book, self.mutex, self._clock = book, Lock(), clock
-        self.ahead_ns = self.least_ahead_ns = 0
-        """How far the history's clock was ahead of boottime at the last transaction, at most and at least."""
 
     def usage(self, transaction_ns: int = 0, *, of_all: bool = False) -> list[Usage]:
         """Return the usage of each limit, in the order of the limits.
@@ -68,25 +63,14 @@ class View:
         The search for the fullest of very many keys holds no lock, because a decision would wait for it.
         Another key may become fuller meanwhile.
         """
-        now_ns = self._look(lambda book: book.now_ns)
-        states = () if of_all else self.book.limits
+        now_ns, states = self._clock.boottime_ns(), () if of_all else self.book.limits
         keys = {state.limit.label: state.fullest_key(now_ns) for state in states}
-        usages = self._look(lambda book: book.usage(transaction_ns, keys))
-        return [
-            replace(
-                each,
-                opens_at_ns=self._boottime_of(each.opens_at_ns),
-                openings=tuple([(self._boottime_of(at_ns), weight) for at_ns, weight in each.openings]),
-            )
-            for each in usages
-        ]
+        return self._look(lambda book: book.usage(transaction_ns, keys))
 
     def judged_by(self, limits: Sequence[Limit]) -> "View":
         """Return a view of the same past by other limits."""
-        slots, now_ns = self._look(lambda book: (book.slots(), book.now_ns))
-        view = View(book_of(slots, now_ns, limits), self._clock)
-        view.ahead_ns, view.least_ahead_ns = self.ahead_ns, self.least_ahead_ns
-        return view
+        slots = self._look(Book.slots)
+        return View(book_of(slots, self._clock.boottime_ns(), limits), self._clock)
 
     @property
     def is_empty(self) -> bool:
@@ -100,13 +84,10 @@ class View:
         """
         return self._look(lambda book: book.oldest_leaves_in_ns(span_ns))
 
-    def _boottime_of(self, at_ns: int) -> int:
-        return at_ns - self.ahead_ns
-
     def _look(self, question: Callable[[Book], Answer]) -> Answer:
-        """Answer a question as of now, or of the earliest time that the history's clock can have."""
+        """Answer a question as of now."""
         with self.mutex:
-            self.book.advance(self._clock.boottime_ns() + self.least_ahead_ns)
+            self.book.advance(self._clock.boottime_ns())
             return question(self.book)
 
 
@@ -141,19 +122,15 @@ class Throttle(View):
 
     def reserve_connection(self, opening_ns: int) -> Reservation | Wait:
         """Reserve an opening of at most `opening_ns`; settle it when it is over.  Raises HistoryError."""
-        (answer,) = self._transact(lambda book: [book.decide_connection(opening_ns)])
-        if isinstance(answer, TooLarge):
-            raise TypeError("a connection has no size")
-        return answer
+        return self._transact(lambda book: book.decide_connection(opening_ns))
 
     def settle(self, reservation: Reservation, ended_at_ns: int) -> None:
         """Note an end (boottime) in memory; from then on the upstream counts no more of the slot."""
-        ended_at_ns = max(reservation.reserved_at_ns, min(ended_at_ns, self._clock.boottime_ns()))
         slot = reservation.slot
+        at_ns = max(slot.started_at_ns, min(ended_at_ns, self._clock.boottime_ns()))
+        # A slot that outlived its deadline is charged again under its id, from its real end.
+        end = Ended(slot.id, at_ns) if at_ns <= slot.until_ns else slot.ended(at_ns)
         with self.mutex:
-            at_ns = ended_at_ns + self.ahead_ns
-            # A slot that outlived its deadline is charged again under its id, from its real end.
-            end = Ended(slot.id, at_ns) if at_ns <= slot.until_ns else slot.ended(at_ns)
             self._ends.append(end)
             self.book.apply([end])
 
@@ -163,7 +140,7 @@ class Throttle(View):
         Call it at the start, so that `View` knows the past, and at the end.  After a failed commit it always
         commits: a history that can be read and not written is not sound.
         """
-        self._transact(lambda _: [])
+        self._transact(lambda _: None)
 
     def replan(self, limits: Sequence[Limit], *, transaction_ns: int | None = None) -> None:
         """Judge the same history by new limits.  Without `transaction_ns` the present one stays.
@@ -179,14 +156,18 @@ class Throttle(View):
         with self._turn:
             self._history.close()
 
-    def _transact(self, decide: Callable[[Book], Sequence[Admission]]) -> list[Admission]:
+    def _transact(self, decide: Callable[[Book], Answer]) -> Answer:
         """Learn, decide, commit, and only then apply."""
         mutex, book = self.mutex, self.book
         with self._turn, self._history.transaction() as transaction:
             try:
                 with mutex:
-                    self._learn(transaction)
-                    answers = decide(book)
+                    if transaction.is_whole:
+                        book.reset([*transaction.news, *self._ends], transaction.now_ns)
+                    else:
+                        book.apply(transaction.news)
+                        book.advance(transaction.now_ns)
+                    answer = decide(book)
                     ends, granted = list(self._ends), list(book.granted)
                 self._commit(transaction, ends, granted)
             except BaseException:
@@ -196,36 +177,15 @@ class Throttle(View):
             with mutex:
                 book.keep()
                 del self._ends[: len(ends)]
-        return [self._here(each) for each in answers]
+        return answer
 
-    def _here(self, answer: Admission) -> Admission:
-        """Convert the instants of an answer to boottime."""
-        match answer:
-            case Reservation():
-                return answer._replace(ahead_ns=self.ahead_ns)
-            case Wait():
-                return replace(answer, until_ns=self._boottime_of(answer.until_ns))
-            case TooLarge():
-                return answer
-
-    def _learn(self, transaction: HistoryTransaction) -> None:
-        """Bring memory to what is durable, and add the ends that are not durable yet."""
-        self.ahead_ns = transaction.ahead_ns
-        # `ahead_ns` may include a round trip on the network.  This is the lower bound.
-        self.least_ahead_ns = transaction.now_ns - self._clock.boottime_ns()
-        if transaction.is_whole:
-            self.book.reset([*transaction.news, *self._ends], transaction.now_ns)
-        else:
-            self.book.apply(transaction.news)
-            self.book.advance(transaction.now_ns)
-
-    def _commit(
-        self, transaction: HistoryTransaction, ends: Sequence[Event], granted: Sequence[Slot]
-    ) -> None:
+    def _commit(self, transaction: History, ends: Sequence[Event], granted: Sequence[Slot]) -> None:
         if not ends and not granted and not self._must_write:
             return
         self._must_write = True
-        if not (transaction.is_long and transaction.replace([*self._look(Book.events), *granted])):
+        if transaction.is_long:
+            transaction.replace([*self._look(Book.events), *granted])
+        else:
             transaction.commit([*ends, *granted])
         self._must_write = False
 
@@ -244,15 +204,14 @@ def open_history(
 
 
 def recorded_book(place: HistoryPlace, limits: Sequence[Limit], disk: Disk, clock: Clock) -> Book:
-    """Return what a relay that starts now would know of the account's past, in boottime.
+    """Return what a relay that starts now would know of the account's past.
 
     Raises PermissionError, and HistoryError if such a relay would send nothing.
     """
     if place.database is not None:
-        with contextlib.closing(open_history(place, disk, clock)) as history, history.transaction() as found:
-            events = [moved(event, -found.ahead_ns) for event in found.news]
-            return book_of(events, found.now_ns - found.ahead_ns, limits)
+        with contextlib.closing(open_history(place, disk, clock)) as history, history.transaction():
+            return book_of(history.news, history.now_ns, limits)
     try:
-        return book_of(read_file(place.path, disk, clock).events, clock.boottime_ns(), limits)
+        return book_of(read_events(place.path, disk, clock), clock.boottime_ns(), limits)
     except DamagedHistory as damage:
         raise refusal(str(place.path), damage) from damage

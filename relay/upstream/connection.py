@@ -29,7 +29,6 @@ from relay.smtp.sasl import BearerToken, Credentials
 from relay.upstream.login import AnyMechanism, choose, log_in
 from relay.upstream.protocol import Broken, StrictProtocol, Timeouts
 from relay.upstream.transaction import Channel, Exchange, Transaction
-from relay.verdicts.echo import ClientWords
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import Judge, Ruling, Verdict
 
@@ -272,8 +271,7 @@ class _Opening:
         return UpstreamUnavailable(Answer(ruling.verdict, phase, reply, str(reply), ruling=ruling))
 
     def _ruling(self, reply: Reply) -> Ruling:
-        words = ClientWords(host=self._account.helo_name)
-        return self._account.judge.ruling(self._protocol.phase, reply, words)
+        return self._account.judge.ruling(self._protocol.phase, reply)
 
     def _unavailable(self, text: str) -> UpstreamUnavailable:
         text = clean(f"{self._name}{self._from_source}: {text}")

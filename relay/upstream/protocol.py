@@ -15,7 +15,7 @@ Assumes: one user at a time.
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -165,21 +165,18 @@ class StrictProtocol(SMTPProtocol):
             self._take_transport()
         return reply
 
-    async def send_content(
-        self, chunks: AsyncIterator[bytes], block_s: float, until: float, on_chunk: Callable[[bytes], None]
-    ) -> Reply | None:
+    async def send_content(self, chunks: AsyncIterator[bytes], block_s: float, until: float) -> Reply | None:
         """Send the content, dot-stuffed, and the final dot; return None once the dot is written.
 
         Return the reply if one came before the dot: the dot was not written, and the caller must abort.
-        Raises Late if the loop's time passes `until` while a block is sent.  `on_chunk` gets each chunk
-        before it is sent.  What the chunks raise, and UnsendableContent, is passed on: the caller must
-        abort, and the upstream has seen no end of the content.
+        Raises Late if the loop's time passes `until` while a block is sent.  What the chunks raise, and
+        UnsendableContent, is passed on: the caller must abort, and the upstream has seen no end of the
+        content.
         """
         self._begin(1)
         stuffing = DotStuffing()
         block = bytearray()
         async for chunk in chunks:
-            on_chunk(chunk)
             block += stuffing.add(chunk)
             if len(block) >= BLOCK_BYTES:
                 await self._send_block(block, block_s, until)

@@ -21,14 +21,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from relay.clock import SECOND_NS
-from relay.mail.dsn import NO_REQUEST, NOTHING_ASKED, DsnRequest, decode_xtext, original_recipient
+from relay.mail.dsn import NO_REQUEST, NOTHING_ASKED, DsnRequest
 from relay.mail.envelope import Shape
 from relay.smtp.commands import mail_line, rcpt_line
 from relay.smtp.extensions import Extensions
 from relay.smtp.reply import Phase, Reply
 from relay.upstream.protocol import Broken, Garbled, Late, Lost, StrictProtocol, Timeouts
-from relay.verdicts.echo import HEADER_BYTES, ClientWords
-from relay.verdicts.outcome import Answer, Need, Outcome, gravest, is_about_dsn
+from relay.verdicts.outcome import Answer, Need, Outcome, is_about_dsn
 from relay.verdicts.verdict import Judge, Scope, Verdict
 
 RCPT_ACCEPTED = frozenset({250, 251, 252})
@@ -109,7 +108,6 @@ class Exchange:
         self._proven: frozenset[int] = frozenset()  # indices of answers that came to their own commands
         self._is_dot_out = False
         self._asked = 0  # index of the recipient that a reply to RCPT is about
-        self._beginning = b""  # of the content that was sent: less than twice HEADER_BYTES
 
     async def run(self) -> Outcome:
         """Run the transaction; afterwards the connection is usable if `protocol.is_quiet`.
@@ -131,7 +129,7 @@ class Exchange:
         is_over = broken is None or self._is_over(broken)
         answers = tuple([answer for answer in self._answers if answer is not None])
         is_ambiguous = self._is_dot_out and not is_over
-        return Outcome(answers, is_ambiguous, gravest(answers), is_over, self._is_dsn_refused)
+        return Outcome(answers, is_ambiguous, is_over, self._is_dsn_refused)
 
     async def _walk(self) -> None:
         """Send commands until a reply settles each recipient.  Raises Broken, and what the content raises."""
@@ -208,9 +206,7 @@ class Exchange:
 
     async def _send_content(self) -> None:
         async with aclosing(self._transaction.content()) as content:
-            early = await self._protocol.send_content(
-                content, self._timeouts.block_s, self._dot_until, self._note
-            )
+            early = await self._protocol.send_content(content, self._timeouts.block_s, self._dot_until)
         self._protocol.phase = Phase.EOD
         if early is not None:
             # The dot was not sent, and never will be on this connection.
@@ -283,11 +279,6 @@ class Exchange:
         asked = self._dsn.of(index)
         return rcpt_line(transaction.recipients[index], asked, smtputf8=transaction.shape.smtputf8)
 
-    def _note(self, chunk: bytes) -> None:
-        """Keep the beginning of the content, because a refusal may quote it."""
-        if len(self._beginning) < HEADER_BYTES:
-            self._beginning += chunk[:HEADER_BYTES]
-
     # Judging replies.
 
     @staticmethod
@@ -317,21 +308,13 @@ class Exchange:
         return phase is Phase.RCPT and self._dsn.of(self._asked) != NO_REQUEST
 
     def _answer(self, reply: Reply) -> Answer:
-        phase = self._protocol.phase
-        ruling = self._channel.judge.ruling(phase, reply, self._words(phase))
+        phase, transaction = self._protocol.phase, self._transaction
+        # The recipients that the reply may name.
+        about = () if phase is Phase.MAIL else transaction.recipients
+        if phase is Phase.RCPT:
+            about = about[self._asked : self._asked + 1]
+        ruling = self._channel.judge.ruling(phase, reply, transaction.reverse_path, about)
         return Answer(ruling.verdict, phase, reply, str(reply), ruling=ruling)
-
-    def _words(self, phase: Phase) -> ClientWords:
-        """Return what a reply may quote: the recipients that it is about, the header, DSN's values."""
-        transaction, envid = self._transaction, self._dsn.envid
-        about: Sequence[int] = range(len(transaction.recipients))
-        if phase in {Phase.MAIL, Phase.RCPT}:
-            about = (self._asked,) if phase is Phase.RCPT else ()
-        parameters = [envid, decode_xtext(envid)] if envid else []
-        if len(about) == 1 and (orcpt := self._dsn.of(about[0]).orcpt):
-            parameters += [orcpt.partition(";")[2], original_recipient(orcpt)[1]]
-        recipients = tuple([transaction.recipients[index] for index in about])
-        return ClientWords(transaction.reverse_path, recipients, self._beginning, parameters=parameters)
 
     # Judging a broken connection.
 

@@ -1,8 +1,7 @@
 """What one reply means, and what a series of refusals means for the upstream.  Pure.
 
 verdict    the meaning of a reply by rules, which are data (`policy/verdicts.yaml`, `policy/providers.yaml`)
-echo       removes the client's own words from a reply before its words are read
-wording    phrases, waits, windows and limits in the words of a refusal
+wording    which words of a refusal are the client's; phrases, waits, windows and limits in the others
 outcome    the result of one attempt
 decision   what an outcome means for recipients, message, sender and upstream
 shield     refusals that are not believed yet

@@ -11,7 +11,7 @@ nothing is sent, and no message grows old.  Two pauses without a success between
 with the proving transaction between them.
 
 Losing the record loses no mail.  But a restart then tries at once an upstream that may extend its block for
-that, and ages include pauses.  Instants are boottime of the current boot in nanoseconds; `PauseRecord.moved`
+that, and ages include pauses.  Instants are boottime of the current boot in nanoseconds; `PauseRecord`
 converts those of another boot.  The wall clock tells when a pause ends.  If it was set back meanwhile, the
 pause is as long again as when it was written, and never longer.
 """
@@ -49,21 +49,17 @@ class Health(enum.StrEnum):
     """One transaction at a time, until one succeeds."""
     PAUSED = "paused"
     """The upstream refused us; the pause ends at an instant."""
-    REFUSED = "refused"
-    """It refused the account.  One transaction tries again at an instant, or when an operator acts."""
     STOPPED = "stopped"
-    """The shield tripped, or each attempt makes it worse: until an operator acts, over a restart too."""
+    """It refused the account, or the shield tripped.  An operator has to act, or a look has to find the
+    upstream well: one transaction, at an instant or after a restart.  A rule may forbid looks."""
 
 
-RESTING = frozenset({Health.PAUSED, Health.REFUSED, Health.STOPPED})
-ENDLESS = frozenset({Health.REFUSED, Health.STOPPED})
-"""An operator has to act, or a look has to find the upstream well."""
+RESTING = frozenset({Health.PAUSED, Health.STOPPED})
 
 
 class EventKind(enum.StrEnum):
     PAUSE = "a refusal that pauses"
-    REFUSE = "a refusal of the account"
-    STOP = "the shield trips, or a refusal of the account that allows no probes"
+    STOP = "a refusal of the account, or the shield trips"
     PROOF = "a transaction succeeded"
     OVER = "the end of the pause"
     RESUME = "`relay resume`"
@@ -79,7 +75,6 @@ class EventKind(enum.StrEnum):
 _S = Health
 _CHANGES = {
     EventKind.PAUSE: {_S.USED: _S.PAUSED, _S.PROVING: _S.PAUSED},
-    EventKind.REFUSE: {_S.USED: _S.REFUSED, _S.PROVING: _S.REFUSED, _S.PAUSED: _S.REFUSED},
     EventKind.STOP: dict.fromkeys(_S, _S.STOPPED),
     # While an account rests, this is a transaction that was in flight when the rest began.
     EventKind.PROOF: {_S.PROVING: _S.USED},
@@ -89,9 +84,6 @@ _CHANGES = {
     # Nobody told us why the operator paused it, nor what was sent while the history failed.
     EventKind.LAPSE: {_S.USED: _S.PROVING},
     EventKind.SOUND: {_S.USED: _S.PROVING},
-    # The operator may have corrected the password.  The others go on: otherwise each restart would try at
-    # once an upstream that extends its block for it, or the shield would let more mail bounce.
-    EventKind.RESTART: {_S.REFUSED: _S.PROVING},
 }
 TABLE: Mapping[tuple[Health, EventKind], Health] = {
     (health, kind): _CHANGES.get(kind, {}).get(health, health) for health in Health for kind in EventKind
@@ -135,8 +127,6 @@ class AccountState:
     """The last refusal, until a transaction succeeds."""
     until_ns: int = 0
     """When its rest ends, or ended; FOREVER_NS if no look is allowed."""
-    doubts: str = ""
-    """Why it was STOPPED, until the upstream proves itself or an operator acts; else empty."""
     in_a_row: int = 0
     """Refusals since the last success, or since an operator acted."""
     taken: int | None = field(default=None, compare=False)
@@ -160,8 +150,8 @@ class AccountState:
         return self.health is Health.PROVING
 
     @property
-    def is_refused(self) -> bool:
-        return self.health in ENDLESS
+    def is_stopped(self) -> bool:
+        return self.health is Health.STOPPED
 
     @property
     def shown(self) -> Health:
@@ -209,10 +199,8 @@ def refusal_event(answer: Answer, at_ns: int, oldest_leaves_in_ns: Callable[[int
 
     `oldest_leaves_in_ns` takes a window; it returns in how many ns the oldest entry of our history leaves it.
     """
-    kind, ruling = EventKind.PAUSE, answer.ruling or _NO_RULING
-    if answer.verdict is Verdict.STOP:
-        is_last = answer.is_doubted or not ruling.may_probe
-        kind = EventKind.STOP if is_last else EventKind.REFUSE
+    kind = EventKind.STOP if answer.verdict is Verdict.STOP else EventKind.PAUSE
+    ruling = answer.ruling or _NO_RULING
     leaves_in_ns = None if ruling.window_ns is None else oldest_leaves_in_ns(ruling.window_ns)
     is_mail = answer.phase not in BEFORE_MAIL
     return Event(kind, at_ns, answer.text, ruling, is_mail, leaves_in_ns=leaves_in_ns)
@@ -254,24 +242,28 @@ def _with_spans(state: AccountState, after: AccountState, now_ns: int) -> Accoun
 def _changed(state: AccountState, event: Event) -> AccountState:
     """Return the state after an event, without the change of its health."""
     match event.kind:
-        case EventKind.PAUSE | EventKind.REFUSE | EventKind.STOP:
+        case EventKind.PAUSE | EventKind.STOP:
             return _after_refusal(state, event)
         case EventKind.PROOF:
             taken = None if state.taken is None else state.taken + event.recipients
             because = state.because if state.health in RESTING else ""
-            doubts = state.doubts if state.health in ENDLESS else ""
-            return replace(state, because=because, doubts=doubts, in_a_row=0, taken=taken)
+            return replace(state, because=because, in_a_row=0, taken=taken)
         case EventKind.RESUME | EventKind.EDIT:
             operator = None if event.kind is EventKind.RESUME else state.operator
             # Read a failed history at once.
             fault_until_ns = min(state.fault_until_ns, event.at_ns)
-            return replace(state, doubts="", in_a_row=0, operator=operator, fault_until_ns=fault_until_ns)
+            return replace(state, in_a_row=0, operator=operator, fault_until_ns=fault_until_ns)
         case EventKind.KEEP | EventKind.LAPSE:
             return replace(state, operator=event.pause)
         case EventKind.FAULT:
             return replace(state, fault=event.text or NO_REASON, fault_until_ns=event.until_ns)
         case EventKind.SOUND | EventKind.RESTART:
-            return replace(state, fault="", because=state.because or state.fault)
+            until_ns = state.until_ns
+            if event.kind is EventKind.RESTART and state.is_stopped and until_ns != FOREVER_NS:
+                # A look is due: the operator may have corrected the password.  A pause goes on: otherwise
+                # each restart would try an upstream that extends its block for it.
+                until_ns = min(until_ns, event.at_ns)
+            return replace(state, fault="", because=state.because or state.fault, until_ns=until_ns)
         case EventKind.OVER:
             return state
 
@@ -283,20 +275,18 @@ def _after_refusal(state: AccountState, event: Event) -> AccountState:
     is_new = health is not state.health
     if not is_new and health is not TABLE[Health.USED, event.kind]:
         return state  # it rests for a graver reason
-    asks = not ruling.may_probe
+    asks = not ruling.may_probe or ruling.wait_ns is not None or ruling.window_ns is not None
     if event.kind is EventKind.PAUSE:
         until_ns = now_ns + rest_ns(ruling, state.in_a_row if is_new else 0, event.leaves_in_ns)
-        asks = asks or ruling.wait_ns is not None or ruling.window_ns is not None
-    elif asks:
-        until_ns = FOREVER_NS  # only an operator ends a rest without looks
-    else:
+    elif ruling.may_probe:
         left_ns = state.until_ns if state.health in RESTING else 0
         until_ns = max(left_ns, now_ns + max(PROBE_NS, ruling.wait_ns or 0))
+    else:
+        until_ns = FOREVER_NS  # only an operator ends a rest without looks
     if not is_new and (not asks or until_ns <= state.until_ns + SECOND_NS):
         return state  # it was in flight when the rest began: only a wait that it asks for extends the rest
     because, in_a_row = event.text or NO_REASON, state.in_a_row + is_new
-    doubts = because if health is Health.STOPPED else state.doubts
-    return replace(state, because=because, until_ns=until_ns, doubts=doubts, in_a_row=in_a_row)
+    return replace(state, because=because, until_ns=until_ns, in_a_row=in_a_row)
 
 
 def lapsed(state: AccountState, now_ns: int) -> AccountState:
@@ -361,29 +351,20 @@ class PauseRecord:
     """The wall clock at `written_at_ns`."""
     state: AccountState
 
-    def moved(self, boot_id: str, now_ns: int, wall_ns: int) -> "PauseRecord":
-        """Return the record in the time of this boot, converted by the wall clock, as ages are."""
+    def state_at(self, boot_id: str, now_ns: int, wall_ns: int) -> AccountState:
+        """Return the state in the time of this boot, converted by the wall clock, as ages are."""
+        state = self.state
         if boot_id == self.boot_id:
-            return self
-        by_ns, state = shift_ns(self.written_at_ns, self.wall_ns, now_ns, wall_ns), self.state
-        pause = state.operator
+            return state
+        by_ns = shift_ns(self.written_at_ns, self.wall_ns, now_ns, wall_ns)
 
         def later(at_ns: int) -> int:
             return at_ns if at_ns in (0, FOREVER_NS) else at_ns + by_ns
 
-        state = replace(
+        pause = state.operator
+        return replace(
             state,
             until_ns=later(state.until_ns),
-            fault_until_ns=later(state.fault_until_ns),
             operator=None if pause is None else replace(pause, until_ns=later(pause.until_ns)),
             spans=tuple((later(begin), later(end)) for begin, end in state.spans),
         )
-        return PauseRecord(boot_id, self.written_at_ns + by_ns, self.wall_ns, state)
-
-    def fault(self) -> str:
-        """Return what makes no sense in the record, or nothing."""
-        edges = [edge for span in self.state.spans for edge in span]
-        is_sound = edges == sorted(edges) and self.state.in_a_row >= 0
-        if is_sound and max(self.state.over_ns, *edges, 0) <= FOREVER_NS:
-            return ""
-        return "its instants or counts are out of order or range"

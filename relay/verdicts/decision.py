@@ -24,7 +24,7 @@ from typing import NamedTuple
 from relay.mail.envelope import QueueId
 from relay.smtp.reply import Phase
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
-from relay.verdicts.shield import Shield
+from relay.verdicts.shield import SENDER_WAITS, Shield
 from relay.verdicts.verdict import Scope, Verdict
 
 REFUSALS_IN_PLACE = 3
@@ -110,8 +110,6 @@ class Decision(NamedTuple):
     reason: str
     """Why recipients are left; `status` is the enhanced code of the refusal that defers them."""
     status: str
-    sender_rests: Answer | None
-    """The refusal for which the sender's mail waits; else None."""
 
     def gone(self) -> set[int]:
         """Return the recipients that are final: relayed or failed."""
@@ -131,8 +129,6 @@ def decide(outcome: Outcome, context: AttemptContext, terms: Terms, shield: Shie
         for index, answer in zip(context.asked, outcome.answers, strict=True)
     }
     is_attempted = any(fate is not Fate.WAITING for fate, _ in fates.values())
-    pause = outcome.pause
-    about_sender = pause if pause is not None and pause.scope is Scope.SENDER else None
     deferring = {index: answer for index, (fate, answer) in fates.items() if fate is Fate.DEFERRED}
     still = [index for index in context.left if index not in fates or fates[index][0] not in FINAL]
     tried = frozenset([index for index in still if index in deferring or index in context.tried])
@@ -141,9 +137,9 @@ def decide(outcome: Outcome, context: AttemptContext, terms: Terms, shield: Shie
     elif is_attempted:
         to_do = Next.AGAIN if len(tried) < len(still) else Next.POSTPONE
     else:
-        is_often = max(refusals, context.in_a_row + 1) >= REFUSALS_IN_PLACE
-        backs_off = is_often and pause is not None and about_sender is None and not context.is_probe
-        to_do = Next.POSTPONE if backs_off else Next.GIVE_BACK
+        is_often = max(refusals, context.in_a_row + 1) >= REFUSALS_IN_PLACE and not context.is_probe
+        is_of_upstream = outcome.pause is not None and outcome.pause.scope is Scope.UPSTREAM
+        to_do = Next.POSTPONE if is_often and is_of_upstream else Next.GIVE_BACK
     is_postponed = to_do is Next.POSTPONE and is_attempted
     # Postfix's rule: back off for as long as the message is old, within the limits.
     back_off_ns = max(terms.min_ns, min(terms.max_ns, age_ns)) if is_postponed else terms.min_ns
@@ -157,7 +153,6 @@ def decide(outcome: Outcome, context: AttemptContext, terms: Terms, shield: Shie
         back_off_ns=back_off_ns,
         reason=because.text if because is not None else EARLIER if is_postponed else "",
         status=because.status if because is not None else UNKNOWN_STATUS,
-        sender_rests=about_sender,
     )
 
 
@@ -168,13 +163,11 @@ def _blamed(outcome: Outcome, context: AttemptContext, terms: Terms) -> tuple[Ou
         return outcome, age_ns, 0
     if pause is None:
         return outcome, age_ns, refusals
-    # A stop by the shield is for the operator to judge, however often it occurs.
-    is_asked = pause.verdict is Verdict.STOP and pause.is_doubted
-    is_evidence = pause.scope is Scope.UPSTREAM and context.is_well and not is_asked
+    is_evidence = pause.scope is Scope.UPSTREAM and context.is_well
     if refusals < REFUSALS_IN_PLACE or is_evidence:
         refusals += 1
     is_its_own = is_evidence and refusals >= REFUSALS_IN_PLACE + EVIDENT
-    if pause.scope is Scope.SENDER and (context.is_sender_alone or pause.is_doubted):
+    if pause.scope is Scope.SENDER and (context.is_sender_alone or pause.ruling is SENDER_WAITS):
         # The sender's rests count as age for this refusal, and for no other.
         with_rests_ns = context.late_ns - context.paused_ns
         if with_rests_ns >= terms.lifetime_ns:

@@ -5,7 +5,6 @@ was asked for, in the same order, whatever happened on the wire.
 """
 
 import enum
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from relay.smtp.reply import Phase, Reply
@@ -36,7 +35,7 @@ class Answer(NamedTuple):
     """How the verdict was reached, and when to go on; None if no rule was asked."""
     is_doubted: bool = False
     """The shield doubts this recipient for the first time: the refusal is not believed, and cannot expire
-    the recipient.  Of a pause: the shield tripped."""
+    the recipient."""
     is_unproven: bool = False
     """A permanent refusal by its ruling, but deferred: the upstream hung up behind it, so nobody knows
     whether it answered its own command."""
@@ -74,21 +73,32 @@ class Outcome(NamedTuple):
     """One for each recipient of the transaction, in its order."""
     is_ambiguous: bool = False
     """The final dot was sent and no proper reply came: the upstream may have relayed it."""
-    pause: Answer | None = None
-    """The refusal about us or the upstream for which the upstream, or the sender, should rest."""
     is_over: bool = True
     """The upstream is done with it: it answered everything, or hung up before the final dot.  False: it may
     still be counting, at most until the transaction's deadline."""
     is_dsn_refused: bool = False
     """The upstream refused DSN parameters, although it had offered DSN; this bounces no recipient."""
 
+    @property
+    def pause(self) -> Answer | None:
+        """Return the gravest answer about us, for which the upstream or the sender rests; else None.
+
+        A stop is graver than a pause, and one of the upstream graver than one of the sender.
+        """
+        about_us = [answer for answer in self.answers if answer.verdict in ABOUT_US]
+        if not about_us:
+            return None  # the usual case
+        return min(
+            about_us, key=lambda each: (each.verdict is not Verdict.STOP, each.scope is not Scope.UPSTREAM)
+        )
+
     def all_as(self, verdict: Verdict, *, about_us: bool = False) -> "Outcome":
-        """Return a copy without a pause, in which all answers, or those about us, have another verdict."""
+        """Return a copy in which all answers, or those about us, have another verdict."""
         answers = [
             answer._replace(verdict=verdict, ruling=None) if answer.is_about_us or not about_us else answer
             for answer in self.answers
         ]
-        return self._replace(answers=tuple(answers), pause=None)
+        return self._replace(answers=tuple(answers))
 
 
 def is_any_relayed(outcome: Outcome) -> bool:
@@ -116,13 +126,3 @@ def is_about_dsn(reply: Reply) -> bool:
     # RFC 5321, 4.1.1.11 and 4.2.4; 500 for a line that is too long.  RFC 3463, 3.6: X.5.z is about the
     # protocol; X.1.z would be about the address.
     return reply.code in {500, 501, 504, 555} and (reply.enhanced is None or reply.enhanced[1:4] == ".5.")
-
-
-def gravest(answers: Iterable[Answer]) -> Answer | None:
-    """Return the gravest answer about us: a stop before a pause, the upstream before a sender; else None."""
-    about_us = [answer for answer in answers if answer.is_about_us]
-    return min(
-        about_us,
-        key=lambda each: (each.verdict is not Verdict.STOP, each.scope is not Scope.UPSTREAM),
-        default=None,
-    )

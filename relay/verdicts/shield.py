@@ -6,23 +6,23 @@ code.  To believe it would bounce a whole list.  So a permanent refusal of which
 refused again after a later transaction relayed something, unless `SEVERAL` other recipients of the last
 `WINDOW` got the same words (`same_words`).
 The shield trips if `in_a_row` recipients get the same words and nothing begun since was relayed.  If their
-mail has several senders, it is a STOP, and so is each unknown refusal until something is relayed.  If it has
-one sender, the mail of that sender waits (a PAUSE of the sender, which ages) and all other mail goes on.
+mail has several senders, it is a STOP.  If it has one sender, the mail of that sender waits (`SENDER_WAITS`,
+which ages) and all other mail goes on.
 
 An upstream that hangs up right behind a refusal leaves open which command it answered.  Such an *unproven*
 refusal is deferred.  It counts when the recipient gets the same words again.
 
-Memory is bounded, and lost at a restart except for the stop (`recall`): refusals are doubted anew.
+Memory is bounded, and lost at a restart: refusals are doubted anew, and none bounces for that.
 """
 
 import re
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from relay.mail.envelope import QueueId
 from relay.smtp.reply import Phase
-from relay.verdicts.outcome import Answer, Outcome, gravest, is_any_relayed
+from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
 from relay.verdicts.verdict import Layer, Ruling, Scope, Verdict
 
 WINDOW = 100
@@ -30,19 +30,14 @@ WINDOW = 100
 SEVERAL = 3
 """This many other recipients with the same words are no accident."""
 MOST_KEPT = 10_000
-"""How many doubted recipients are remembered, and how many unproven ones; the oldest are dropped."""
-
+"""How many refused recipients are remembered; the oldest are dropped."""
+SENDER_WAITS = Ruling(Verdict.PAUSE, Scope.SENDER)
 _STOP = Ruling(Verdict.STOP, Scope.UPSTREAM)
-_SENDER_WAITS = Ruling(Verdict.PAUSE, Scope.SENDER)
 
 # Both begin at the start of a word; otherwise a long word is read again from each character.
 _ADDRESS = re.compile(r"<[^<>]*>|(?<![^\s<>@])[^\s<>@]+@[^\s<>@]+")
 _ID = re.compile(r"(?<!\S)[^\s0-9]*[0-9]\S*")
 """A word with a digit: a number, or an id in any alphabet (Gmail, Postfix, Exim)."""
-
-_Asked = Sequence[tuple[int, str]]
-_Key = tuple[QueueId, int]
-_Value = TypeVar("_Value")
 
 
 class _Refusal(NamedTuple):
@@ -57,96 +52,83 @@ class Shield:
     def __init__(self, in_a_row: int = 10, *, is_off: bool = False) -> None:
         """Begin without doubts; both arguments may be changed later."""
         self.in_a_row, self.is_off = in_a_row, is_off
-        self._refusals: deque[_Refusal] = deque(maxlen=WINDOW)
-        self._is_stopped, self._why = False, ""  # until something is relayed; and why it tripped last
-        self._suspects: dict[_Key, int] = {}  # when each doubted recipient was first refused so
+        self._last: deque[_Refusal] = deque(maxlen=WINDOW)
+        self._suspects: dict[tuple[QueueId, int], _Refusal] = {}  # how each recipient was first refused
         self._relayed_from_ns = -1  # when the latest transaction began that relayed something
-        self._unproven: dict[_Key, str] = {}  # the last words to each recipient
 
     @property
-    def suspects(self) -> tuple[_Key, ...]:
+    def suspects(self) -> tuple[tuple[QueueId, int], ...]:
         """Return the message and the index of each recipient whose refusal is doubted."""
         return tuple(self._suspects)
 
     def judge(
-        self, outcome: Outcome, sender: str, queue_id: QueueId, asked: _Asked, span_ns: tuple[int, int]
+        self,
+        outcome: Outcome,
+        sender: str,
+        queue_id: QueueId,
+        asked: Sequence[tuple[int, str]],
+        span_ns: tuple[int, int],
     ) -> Outcome:
-        """Return what is believed of an outcome; its pause says why the shield tripped.
+        """Return what is believed of an outcome; an answer by which the shield trips says why in its text.
 
         `sender` is in one form for all spellings of an address.  `asked` has the index and the address of
         each recipient, in the order of the answers.  `span_ns` is the begin and end of the transaction.
         """
-        keys = [(queue_id, index) for index, _ in asked]
-        answers = [self._proven(answer, key) for answer, key in zip(outcome.answers, keys, strict=True)]
         if is_relayed := is_any_relayed(outcome):
-            self._relayed_from_ns, self._is_stopped = max(self._relayed_from_ns, span_ns[0]), False
-        # A recipient that the same transaction relayed was relayed since.
-        at_ns = span_ns[not is_relayed]
-        refusals = {}
-        for place, answer in enumerate(answers):
-            if not self.is_off and _is_unknown(answer):
-                target = asked[place][1].lower() if answer.phase is Phase.RCPT else queue_id
-                refusals[place] = _Refusal(same_words(answer), target, sender, at_ns)
-        self._refusals.extend(dict.fromkeys(refusals.values()))
-        for place, each in refusals.items():
-            answers[place] = self._doubted(answers[place], each, keys[place], span_ns[1])
-        if tuple(answers) == outcome.answers:
+            self._relayed_from_ns = max(self._relayed_from_ns, span_ns[0])
+        if not any(answer.is_unproven or answer.verdict is Verdict.BOUNCE for answer in outcome.answers):
             return outcome  # the usual case
-        pause = gravest(answers)
-        if pause is not None and (pause.ruling is _STOP or pause.ruling is _SENDER_WAITS):
-            pause = pause._replace(text=self._why, is_doubted=True)
-        return outcome._replace(answers=tuple(answers), pause=pause)
-
-    def recall(self, because: str) -> None:
-        """Take over a stop from before a restart or of another host; `because` is empty if there is none.
-
-        If another host ended this shield's own stop, all doubts are over here too.
-        """
-        if self._is_stopped and not because:
-            self.clear()
-        self._is_stopped, self._why = because != "", because
+        answers, refusals = list(outcome.answers), {}
+        for place, answer in enumerate(answers):
+            if not answer.is_unproven and not _is_unknown(answer):
+                continue
+            index, address = asked[place]
+            target = address.lower() if answer.phase is Phase.RCPT else queue_id
+            # A recipient that the same transaction relayed was relayed since.
+            refusal = _Refusal(same_words(answer), target, sender, span_ns[not is_relayed])
+            if answer.is_unproven:
+                before = self._suspects.get((queue_id, index))
+                if before is None or before.words != refusal.words:
+                    self._suspect((queue_id, index), refusal)
+                    continue
+                answers[place] = answer._replace(verdict=Verdict.BOUNCE, is_unproven=False)
+            if not self.is_off and _is_unknown(answers[place]):
+                refusals[place] = refusal
+        self._last.extend(dict.fromkeys(refusals.values()))
+        for place, refusal in refusals.items():
+            answers[place] = self._doubted(answers[place], refusal, (queue_id, asked[place][0]))
+        return outcome._replace(answers=tuple(answers))
 
     def clear(self) -> None:
         """Forget all doubts: the operator has mended the cause."""
-        self._is_stopped = False
-        self._refusals.clear()
+        self._last.clear()
         self._suspects.clear()
 
-    def _proven(self, answer: Answer, key: _Key) -> Answer:
-        """Return a permanent refusal if the same words came before; any other answer starts over."""
-        before = self._unproven.pop(key, None)
-        if not answer.is_unproven:
-            return answer
-        if (words := same_words(answer)) == before:
-            return answer._replace(verdict=Verdict.BOUNCE, is_unproven=False)
-        _remember(self._unproven, key, words)
-        return answer
-
-    def _doubted(self, answer: Answer, refusal: _Refusal, key: _Key, now_ns: int) -> Answer:
-        alike = [each for each in self._refusals if each.words == refusal.words]
+    def _doubted(self, answer: Answer, refusal: _Refusal, key: tuple[QueueId, int]) -> Answer:
+        alike = [each for each in self._last if each.words == refusal.words]
         row = [each for each in alike if each.at_ns > self._relayed_from_ns]
-        since_ns, ruling = self._suspects.get(key), None
-        went_on = since_ns is not None and self._relayed_from_ns >= since_ns
+        before, ruling, text = self._suspects.get(key), None, answer.text
+        went_on = before is not None and self._relayed_from_ns > before.at_ns
         if (count := len({each.target for each in row})) >= self.in_a_row:
+            if len({each.sender for each in row}) > 1:
+                ruling = _STOP
+            elif not went_on:
+                ruling = SENDER_WAITS
+        if ruling is not None:
             what = "recipients" if answer.phase is Phase.RCPT else "messages"
-            self._why = f"{count} {what} in a row were refused in the same words: {answer.text}"
-            self._is_stopped = self._is_stopped or len({each.sender for each in row}) > 1
-            ruling = None if went_on else _SENDER_WAITS
-        ruling = _STOP if self._is_stopped else ruling
-        others = {each.target for each in alike} - {refusal.target}
-        if ruling is None and went_on and len(others) < SEVERAL:
-            self._suspects.pop(key, None)
+            text = f"{count} {what} in a row were refused in the same words: {text}"
+        elif went_on and len({each.target for each in alike} - {refusal.target}) < SEVERAL:
+            del self._suspects[key]
             return answer
-        if since_ns is None:
-            _remember(self._suspects, key, now_ns)
+        if before is None:
+            self._suspect(key, refusal)
         verdict = Verdict.DEFER if ruling is None else ruling.verdict
-        return answer._replace(verdict=verdict, ruling=ruling, is_doubted=since_ns is None)
+        return answer._replace(verdict=verdict, text=text, ruling=ruling, is_doubted=before is None)
 
-
-def _remember(memory: dict[_Key, _Value], key: _Key, value: _Value) -> None:
-    memory[key] = value
-    if len(memory) > MOST_KEPT:
-        del memory[next(iter(memory))]
+    def _suspect(self, key: tuple[QueueId, int], refusal: _Refusal) -> None:
+        self._suspects[key] = refusal
+        if len(self._suspects) > MOST_KEPT:
+            del self._suspects[next(iter(self._suspects))]
 
 
 def _is_unknown(answer: Answer) -> bool:

@@ -4,7 +4,7 @@ The layers, in order: the phase, the owner's rules, the provider's rules, enhanc
 The phase limits the others: 2yz and 3yz are judged at once.  Before MAIL no message is named, so no verdict
 may touch one; `Rule` refuses such a verdict.  The rules are files, each row with its source
 (`relay/policy/verdicts.yaml`, `relay/policy/providers.yaml`), and the owner's `upstreams.NAME.verdicts`.
-Words of the client that the upstream repeats decide nothing (`relay.verdicts.echo`).
+Words of the client that the upstream repeats decide nothing (`relay.verdicts.wording`).
 
 Guarantees: every reply gets a `Ruling`.  Only 250 to the final dot is RELAYED.  Only a refusal from MAIL on
 is BOUNCE, and never a refusal that an earlier rule about us matches.
@@ -12,11 +12,11 @@ is BOUNCE, and never a refusal that an earlier rule about us matches.
 
 import enum
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from relay.smtp.reply import Phase, Reply
-from relay.verdicts.echo import NOTHING_SAID, ClientWords, without_echo
-from relay.verdicts.wording import Phrases, is_too_much, named_in, retry_after_ns, window_in
+from relay.verdicts.wording import Phrases, facts_in, without_echo
 
 
 class Verdict(enum.StrEnum):
@@ -171,15 +171,15 @@ class Judge:
     rules: tuple[Rule, ...]
     """The rules of one upstream, by layer.  An edit may replace them at any time."""
 
-    def ruling(self, phase: Phase, reply: Reply, words: ClientWords = NOTHING_SAID) -> Ruling:
-        """Return what a reply means; `words` are the client's words so far, which the reply may repeat.
+    def ruling(self, phase: Phase, reply: Reply, sender: str = "", recipients: Sequence[str] = ()) -> Ruling:
+        """Return what a reply means; it may repeat the sender, and the recipients that it may be about.
 
         A reply that is no refusal and was not due (2yz instead of 3yz, 354 to the dot) is DEFER, before MAIL
         PAUSE. It proves neither that the upstream took the message nor that it never will.
         """
         if reply.code < 400:
             return _RELAYED if phase is Phase.EOD and reply.code == 250 else _unknown(phase)
-        text, doubtful, names_sender = without_echo(_lines(reply), words)
+        text, doubtful, names_sender = without_echo(_lines(reply), sender, recipients)
         ruling = self._ruling(phase, reply, text, names_sender=names_sender)
         if doubtful == text or phase in BEFORE_MAIL:
             return ruling
@@ -202,10 +202,7 @@ class Judge:
             return replace(_unknown(phase), refusal_text=text)
         if rule.verdict not in ABOUT_US:
             return Ruling(rule.verdict, rule.scope, rule, refusal_text=text)
-        named, per_ns = named_in(text)
-        window_ns = window_in(text) or per_ns
-        wait_ns = retry_after_ns(text)
-        return Ruling(rule.verdict, rule.scope, rule, wait_ns, window_ns, is_too_much(text), named, text)
+        return Ruling(rule.verdict, rule.scope, rule, *facts_in(text), refusal_text=text)
 
 
 def _unknown(phase: Phase) -> Ruling:

@@ -12,15 +12,16 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from tests.engines.lab import kernel
-from tests.engines.lab.filesystems import FILE_SYSTEMS
+from tests.engines.lab import machine
+from tests.engines.lab.machine import FILE_SYSTEMS, Loop
+from tests.system.small_disk import mounted
 
 SIZE_BYTES = 4 << 30
 """The size of its image, a sparse file: it takes only the space that is written."""
 
 
 def why_missing() -> str | None:
-    return FILE_SYSTEMS["ext4"].why_missing() or kernel.why_missing()
+    return FILE_SYSTEMS["ext4"].why_missing() or machine.why_missing()
 
 
 @contextmanager
@@ -30,18 +31,14 @@ def stored_on_ext4() -> Iterator[None]:
     The process must have no other threads yet: the mount is in a namespace of its own, so that
     nothing stays of it however the process ends.  Raises OSError, CalledProcessError.
     """
-    kernel.enter_private_namespace()
+    machine.enter_private_namespace()
     ext4 = replace(FILE_SYSTEMS["ext4"], size_bytes=SIZE_BYTES)
     with tempfile.TemporaryDirectory(prefix="relay-bench-disk-") as name:
         image, mount = Path(name) / "image", Path(name) / "mount"
-        mount.mkdir()
         # Postfix drops its privileges, and still has to reach this folder.
         Path(name).chmod(0o755)
         ext4.make_on(image)
-        with (
-            closing(kernel.Loop(image)) as loop,
-            kernel.mounted(loop.device, mount, ext4.name, ext4.options),
-        ):
+        with closing(Loop(image)) as loop, mounted(mount, "-t", "ext4", "-o", ext4.options, loop.device):
             mount.chmod(0o1777)
             before, tempfile.tempdir = tempfile.tempdir, str(mount)
             try:

@@ -32,14 +32,15 @@ class Certificates:
 class Authority:
     """Signs certificates into a folder; its own one is for this host too.
 
-    Without `has_identifiers` there are no key identifiers, as with many private authorities.
+    A certificate is valid for as many days before now as after it, and at least for 3. Without
+    `has_identifiers` there are no key identifiers, as with many private authorities.
     """
 
-    def __init__(self, folder: Path, *, has_identifiers: bool = True) -> None:
+    def __init__(self, folder: Path, *, has_identifiers: bool = True, days: int = 30) -> None:
         self._folder, self._has_identifiers = folder, has_identifiers
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _named("test CA")
-        self.pem = self._write("ca", self._key, self._name, HERE, days=30)
+        self.pem = self._write("ca", self._key, self._name, HERE, days)
         self.ca = self.pem.with_suffix(".crt")
 
     def sign(self, name: str = "localhost", hosts: Sequence[str] = HERE, *, days: int = 30) -> Path:
@@ -59,7 +60,7 @@ class Authority:
             .subject_name(subject)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - timedelta(days=3))
+            .not_valid_before(now - timedelta(days=max(3, days)))
             .not_valid_after(now + timedelta(days=days))
             .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
             .add_extension(x509.SubjectAlternativeName(addresses), critical=False)
@@ -83,10 +84,10 @@ class Authority:
         return pem
 
 
-def make_certificates(folder: Path, *, days: int = 2) -> Certificates:
-    """Make an authority, and a certificate that it signed for this host."""
-    authority = Authority(folder)
-    pem = authority.sign(days=days)
+def make_certificates(folder: Path, *hosts: str, days: int = 2) -> Certificates:
+    """Make an authority, and a certificate that it signed for this host and these."""
+    authority = Authority(folder, days=max(30, days))
+    pem = authority.sign(hosts=[*HERE, *hosts], days=days)
     return Certificates(authority.ca, pem.with_suffix(".crt"), pem.with_suffix(".key"))
 
 

@@ -2,7 +2,7 @@
 
 The model holds apart what processes see and what is on the platter. `sync` moves a file's content to the
 platter, `sync_directory` the names of a folder. All other changes are pending: a power cut may keep any of
-them (tests.fakes.power).
+them (tests.fakes.platter).
 
 After a failed `sync`, the content to be synced never reaches the platter, and the next `sync` succeeds.
 Until a crash, processes still read that content. If the pages are dropped (`Fault.drops_pages`), they read
@@ -15,13 +15,16 @@ and the next sync of its file fails. Opening and reading fail only if a fault na
 import errno
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tests.fakes import power
-from tests.fakes.platter import ContentChange, Platter, disk_error
+from tests.fakes.platter import ContentChange, Platter, disk_error, survivors
 
 READS = frozenset({"open", "read", "names"})
 """Calls that change nothing. They are no step of a run, and fail only if a fault names them."""
+
+
+class Killed(BaseException):
+    """Raised by `ModelDisk.before`, to kill the process that made the call."""
 
 
 @dataclass(slots=True)
@@ -41,6 +44,19 @@ class Fault:
     """Only calls about a path that contains this count."""
     drops_pages: bool = False
     """After a failed sync, readers see the platter's content instead of the written content."""
+
+
+_ERRORS = ("ENOSPC", "EDQUOT", "EFBIG", "EIO", "EROFS", "EACCES", "EINTR")
+_ONCE = {
+    **{name: Fault(1, getattr(errno, name)) for name in _ERRORS},
+    # Calls that need a descriptor.
+    "EMFILE": Fault(1, errno.EMFILE, kinds=frozenset({"open", "open_new", "sync_directory", "names"})),
+    "half a write, then ENOSPC": Fault(1, errno.ENOSPC, is_short=True),
+    "a lying write": Fault(1, errno.EIO, is_lying=True, kinds=frozenset({"write"})),
+    "EIO while reading": Fault(1, errno.EIO, kinds=READS),
+}
+FAULTS = _ONCE | {f"{name} from then on": replace(fault, forever=True) for name, fault in _ONCE.items()}
+"""Kinds of faults by name; `nth` is to be replaced."""
 
 
 class ModelDisk:
@@ -76,14 +92,9 @@ class ModelDisk:
     def after_kill(self) -> "ModelDisk":
         return ModelDisk(self.platter.copy())
 
-    def prefixes(self) -> "Iterator[ModelDisk]":
-        """Yield what a power cut now may leave if unsynced changes reach the platter in order."""
-        for kept in power.prefixes(self.platter.pending):
-            yield ModelDisk(self.platter.after_cut(kept))
-
     def cuts(self, rng: random.Random, most: int) -> "Iterator[ModelDisk]":
         """Yield what a power cut now may leave: all images, or `most` drawn by `rng`."""
-        for kept in power.survivors(self.platter.pending, rng, most):
+        for kept in survivors(self.platter.pending, rng, most):
             yield ModelDisk(self.platter.after_cut(kept))
 
     def fingerprint(self) -> frozenset[tuple[object, int | bytes]]:

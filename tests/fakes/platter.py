@@ -1,7 +1,13 @@
 """The content of a disk and its durable part: the lower half of tests.fakes.disk.
 
-A change of a name or of content is pending until a sync makes it durable. tests.fakes.power decides which
-pending changes a power cut keeps. A name's older change that arrives after a newer one is ignored.
+A change of a name or of content is pending until a sync makes it durable. A power cut may keep any part of
+the pending changes, in any order. A name's older change that arrives after a newer one is ignored.
+
+The model promises only what POSIX does: a sync of a file keeps its content, and a sync of a folder its
+names. A rename or a link is there or not. A write may keep any of its sectors of 512 bytes, and a file its
+new size without the content. Modification times are lost. Real disks lose less. In measured crash images,
+ext4 and xfs keep names in order, and an fsync of a file keeps all names that were changed before it. btrfs
+has a log for each folder and each file.
 
 Values are never changed in place: so a copy of a platter is cheap, and every instant of a run can be kept.
 """
@@ -9,7 +15,8 @@ Values are never changed in place: so a copy of a platter is cheap, and every in
 import errno
 import itertools
 import os
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 SECTOR_BYTES = 512
@@ -260,6 +267,31 @@ class Platter:
                 case ContentChange():
                     content = self.durable_contents.get(change.inode, b"")
                     self.durable_contents[change.inode] = change.applied_to(content)
+
+
+def survivors(pending: Sequence[Change], rng: random.Random, most: int) -> Iterator[Sequence[Change]]:
+    """Yield every set that a cut may keep if there are at most `most`, else `most` sets drawn by `rng`."""
+    pieces = [piece for change in pending for piece in change.pieces()]
+    if len(pieces) < 30 and 1 << len(pieces) <= most:
+        for bits in itertools.product((False, True), repeat=len(pieces)):
+            yield list(itertools.compress(pieces, bits))
+    else:
+        yield from itertools.islice(_drawn(pieces, rng), most)
+
+
+def _drawn(pieces: Sequence[Change], rng: random.Random) -> Iterator[Sequence[Change]]:
+    """Yield none and all; then random sets, alternating with all but one, one alone, or a prefix."""
+    yield []
+    yield pieces
+    telling: list[Sequence[Change]] = []
+    for i, piece in enumerate(pieces):
+        telling += [[*pieces[:i], *pieces[i + 1 :]], [piece], pieces[:i]]
+    rng.shuffle(telling)
+    while True:
+        if telling:
+            yield telling.pop()
+        share = rng.random()
+        yield [piece for piece in pieces if rng.random() < share]
 
 
 def disk_error(number: int, path: str) -> OSError:

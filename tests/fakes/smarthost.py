@@ -46,6 +46,10 @@ _EXTENSION_OF = {
     **dict.fromkeys(("RET", "ENVID", "NOTIFY", "ORCPT"), "DSN"),
 }
 """For each parameter of MAIL and RCPT, the extension that has it."""
+_BEARER = {
+    "XOAUTH2": "user=([^\1]+)\1auth=Bearer ([!-~]+)\1\1",
+    "OAUTHBEARER": "n,a=([^,\1]+),\1host=[^\1]+\1port=[0-9]+\1auth=Bearer ([!-~]+)\1\1",
+}
 
 
 @dataclass(frozen=True)
@@ -302,7 +306,7 @@ class Session:
                 is_right = self._is_right(user, password)
             case "XOAUTH2" | "OAUTHBEARER":
                 sent = base64.b64decode(initial) if initial else await self._ask(b"")
-                token = _token_of(sent)
+                token = _token_of(mechanism.upper(), sent)
                 user = token.name.encode()
                 is_right = self._host.is_token is not None and self._host.is_token(token)
                 if not is_right:
@@ -495,15 +499,13 @@ def _lines(reply: bytes) -> list[str]:
     return reply.decode(errors="replace").splitlines()
 
 
-def _token_of(said: bytes) -> ShownToken:
-    """Parse a response of XOAUTH2 or OAUTHBEARER (RFC 7628, 3.1)."""
-    head, _, rest = said.decode().partition("\1")
-    name = (
-        head.removeprefix("user=") if head.startswith("user=") else head.partition(",a=")[2].removesuffix(",")
-    )
-    # The name is escaped as RFC 5801, 4, says.
-    name = name.replace("=2C", ",").replace("=3D", "=") if head.startswith("n,") else name
-    return ShownToken(name, rest.partition("auth=Bearer ")[2].rstrip("\1"))
+def _token_of(mechanism: str, said: bytes) -> ShownToken:
+    """Parse a response of XOAUTH2 or OAUTHBEARER (RFC 7628, 3.1), as strictly as Dovecot does."""
+    found = re.fullmatch(_BEARER[mechanism], said.decode())
+    assert found is not None, f"no response of {mechanism}: {said!r}"
+    name, token = found.groups()
+    # RFC 5801, 4: OAUTHBEARER escapes the name.
+    return ShownToken(name if mechanism == "XOAUTH2" else name.replace("=2C", ",").replace("=3D", "="), token)
 
 
 class Smarthost:

@@ -4,5 +4,5 @@
 (time, threads, kills), `network` (connections in memory), `store` (a database), `relay` (the assembly),
 `upstream` and `client` (the two sides that the relay talks to), `script` (the events of a story), `worlds`
 (policies, and what may be drawn under each), `story` (one run), `past` (what is known of a run), `oracle`,
-`manners` and `liveness` (the promises), `shrink` (shortens a failing script).
+`manners` and `liveness` (the promises).
 """

@@ -10,7 +10,6 @@ from itertools import product
 
 from tests.simulation.oracle import Broken
 from tests.simulation.script import Script, drawn
-from tests.simulation.shrink import shortened
 from tests.simulation.story import Outcome, Story
 from tests.simulation.worlds import WORLDS
 
@@ -31,6 +30,35 @@ def told(script: Script) -> str:
         end = str(broken)
     head = f"world {script.world}, engine {script.engine}, seed {script.seed}"
     return "\n".join([head, *story.outcome.lines, "the log:", story.outcome.log[-8000:], f"=> {end}"])
+
+
+def broken_by(script: Script) -> Broken | None:
+    try:
+        Story(script).run()
+    except Broken as broken:
+        return broken
+    return None
+
+
+def shortened(script: Script, promise: str, most_runs: int = 200) -> Script:
+    """Return the shortest script found that breaks the same promise, at worst the given one."""
+    size = max(1, len(script.events) // 2)
+    runs = 0
+    while runs < most_runs:
+        for start in range(0, len(script.events), size):
+            shorter = script.without(range(start, start + size))
+            runs += 1
+            broken = broken_by(shorter)
+            if broken is not None and broken.promise == promise:
+                script = shorter
+                break
+            if runs >= most_runs:
+                break
+        else:
+            if size == 1:
+                break
+            size = max(1, size // 2)
+    return script
 
 
 def main() -> int:

@@ -121,4 +121,4 @@ def _of_mail(copy: Copy) -> str:
 
 def asked_for(notify: str, recipient: str) -> str:
     """Return the DSN parameters of RCPT (RFC 3461), which the upstream must receive unchanged."""
-    return f" NOTIFY={notify} ORCPT=rfc822;was-{recipient}" if notify else ""
+    return f" NOTIFY={notify} ORCPT=rfc822;Was-{recipient}" if notify else ""

@@ -1,9 +1,8 @@
 """How long mail may take: computed from the limits and from the mail to send.
 
-There are two judgements. While the only events are clients that send (`late_in_fair_weather`), each message
-ends within the time that the limits take for all mail present. After all disturbances (`calm_ns`), all mail
-is gone within that time plus what the disturbances left: slots with an unknown end, back-offs, and clients
-that wait for a lost reply.
+While the only events are clients that send (`late_in_fair_weather`), each message ends within the time that
+the limits take for all mail present. While only an upstream is down (`late_in_failover`), mail goes by the
+other one. After all disturbances all mail is gone within the `calm_s` of its world, which is far longer.
 """
 
 import math
@@ -11,17 +10,10 @@ from collections.abc import Sequence
 
 from relay.clock import SECOND_NS
 from relay.policy.lane import LimitSettings
-from tests.simulation.client import TIMEOUT_S, Copy
-from tests.simulation.past import Limits, Past, key_of_sender
-from tests.simulation.script import Crash, Disturb, Event, Feel, Script, Send, SetClock, World
-from tests.simulation.upstream import (
-    ALIEN_TIMES,
-    DEFERRED_TIMES,
-    GREETING_S,
-    LOST_MOODS,
-    MAX_TRANSACTION_S,
-    Mood,
-)
+from tests.simulation.client import Copy
+from tests.simulation.past import Past, key_of_sender
+from tests.simulation.script import Feel, Send, World
+from tests.simulation.upstream import ALIEN_TIMES, DEFERRED_TIMES, Mood
 
 TRANSACTION_S = 3.0
 """The longest transaction while the upstream is well: its delays and the network's."""
@@ -29,42 +21,11 @@ EACH_S = 1.0
 """The average transaction, with two connections."""
 TRACE_BYTES = 400
 REPORT_BYTES = 4_000
-HISTORY_LOOK_S = 60.0
 ALIEN_RESTS_S = (15 + 30 + 60 + 120 + 240 + 6) * 60.0
 """The pauses of a sender that may not send at first, with a minute before each of its tries."""
 DOWN_MOODS = (Mood.DOWN, Mood.BUSY, Mood.QUOTA_AT_MAIL, Mood.QUOTA_AT_DOT)
 FAILOVER_S = 45.0
 """`failover_after`, plus the interval in which it is checked."""
-PROVING_S = 30.0
-"""After a pause one message goes first; the others wait for its outcome."""
-
-
-def calm_ns(world: World, limits: Limits, left: Sequence[Copy], script: Script) -> int:
-    """Return the time until all of `left` must be gone, without further disturbance."""
-    if world.calm_s is not None:
-        return int(world.calm_s * SECOND_NS)
-    longest_s = max(limit.per_ns for each in limits.values() for limit in each) / SECOND_NS
-    bound_s = (
-        sum(_span_s(world, each, left) for each in limits.values()) + longest_s + PROVING_S + world.again_s
-    )
-    if any(map(_loses_replies, script.events)):
-        # A slot whose end was not seen counts until its deadline.
-        bound_s += MAX_TRANSACTION_S + longest_s
-    bound_s += max((event.down_s for event in script.events if isinstance(event, Crash)), default=0)
-    if any(isinstance(event, Feel) and event.mood is Mood.MUTE for event in script.events):
-        bound_s += GREETING_S
-    hows = {event.how for event in script.events if isinstance(event, Disturb | SetClock)}
-    if hows & {"connections silent", "stop"}:
-        bound_s += TIMEOUT_S
-    if hows & {"disk full", "sync fails", "read fails"}:
-        bound_s += HISTORY_LOOK_S
-    return int(bound_s * SECOND_NS)
-
-
-def _loses_replies(event: Event) -> bool:
-    if isinstance(event, Feel):
-        return event.mood in LOST_MOODS
-    return isinstance(event, Crash | Disturb | SetClock)
 
 
 def late_in_fair_weather(past: Past) -> str:

@@ -350,7 +350,7 @@ def _report_is_right(copy: Copy, recipient: str, action: str, reports: Sequence[
         raise Broken("reported as asked", f"{subject}, which asked for {asked!r}")
     for report in reports:
         originals = {name: orcpt for orcpt, name in _ORCPT.findall(report.content)}
-        if asked and originals.get(recipient.encode()) != f"was-{recipient}".encode():
+        if asked and originals.get(recipient.encode()) != f"Was-{recipient}".encode():
             raise Broken("reported as asked", f"{subject} lacks ORCPT: {originals}")
         is_full = action == "failed" and copy.ret == "FULL" and copy.content.isascii()
         if is_full and copy.content not in report.content:

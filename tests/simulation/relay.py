@@ -111,8 +111,8 @@ class SimulatedRelay:
 
     async def _open(self) -> None:
         loop, policy, events, clock = self._loop, self.policy, self.events, self._host.clock
-        metrics = Metrics(clock)
-        metrics.know_upstreams(policy.upstreams, policy.instead_of_pairs)
+        metrics = Metrics()
+        metrics.know("upstream", policy.upstreams)
         number = loop.new_reader()
 
         def opened() -> Spool:
@@ -133,7 +133,7 @@ class SimulatedRelay:
         )
         self.sender, self.status_view = self._parts.sender, self._parts.status_view
         self.operator = self._parts.operator
-        metrics.know_listeners(str(listen.address) for listen in policy.listen)
+        metrics.know("listener", [str(listen.address) for listen in policy.listen])
         observer = ListenerObserver(events, metrics, clock)
         listen = policy.listen[0]
         files = read_listener_files(listen)

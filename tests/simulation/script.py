@@ -190,8 +190,8 @@ class World:
     clocks: tuple[str, ...] = ("step", "step back", "suspend", "stop")
     weights: Mapping[str, int] = field(default_factory=dict)
     """The most events of each kind, besides messages."""
-    calm_s: float | None = None
-    """After the last disturbance all mail is gone in this time; None: `liveness` computes it."""
+    calm_s: float = 3_000.0
+    """After the last disturbance all mail is gone in this time."""
 
     @property
     def has_one_queue(self) -> bool:

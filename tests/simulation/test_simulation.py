@@ -9,10 +9,9 @@ import time
 
 import pytest
 
-from tests.simulation.__main__ import told
+from tests.simulation.__main__ import shortened, told
 from tests.simulation.oracle import Broken
 from tests.simulation.script import Script, drawn
-from tests.simulation.shrink import shortened
 from tests.simulation.story import Story
 from tests.simulation.worlds import WORLDS
 

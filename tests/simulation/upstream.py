@@ -45,11 +45,6 @@ class Mood(enum.StrEnum):
     OMITS = "says one reply too few to RCPT"
 
 
-LOST_MOODS = (
-    *(Mood.HANGS, Mood.DEAF, Mood.HANGS_UP, Mood.DROPS, Mood.UNASKED, Mood.ODD, Mood.DOWN),
-    *(Mood.MUTE, Mood.LEAVES, Mood.ADDS, Mood.OMITS),
-)
-"""Moods in which a relay may not know when a transaction ended."""
 DEFERRED_TIMES = 2
 ALIEN_TIMES = 5
 """The number of refusals of a sender that may not send at first."""

@@ -4,11 +4,9 @@ No test here imports the relay: tests reach it by SMTP, its command line, HTTP a
 
 namespaces   hosts on this machine with a network and a clock of their own
 apart        an overlay of this machine, for packages that conflict with Postfix
-snippets     the settings of docs/clients.md, as the tests use them
 postfix      an MTA in front of the relay, or an upstream behind it (SASL, TLS, a mailbox)
-dovecot      checks the logins of such an upstream: passwords or access tokens
+dovecot      checks the passwords of such an upstream's logins
 smtp_tools   smtp-source, smtp-sink and swaks
-prometheus   a Prometheus that scrapes the relay, and promtool
 relay        the relay itself, as an operator runs it
 strict_smarthost  an upstream in the test's process, which judges and records every transaction
 witness      that record, counted by plain arithmetic
@@ -16,7 +14,6 @@ ordeal       a relay between clients and strict upstreams, and what happens to a
 feeder       clients that keep handing mail over, whatever happens to the relay
 warm         relays and verbs, forked from an interpreter that has imported the relay already
 processes    halts, counts and measures processes by their pid
-certificate  a certificate for loopback, made by openssl
 
 Each peer has `why_missing()`, which returns why it cannot run here, or None.  `demand` skips
 a test for that reason, or fails it under `RELAY_REQUIRE_PEERS=1`.  Every peer listens on

@@ -1,9 +1,8 @@
-"""A private Dovecot that checks logins for a private Postfix, by password or by access token.
+"""A private Dovecot that checks the passwords of logins for a private Postfix.
 
     with passwords({"mjd": "secret"}, "plain") as dovecot, postfix.smarthost(**dovecot.settings) as upstream:
 
-Only its authentication server runs (no IMAP); Postfix reaches it by a socket, as on a real site.  For each
-login by token Dovecot asks a token server (RFC 7662); nothing is cached.
+Only its authentication server runs (no IMAP); Postfix reaches it by a socket, as on a real site.
 
 Nothing of the machine's own Dovecot is read or touched: configuration, sockets, log and passwords are below
 `home`, which is removed at the end.
@@ -31,8 +30,8 @@ auth_mechanisms = {mechanisms}
 # Whoever is refused is told at once.
 auth_failure_delay = 0
 passdb {{
-  driver = {driver}
-  args = {arguments}
+  driver = passwd-file
+  args = {users}
 }}
 service anvil {{
   unix_listener anvil-auth-penalty {{
@@ -45,14 +44,6 @@ service auth {{
   }}
 }}
 """
-TOKENS = """
-introspection_mode = post
-introspection_url = {url}
-username_attribute = username
-active_attribute = active
-active_value = true
-"""
-TOKEN_MECHANISMS = "xoauth2 oauthbearer"
 
 
 def why_missing() -> str | None:
@@ -79,29 +70,15 @@ class Dovecot:
 
 @contextmanager
 def passwords(users: Mapping[str, str], mechanisms: str) -> Iterator[Dovecot]:
-    lines = "".join(f"{user}:{{PLAIN}}{password}\n" for user, password in users.items())
-    with _running(lines, mechanisms, "passwd-file") as dovecot:
-        yield dovecot
-
-
-@contextmanager
-def tokens(introspection_url: str) -> Iterator[Dovecot]:
-    """Run a Dovecot that asks this URL about each token; the URL holds Dovecot's login as `NAME:SECRET@`."""
-    with _running(TOKENS.format(url=introspection_url), TOKEN_MECHANISMS, "oauth2") as dovecot:
-        yield dovecot
-
-
-@contextmanager
-def _running(secrets: str, mechanisms: str, driver: str) -> Iterator[Dovecot]:
     home = Path(tempfile.mkdtemp(prefix="relay-dovecot-"))
     try:
         home.chmod(0o755)
-        arguments = home / "secrets"
-        arguments.touch(0o600)
-        arguments.write_text(secrets)
+        file = home / "users"
+        file.touch(0o600)
+        file.write_text("".join(f"{user}:{{PLAIN}}{password}\n" for user, password in users.items()))
         # Dovecot's workers read the file of passwords as that user.
-        shutil.chown(arguments, "dovecot")
-        text = CONFIGURATION.format(home=home, mechanisms=mechanisms, driver=driver, arguments=arguments)
+        shutil.chown(file, "dovecot")
+        text = CONFIGURATION.format(home=home, mechanisms=mechanisms, users=file)
         (home / "dovecot.conf").write_text(text)
         command = [str(find("dovecot")), "-F", "-c", str(home / "dovecot.conf")]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL)

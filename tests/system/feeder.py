@@ -46,7 +46,8 @@ class Letter:
 def letter(number: int) -> Letter:
     dice = random.Random(number)
     recipients = tuple(f"r{number}.{k}@list.test" for k in range(dice.choice([1, 1, 1, 2, 3])))
-    kinds = [b"", b".", b"..", b".dot", b"plain words", "grüße".encode(), b"\xff\x80", b"\t \x01", b"x" * 900]
+    kinds = [b"", b".", b"..", b".dot", b"plain words", "grüße".encode(), b"\xff\x80", b"\t \x01\0"]
+    kinds += [b"From here on", b"x" * 900, b"x" * 5000]
     lines = [b"Subject: %d" % number, b"Received: by somebody before us", b""]
     lines += dice.choices(kinds, k=dice.randint(0, 20))
     if number % LONG_EVERY == 7:

@@ -11,6 +11,7 @@ because Postfix's user must reach it, and pytest's folders are closed to others.
 
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -18,14 +19,13 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from tests.system import certificate
-from tests.system.certificate import make_certificate
+from tests.fakes.certificates import make_certificates
 from tests.system.demand import find, missing_program
-from tests.system.mailbox import Mailbox
-from tests.system.waiting import HANG_S, free_port
+from tests.system.waiting import HANG_S, free_port, wait_until
 
 NOBODY = 65534
 """The id of Debian's user `nobody` and group `nogroup`."""
@@ -90,7 +90,54 @@ master.cf wakes the queue manager each second too: mail that it takes up again m
 def why_missing() -> str | None:
     if os.geteuid() != 0:
         return "Postfix needs root to start"
-    return missing_program("postfix") or certificate.why_missing()
+    return missing_program("postfix")
+
+
+_FIELD = re.compile(rb"(Return-Path|X-Original-To|Delivered-To): (.*)\n")
+# One field with its folded lines.
+_RECEIVED = re.compile(rb"Received: .*\n(?:[ \t].*\n)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """One message in one recipient's mailbox."""
+
+    reverse_path: str
+    recipient: str
+    content: bytes
+    """The content that the relay sent, with CRLF as on the wire."""
+
+
+class Mailbox:
+    """A folder `new/` that Postfix's virtual(8) delivers to, one file per recipient and message."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def arrived(self) -> list[Arrived]:
+        return [_read(path.read_bytes()) for path in self._paths()]
+
+    def wait_for(self, count: int, *, within_s: float = HANG_S) -> list[Arrived]:
+        """Return the messages once at least `count` arrived.  Raises TimeoutError."""
+        wait_until(lambda: len(self._paths()) >= count, within_s=within_s)
+        return self.arrived()
+
+    def _paths(self) -> list[Path]:
+        return list((self.folder / "new").iterdir())
+
+
+def _read(text: bytes) -> Arrived:
+    fields: dict[bytes, bytes] = {}
+    while field := _FIELD.match(text):
+        fields[field[1]] = field[2]
+        text = text[field.end() :]
+        if field[1] == b"Delivered-To":  # virtual(8) writes it last
+            break
+    received = _RECEIVED.match(text)
+    assert received is not None, f"no Received: header of the upstream on top of {text[:200]!r}"
+    content = text[received.end() :].replace(b"\n", b"\r\n")
+    reverse_path = fields[b"Return-Path"].decode().removeprefix("<").removesuffix(">")
+    return Arrived(reverse_path, fields[b"X-Original-To"].decode(), content)
 
 
 class Postfix:
@@ -104,8 +151,8 @@ class Postfix:
 
     @property
     def certificate(self) -> Path:
-        """The certificate that clients have to trust; only a `smarthost` has one."""
-        return self.home / "cert.pem"
+        """The authority that clients have to trust; only a `smarthost` has one."""
+        return self.home / "ca.crt"
 
     def start(self) -> Self:
         """Write the configuration and start; on return it takes connections."""
@@ -188,10 +235,10 @@ def smarthost(**settings: str) -> AbstractContextManager[Postfix]:
 
 
 def _smarthost(home: Path) -> dict[str, str]:
-    made = make_certificate(home)
+    made = make_certificates(home)
     _make_maildir(home)
     return UPSTREAM | {
-        "smtpd_tls_chain_files": f"{made.key}, {made.certificate}",
+        "smtpd_tls_chain_files": f"{made.key}, {made.cert}",
         "virtual_mailbox_base": str(home / "mail"),
     }
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.system.waiting import HANG_S, free_port, wait_for_change, wait_until
+from tests.system.waiting import HANG_S, free_port, wait_until
 
 PROJECT = Path(__file__).parents[2]
 LISTENER = {"clients": ["127.0.0.0/8"], "processes": 0}
@@ -143,10 +143,10 @@ class RelayProcess:
     def wait_for_log(self, condition: Callable[[str], object]) -> str:
         """Return the first line that meets the condition, now or later.  Raises TimeoutError."""
         try:
-            return wait_for_change(lambda: next(filter(condition, self.log()), None), self._log_path.parent)
-        except TimeoutError:
-            log = "\n".join(self.log())
-            raise TimeoutError(f"no such line within {HANG_S:g} s, after:\n{log}") from None
+            wait_until(lambda: any(map(condition, self.log())))
+        except TimeoutError as error:
+            raise TimeoutError("\n".join([f"{error}, after:", *self.log()])) from None
+        return next(filter(condition, self.log()))
 
     def wait_until_empty(self, *, within_s: float = HANG_S) -> None:
         """Return once the relay has no message, accepted or queued.  Raises TimeoutError."""

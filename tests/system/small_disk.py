@@ -8,7 +8,7 @@ import contextlib
 import errno
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -92,7 +92,7 @@ def _allocate(fd: int, offset: int, size_bytes: int) -> None:
 
 @contextmanager
 def tmpfs(path: Path, *, size_bytes: int, inodes: int = 600) -> Iterator[SmallDisk]:
-    with _mounted(path, "-t", "tmpfs", "-o", f"size={size_bytes},nr_inodes={inodes}", "tmpfs"):
+    with mounted(path, "-t", "tmpfs", "-o", f"size={size_bytes},nr_inodes={inodes}", "tmpfs"):
         yield SmallDisk(path)
 
 
@@ -102,15 +102,16 @@ def ext4(path: Path, *, size_bytes: int) -> Iterator[SmallDisk]:
     with image.open("wb") as file:
         file.truncate(size_bytes)
     _run("mkfs.ext4", "-q", "-m", "0", str(image))
-    with _mounted(path, "-t", "ext4", "-o", "loop", str(image)):
+    with mounted(path, "-t", "ext4", "-o", "loop", str(image)):
         yield SmallDisk(path)
 
 
 @contextmanager
-def _mounted(path: Path, *mount: str) -> Iterator[None]:
+def mounted(path: Path, *mount: str, fds: Sequence[int] = ()) -> Iterator[None]:
+    """Mount a file system by these words of mount(8), which inherits `fds`.  Raises CalledProcessError."""
     path.mkdir(parents=True, exist_ok=True)
     try:
-        _run("mount", *mount, str(path))
+        _run("mount", *mount, str(path), fds=fds)
         try:
             yield
         finally:
@@ -121,5 +122,7 @@ def _mounted(path: Path, *mount: str) -> Iterator[None]:
             path.rmdir()
 
 
-def _run(program: str, *arguments: str) -> None:
-    subprocess.run([str(find(program)), *arguments], check=True, capture_output=True, timeout=60)
+def _run(program: str, *arguments: str, fds: Sequence[int] = ()) -> None:
+    subprocess.run(
+        [str(find(program)), *arguments], check=True, capture_output=True, timeout=60, pass_fds=fds
+    )

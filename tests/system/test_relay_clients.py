@@ -1,11 +1,11 @@
 """The clients of docs/clients.md: each test takes a snippet from the page and hands mail over by it.
 
+A block that a test runs has a name in its opening line: three backticks, `sh name=exim`.
 Only Postfix hands over through a restart of the relay; what other clients do meanwhile is not tested.
 """
 
-import email
-import email.policy
 import json
+import re
 import smtplib
 import subprocess
 import sys
@@ -21,9 +21,8 @@ from tests.system.apart import Apart, apart, why_missing
 from tests.system.demand import demand
 from tests.system.relay import PROJECT
 from tests.system.shapes import shape, without_traces
-from tests.system.snippets import names, snippet
 from tests.system.strict_smarthost import StrictSmarthost
-from tests.system.waiting import HANG_S, free_port, wait_for_change, wait_for_port
+from tests.system.waiting import HANG_S, free_port, wait_for_port, wait_until
 from tests.system.warm import WarmRelay
 
 pytestmark = pytest.mark.full
@@ -36,8 +35,20 @@ MSMTP = ("msmtp",)
 ESMTP = ("esmtp",)
 EXIM = ("exim4-daemon-light",)
 
+PORT = "2525"
+"""The relay's port on the page."""
+SNIPPETS: dict[str, str] = dict(
+    re.findall(r"(?ms)^```\w+ name=([\w-]+)\n(.*?)^```$", (PROJECT / "docs" / "clients.md").read_text())
+)
+
 Submit = Callable[[str, str, bytes], None]
 """Takes sender, recipient and content.  Raises if the message is not taken."""
+
+
+def snippet(name: str, *, port: int | None = None) -> str:
+    """Return the block of this name, with `PORT` replaced; if `port` is None it must not contain `PORT`."""
+    assert (PORT in SNIPPETS[name]) == (port is not None), f"{name} and port {PORT}"
+    return SNIPPETS[name].replace(PORT, str(port))
 
 
 def over_smtp(port: int, sender: str, recipient: str, content: bytes) -> None:
@@ -148,46 +159,7 @@ WAYS_IN: dict[str, tuple[tuple[str, ...], Callable[[int], AbstractContextManager
 WITHOUT_QUEUE = {"msmtp": MSMTP, "esmtp": ESMTP}
 
 
-def _composed(number: int, content: bytes) -> tuple[str, str, str]:
-    """Return the sender, subject and text of which a library composes a message."""
-    text = content.partition(b"\r\n\r\n")[2].decode("utf-8", "replace").replace("\r\n", "\n")
-    return f"b+{number}@front.test", f"Grüße {number}", f"Zoë,\n{text}".rstrip()
-
-
-TEXTS = {
-    recipient: _composed(number, content) for number, (recipient, (_, content)) in enumerate(SENT.items())
-}
-DJANGO = """
-import json, sys
-{settings}
-from django.conf import settings
-settings.configure(**{{name: value for name, value in dict(globals()).items() if name.isupper()}})
-from django.core.mail import EmailMessage
-for recipient, (sender, subject, text) in json.load(sys.stdin).items():
-    EmailMessage(subject, text, sender, [recipient]).send()
-"""
-NODEMAILER = """
-{settings}
-(async () => {{
-    for (const [to, [from, subject, text]] of Object.entries(JSON.parse(require("fs").readFileSync(0)))) {{
-        await transport.sendMail({{ from, to, subject, text }});
-    }}
-}})();
-"""
-LIBRARIES = {
-    "django": (("python3-django",), ("/usr/bin/python3", "-c"), DJANGO),
-    "nodemailer": (
-        ("nodejs", "node-nodemailer"),
-        ("env", "NODE_PATH=/usr/share/nodejs", "node", "-e"),
-        NODEMAILER,
-    ),
-}
-"""For each library: its packages, what runs a program, and a program that uses it."""
-TOGETHER = (
-    *(package for packages in WITHOUT_QUEUE.values() for package in packages),
-    *(package for packages, _, _ in LIBRARIES.values() for package in packages),
-    "php-cli",
-)
+TOGETHER = (*MSMTP, *ESMTP, "php-cli")
 """The packages that share one machine apart."""
 
 
@@ -217,7 +189,7 @@ def _arrived(relay: WarmRelay, upstream: StrictSmarthost, count: int, *, traces:
 
 
 def test_every_named_snippet_has_a_test() -> None:
-    assert sorted(names()) == sorted(["postfix", "php", "python", *WAYS_IN, *WITHOUT_QUEUE, *LIBRARIES])
+    assert sorted(SNIPPETS) == sorted(["postfix", "php", "python", *WAYS_IN, *WITHOUT_QUEUE])
 
 
 @pytest.mark.parametrize("name", WAYS_IN)
@@ -240,24 +212,6 @@ def test_a_client_without_a_queue_hands_over_its_messages_unchanged(
     for recipient, (sender, content) in SENT.items():
         submit(sender, recipient, content)
     assert _arrived(relay, upstream, len(SENT), traces=1) == SENT
-
-
-@pytest.mark.parametrize("name", LIBRARIES)
-def test_a_library_sends_the_messages_that_it_composes(
-    name: str, programs: Apart, relay: WarmRelay, upstream: StrictSmarthost
-) -> None:
-    _, command, program = LIBRARIES[name]
-    text = program.format(settings=snippet(name, port=relay.port)).lstrip()
-    programs.run(*command, text, stdin=json.dumps(TEXTS).encode())
-
-    arrived = _arrived(relay, upstream, len(TEXTS), traces=1)
-    assert {recipient: (sender, *_read(content)) for recipient, (sender, content) in arrived.items()} == TEXTS
-
-
-def _read(content: bytes) -> tuple[str, str]:
-    """Return the subject and the text of a message without its last blanks, in which libraries differ."""
-    message = email.message_from_bytes(content, policy=email.policy.default)
-    return message["Subject"], message.get_content().replace("\r\n", "\n").rstrip()
 
 
 def test_php_mail_goes_by_relay_sendmail_and_fails_without_a_relay(
@@ -296,7 +250,7 @@ def test_postfix_hands_over_everything_through_a_restart(relay: WarmRelay, upstr
                 assert relay.stop() == 0
             over_smtp(front.port, sender, recipient, content)
         relay.start()
-        wait_for_change(lambda: front.queue() == [] or None, front.home)
+        wait_until(lambda: front.queue() == [])
 
     assert _arrived(relay, upstream, len(SENT), traces=2) == SENT
 

@@ -1,7 +1,6 @@
-"""Relays whose PostgreSQL is full, slow, set to another time or replaced: no limit exceeded, no mail lost."""
+"""Relays whose PostgreSQL is full, slow or replaced: no limit exceeded, no mail lost."""
 
 import contextlib
-import json
 import shutil
 import smtplib
 from collections.abc import Callable, Iterator
@@ -19,12 +18,10 @@ from tests.system.kills import Kills, judge
 from tests.system.small_disk import MEGABYTE, tmpfs
 from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import free_port, wait_until
-from tests.system.warm import WarmRelay
 
 pytestmark = pytest.mark.full
 
 RELOAD = "SELECT pg_reload_conf()"
-HOUR_S = 3600
 
 
 @pytest.fixture
@@ -164,50 +161,3 @@ def test_a_server_that_answers_two_seconds_late_is_waited_for(
     assert upstream.ledger.relayed == 2
     told = [*a.log(), *b.log()]
     assert not [each for each in told if "event=spool_failed" in each or "event=history_failed" in each]
-
-
-def used(relay: WarmRelay) -> int:
-    (isp,) = json.loads(relay.get("/status.json"))["upstreams"]
-    (limit,) = isp["limits"]
-    return int(limit["used"])
-
-
-@pytest.mark.parametrize("by_s", [2 * HOUR_S, -2 * HOUR_S])
-def test_setting_the_clock_of_the_server_frees_no_slot_and_loses_no_mail(
-    tmp_path: Path, server: Server, url: str, upstream: StrictSmarthost, by_s: int
-) -> None:
-    """It is set by more than the lease and the period of the limit."""
-    limits = [{"messages": 2, "per": "1h"}]
-    isp = upstream.upstream(limits=limits) | {"history": url}
-    a, b = (of_one_queue(tmp_path, name, isp, url) for name in "ab")
-    make_tables(a)
-    server.execute(
-        "CREATE SCHEMA fake",
-        "CREATE TABLE fake.step AS SELECT 0 AS by_s",
-        "CREATE FUNCTION fake.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS"
-        " $$ SELECT pg_catalog.clock_timestamp() + by_s * interval '1 second' FROM fake.step $$",
-        "ALTER DATABASE mail SET search_path = fake, pg_catalog",
-        database="mail",
-    )
-    try:
-        with a:
-            for number in range(3):
-                send(a, number)
-            upstream.wait_until(lambda ledger: ledger.relayed == 2)
-            with b:
-                # A relay that first reads its history after the step may take the new time for the true one.
-                wait_until(
-                    lambda: json.loads(b.get("/status.json"))["upstreams"][0]["limits"][0]["used"] == 2
-                )
-                server.execute(f"UPDATE fake.step SET by_s = {by_s}", database="mail")
-                send(b, 3)
-                send(a, 4)
-                wait_until(lambda: [each["state"] for each in b.queue()] == ["waiting"] * 3)
-                a.live(for_s=5)
-                assert {each["host"] for each in b.queue()} <= {"a.test", "b.test"}
-            wait_until(lambda: [each["state"] for each in a.queue()] == ["waiting"] * 3)
-            server.execute("UPDATE fake.step SET by_s = 0", database="mail")
-            a.live(for_s=5)
-    finally:
-        server.execute("DROP SCHEMA fake CASCADE", "ALTER DATABASE mail RESET ALL", database="mail")
-    assert upstream.ledger.relayed == 2

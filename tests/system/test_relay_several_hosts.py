@@ -1,17 +1,25 @@
-"""Two real relays share an account in a real PostgreSQL: what one learns counts for both; faults are logged.
+"""Two real relays share an account in a real PostgreSQL, or a queue too.
 
-For kills, and a shared queue, see test_relay_shared_queue.
+What one learns of the account counts for both. Each message of a shared queue is sent once, whichever host is
+gone. For kills see test_relay_eight_hosts.
 """
 
 import json
+import os
+import signal
+import smtplib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.fakes.postgresql import Server
-from tests.system.hosts import DISCONNECT, FAILURES, OF_B, host, make_tables, send
+from tests.system.demand import demand, missing_program
+from tests.system.hosts import DISCONNECT, FAILURES, OF_B, host, make_tables, of_one_queue, send
+from tests.system.smtp_tools import smtp_sink
 from tests.system.strict_smarthost import StrictSmarthost
-from tests.system.waiting import wait_until
+from tests.system.waiting import free_port, wait_until
+from tests.system.warm import WarmRelay
 
 
 @pytest.mark.full
@@ -57,12 +65,6 @@ def test_an_operators_pause_of_an_account_and_its_end_reach_all_hosts(
     assert upstream.ledger.relayed == 1
     (told,) = json.loads(one.command("status", "--json").stdout)["hosts"]
     assert (told["host"], told["lease_seconds"], [*told["history_age_seconds"]]) == ("b.test", None, ["isp"])
-    # The verb pauses it for all hosts also while its own relay is down.
-    assert one.command("pause", "isp").returncode == 0
-    with other:
-        assert "paused" in other.command("status").stdout
-        assert one.command("resume", "isp").returncode == 0
-        other.wait_for_log(lambda line: "event=operator_pause_ended" in line)
 
 
 def test_no_host_tries_an_upstream_that_refused_another_host(tmp_path: Path, url: str) -> None:
@@ -81,58 +83,6 @@ def test_no_host_tries_an_upstream_that_refused_another_host(tmp_path: Path, url
         assert (upstream.ledger.relayed, upstream.ledger.refused) == (2, 1)
 
 
-DEAF = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("is_connected", [True, False])
-def test_a_host_that_missed_the_notification_of_a_refusal_sends_nothing(
-    tmp_path: Path, server: Server, url: str, is_connected: bool
-) -> None:
-    """It gives back the slot that it reserves after the refusal, and opens no connection."""
-    with StrictSmarthost(tmp_path, {"messages": 1, "per": "1h"}, seed=1) as upstream:
-        one, other = (host(tmp_path, name, upstream.upstream(), url) for name in "ab")
-        make_tables(one)
-        with one, other:
-            first = other if is_connected else one
-            send(first)
-            first.wait_until_empty()
-            server.execute(DEAF)
-            send(one, 1)
-            wait_until(lambda: server.is_so("FROM relay.account WHERE state_version > 0", database="mail"))
-            send(other, OF_B)
-            other.wait_for_log(lambda line: "event=upstream_paused" in line)
-            connects = 'relay_upstream_connects_total{result="ready",upstream="isp"}'
-            assert other.metrics().get(connects, 0) == is_connected
-        assert (upstream.ledger.relayed, upstream.ledger.refused) == (1, 1)
-
-
-def test_a_database_that_lost_commits_stops_the_sending_until_an_operator_acts(
-    tmp_path: Path, server: Server, url: str, upstream: StrictSmarthost
-) -> None:
-    """As after a failover to a standby that was behind."""
-    relay = host(tmp_path, "a", upstream.upstream(), url)
-    make_tables(relay)
-    with relay:
-        send(relay, 1)
-        relay.wait_until_empty()
-    server.execute(
-        "UPDATE relay.account SET last_position = last_position - 1",
-        "DELETE FROM relay.history WHERE position > (SELECT last_position FROM relay.account)",
-        database="mail",
-    )
-    with relay:
-        send(relay, 2)
-        told = relay.wait_for_log(lambda line: "it lost 1 commits" in line)
-        assert "remove each host's .mark" in told
-        assert upstream.ledger.relayed == 1
-    (mark,) = relay.folder.glob("history/*.mark")
-    mark.unlink()
-    with relay:
-        relay.wait_until_empty()
-    assert upstream.ledger.relayed == 2
-
-
 @pytest.mark.full
 def test_a_host_that_lost_its_connection_to_its_history_sends_within_30_s(
     tmp_path: Path, server: Server, url: str, upstream: StrictSmarthost
@@ -149,3 +99,178 @@ def test_a_host_that_lost_its_connection_to_its_history_sends_within_30_s(
         send(relay, 2)
         relay.wait_for_log(lambda line: "event=history_failed" in line)
         relay.wait_until_empty(within_s=30)
+
+
+ENDED = "UPDATE relay.owner SET until = clock_timestamp() WHERE host = 'a.test'"
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, url: str, upstream: StrictSmarthost) -> tuple[WarmRelay, WarmRelay]:
+    """Return a relay whose upstream does not answer, and one that can send."""
+    a = of_one_queue(tmp_path, "a", upstream.upstream() | {"port": free_port()}, url)
+    make_tables(a)
+    return a, of_one_queue(tmp_path, "b", upstream.upstream(), url)
+
+
+def test_messages_that_a_lost_host_claimed_are_sent_by_another(
+    server: Server, hosts: tuple[WarmRelay, WarmRelay], upstream: StrictSmarthost
+) -> None:
+    """At once if the host was stopped; when its lease ends if it was killed."""
+    a, b = hosts
+    a.start()
+    send(a, 1)
+    wait_until(lambda: len(a.queue()) == 1)
+    assert a.stop() == 0
+    with b:
+        upstream.wait_until(lambda ledger: ledger.relayed == 1)
+        a.start()
+        send(a, 2)
+        wait_until(lambda: a.queue() or upstream.ledger.relayed == 2)
+        a.kill_all()
+        told = b.command("database", "check").stdout
+        assert "host a.test: " in told
+        server.execute(ENDED, database="mail")
+        upstream.wait_until(lambda ledger: ledger.relayed == 2)
+        b.wait_until_empty()
+        with a:
+            assert a.queue() == []
+        assert a.command("fsck").returncode == 0
+
+
+def test_a_halted_host_that_wakes_up_sends_no_message_that_another_took_over(
+    server: Server, hosts: tuple[WarmRelay, WarmRelay], upstream: StrictSmarthost
+) -> None:
+    a, b = hosts
+    with a:
+        for number in range(3):
+            send(a, number)
+        wait_until(lambda: len(a.queue()) == 3)
+        os.kill(a.pid, signal.SIGSTOP)
+        server.execute(ENDED, database="mail")
+        with b:
+            upstream.wait_until(lambda ledger: ledger.relayed == 3)
+            b.wait_until_empty()
+            os.kill(a.pid, signal.SIGCONT)
+            a.policy["upstreams"]["isp"]["port"] = upstream.port
+            a.write_policy()
+            a.reload()
+            send(a, 3)
+            a.wait_until_empty()
+            b.wait_until_empty()
+    assert sorted(each.recipients for each in upstream.seen()) == [(f"r{n}.0@list.test",) for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        "stopped at once",
+        *(pytest.param(each, marks=pytest.mark.full) for each in ("read-only", "with no connection left")),
+    ],
+)
+def test_a_relay_without_its_queue_refuses_mail_with_451_and_sends_within_30_s_after(
+    tmp_path: Path, server: Server, upstream: StrictSmarthost, *, url: str, relays_url: str, failure: str
+) -> None:
+    fail, mend, words = FAILURES[failure]
+    a = of_one_queue(tmp_path, "a", upstream.upstream() | {"port": free_port()}, relays_url)
+    make_tables(a, "--as", url)
+    with a:
+        send(a, 1)
+        wait_until(lambda: len(a.queue()) == 1)
+        fail(server)
+        try:
+            a.policy["upstreams"]["isp"]["port"] = upstream.port
+            a.write_policy()
+            a.reload()
+            with pytest.raises(smtplib.SMTPDataError) as refused:
+                send(a, 2)
+            a.wait_for_log(lambda line: "event=spool_failed" in line and "the database: " in line)
+            a.wait_for_log(lambda line: words in line)
+            assert upstream.ledger.relayed == 0
+        finally:
+            mend(server)
+        assert refused.value.smtp_code == 451
+        upstream.wait_until(lambda ledger: ledger.relayed == 1, within_s=30)
+        send(a, 3)
+        a.wait_until_empty()
+    assert upstream.ledger.relayed == 2
+
+
+def test_a_relay_whose_queue_is_down_at_its_start_exits_with_75(
+    server: Server, hosts: tuple[WarmRelay, WarmRelay]
+) -> None:
+    server.stop()
+    try:
+        with pytest.raises(ChildProcessError, match="exited 75"):
+            hosts[0].start()
+    finally:
+        server.start()
+
+
+@pytest.mark.full
+def test_verbs_on_one_host_show_and_change_messages_that_another_host_claimed(
+    server: Server, hosts: tuple[WarmRelay, WarmRelay], upstream: StrictSmarthost, tmp_path: Path
+) -> None:
+    a, b = hosts
+    with a:
+        for number in range(4):
+            send(a, number)
+        wait_until(lambda: len(a.queue()) == 4)
+        ids = [each["queue_id"] for each in sorted(a.queue(), key=lambda each: each["subject"])]
+        with b:
+            assert [(each["queue_id"], each["host"]) for each in b.queue()] == [
+                (i, "a.test") for i in sorted(ids)
+            ]
+            wait_until(lambda: b.metrics().get('relay_host_claimed_messages{host="a.test"}') == 4)
+            assert "4 messages" in b.command("status").stdout
+            assert all("on a.test" in line for line in b.command("queue").stdout.splitlines()[1:-1])
+            assert json.loads(b.command("queue", "show", "--json", ids[0]).stdout)["subject"] == "0"
+            assert b.command("queue", "content", ids[0]).stdout.endswith("hello\r\n")
+            assert b.command("export", ids[0], "--output", str(tmp_path / "export")).returncode == 0
+            assert ids[2] in b.command("find", "r2.0@list.test").stdout
+            assert b.command("queue", "hold", ids[0]).stdout == f"{ids[0]}: held\n"
+            assert b.command("queue", "hold", ids[0]).stdout == f"{ids[0]}: was held already\n"
+            assert {each["queue_id"]: each["state"] for each in a.queue()}[ids[0]] == "held"
+            assert "held: release it first" in b.command("queue", "retry", ids[0]).stderr
+            assert b.command("queue", "bounce", ids[1]).stdout == f"{ids[1]}: bounced\n"
+            assert (
+                b.command("queue", "delete", "--sender", "mjd@*", "--state", "held", "--yes").returncode == 0
+            )
+            wait_until(lambda: {each["queue_id"] for each in a.queue()} >= {*ids[2:]})
+            assert {ids[0], ids[1]}.isdisjoint(each["queue_id"] for each in a.queue())
+            # The verb names a host that does not answer.  The next owner first holds the message, then sends.
+            os.kill(a.pid, signal.SIGSTOP)
+            left = b.command("queue", "hold", ids[2])
+            assert (left.returncode, left.stderr) == (
+                1,
+                f"{ids[2]}: requested from a.test; no answer yet\n",
+            )
+            server.execute(ENDED, database="mail")
+            wait_until(lambda: {each["queue_id"]: each["host"] for each in b.queue()}[ids[2]] == "b.test")
+            assert {each["queue_id"]: each["state"] for each in b.queue()}[ids[2]] == "held"
+            upstream.wait_until(lambda ledger: ledger.relayed == 2)
+            os.kill(a.pid, signal.SIGCONT)
+    assert {each.recipients for each in upstream.seen()} == {("mjd@front.test",), ("r3.0@list.test",)}
+
+
+@pytest.mark.full
+def test_a_message_in_a_transaction_cannot_be_deleted_from_another_host(
+    hosts: tuple[WarmRelay, WarmRelay],
+) -> None:
+    demand(missing_program("smtp-sink"))
+    a, b = hosts
+    with smtp_sink("-w", "2") as sink, b:
+        a.policy["upstreams"]["isp"] = {"host": "127.0.0.1", "port": sink.port, "tls": "none", "limits": []}
+        a.write_policy()
+        with a:
+            send(a, 1)
+            found: list[Any] = []
+
+            def is_active() -> bool:
+                found[:] = a.queue()
+                return [each["state"] for each in found] == ["active"]
+
+            wait_until(is_active)
+            ran = b.command("queue", "delete", found[0]["queue_id"])
+            assert (ran.returncode, ran.stdout) == (1, "")
+            assert "no such message" in ran.stderr
+            a.wait_for_log(lambda line: "status=sent" in line)

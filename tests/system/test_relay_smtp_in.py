@@ -1,9 +1,15 @@
-"""swaks hands mail over with TLS, AUTH and plain old SMTP.  For refusals see tests/unit/listener."""
+"""swaks hands mail over with TLS, AUTH and plain old SMTP, and HAProxy names clients.
+
+For refusals see tests/unit/listener.
+"""
 
 import base64
 import json
 import re
+import smtplib
+import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +17,12 @@ from typing import Any
 import pytest
 from argon2 import PasswordHasher
 
-from tests.system import certificate, smtp_tools
-from tests.system.certificate import make_certificate
-from tests.system.demand import demand
+from tests.fakes.certificates import make_certificates
+from tests.system import smtp_tools
+from tests.system.demand import demand, find, missing_program
 from tests.system.smtp_tools import swaks
 from tests.system.strict_smarthost import StrictSmarthost
-from tests.system.waiting import free_port
+from tests.system.waiting import free_port, wait_for_port
 from tests.system.warm import WarmRelay
 
 CHEAP = PasswordHasher(time_cost=1, memory_cost=64, parallelism=1)
@@ -32,7 +38,7 @@ class House:
 
     relay: WarmRelay
     ports: dict[str, int]
-    certificate: Path
+    authority: Path
 
     def event(self, name: str, **fields: Any) -> dict[str, Any]:
         wanted = {"event": name} | fields
@@ -43,19 +49,19 @@ class House:
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    demand(certificate.why_missing(), smtp_tools.why_swaks_missing())
+    demand(smtp_tools.why_swaks_missing())
     folder = tmp_path_factory.mktemp("relay")
-    made, users, port = make_certificate(folder), folder / "users", free_port()
+    made, users, port = make_certificates(folder), folder / "users", free_port()
     users.write_text(f"{USER}:{CHEAP.hash(PASSWORD)}\n")
     users.chmod(0o600)
     with StrictSmarthost(folder, {"messages": 1000, "per": "1s"}, seed=0) as upstream:
         relay = WarmRelay(folder, {"isp": upstream.upstream()}, listen={"max_size": 1024 * 1024})
-        files = {"users_file": users, "certificate": made.certificate, "key": made.key}
+        files = {"users_file": users, "certificate": made.cert, "key": made.key}
         door = {"address": f"127.0.0.1:{port}", "clients": [], "processes": 0}
         relay.policy["listen"].append(door | {name: str(path) for name, path in files.items()})
         relay.write_policy()
         relay.start(RELAY_LOG="json")
-        yield House(relay, {PLAIN: relay.port, STARTTLS: port}, made.certificate)
+        yield House(relay, {PLAIN: relay.port, STARTTLS: port}, made.ca)
         relay.stop()
         log = "\n".join(relay.log())
     assert PASSWORD not in log
@@ -75,7 +81,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 def test_swaks_hands_a_message_over(
     house: House, door: str, options: tuple[str, ...], protocol: str, said: str
 ) -> None:
-    trust = ("--tls", "--tls-ca-path", str(house.certificate)) if "--tls-verify" in options else ()
+    trust = ("--tls", "--tls-ca-path", str(house.authority)) if "--tls-verify" in options else ()
     ran = swaks(house.ports[door], *FROM_TO, *trust, *options)
 
     assert ran.returncode == 0, ran.stdout
@@ -85,3 +91,43 @@ def test_swaks_hands_a_message_over(
     assert (accepted["protocol"], accepted["user"]) == (protocol, USER if LOG_IN[0] in options else None)
     assert re.search(said, ran.stdout), ran.stdout
     house.event("removed", queue_id=queued[1])
+
+
+@contextmanager
+def haproxy(folder: Path, backend_port: int) -> Iterator[int]:
+    """Run HAProxy in front of a port, with health checks; yield its own port."""
+    port = free_port()
+    settings = folder / "haproxy.cfg"
+    settings.write_text(
+        "defaults\n mode tcp\n timeout connect 5s\n timeout client 60s\n timeout server 60s\n"
+        f"frontend smtp\n bind 127.0.0.1:{port}\n default_backend relays\n"
+        f"backend relays\n server relay 127.0.0.1:{backend_port} send-proxy-v2 check inter 200ms\n"
+    )
+    balancer = subprocess.Popen([str(find("haproxy")), "-f", str(settings), "-db"], stderr=subprocess.DEVNULL)
+    try:
+        wait_for_port(port, balancer)
+        yield port
+    finally:
+        balancer.terminate()
+        balancer.wait()
+
+
+@pytest.mark.full
+def test_the_client_named_by_haproxy_decides_who_may_relay(tmp_path: Path, upstream: StrictSmarthost) -> None:
+    demand(missing_program("haproxy"))
+    listen = {"clients": ["127.0.0.2"], "proxies": ["127.0.0.1"]}
+    with (
+        WarmRelay(tmp_path, {"isp": upstream.upstream()}, listen=listen) as relay,
+        haproxy(tmp_path, relay.port) as port,
+    ):
+        for source, code in (("127.0.0.2", 250), ("127.0.0.3", 550)):
+            with smtplib.SMTP("127.0.0.1", port, timeout=60, source_address=(source, 0)) as client:
+                client.ehlo()
+                client.mail("a@front.test")
+                assert client.rcpt("r@list.test")[0] == code
+                if code == 250:
+                    assert client.data("Subject: x\r\n\r\nx\r\n")[0] == 250
+            relay.wait_for_log(re.compile(rf"unknown\[{source}\]").search)
+        upstream.wait_until(lambda ledger: ledger.relayed == 1)
+        # HAProxy's health checks are not logged as refusals.
+        assert not [line for line in relay.log() if "load balancer" in line]

@@ -15,6 +15,8 @@ import pytest
 
 from tests.system.feeder import Letter, letter
 from tests.system.ordeal import Terms, undergo
+from tests.system.strict_smarthost import StrictSmarthost
+from tests.system.warm import WarmRelay
 
 SMALLEST_SHARE = 0.95
 """The share of N / (T + guard + mean transaction) that must be used.  The aim is 0.98, and the share is told.
@@ -59,6 +61,16 @@ SMALL = replace(WILD, count=20, times=9, between=15, backlog=90, seed=4)
 def part_of(terms: Terms, seed: int, budget_s: float, *, least: int) -> Terms:
     times = int(terms.times * min(1.0, budget_s / WHOLE_BUDGET_S))
     return replace(terms, seed=seed, times=max(least, times))
+
+
+def test_a_relay_whose_policy_allows_twice_the_limit_is_seen_to_exceed_it(tmp_path: Path) -> None:
+    limit = {"messages": 5, "per": "1h"}
+    with StrictSmarthost(tmp_path, limit, seed=1) as host:
+        with WarmRelay(tmp_path, {"isp": host.upstream(limits=[limit | {"messages": 10}])}) as relay:
+            relay.send(*["r@list.test"] * 10)
+            host.wait_until(lambda ledger: ledger.refused > 0)
+        assert (host.ledger.relayed, host.ledger.cut_offs) == (5, 1)
+        assert host.ledger.most_in_any_window() > 5
 
 
 @pytest.mark.measures

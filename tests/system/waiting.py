@@ -1,7 +1,6 @@
 """Waiting for another program without guessing how long it takes.
 
-The file system wakes `wait_for_change`; `wait_until` and `wait_for_answer` poll.  The time
-limits only end a wait for a peer that hangs: no result depends on how long anything took.
+The time limits only end a wait for a peer that hangs: no result depends on how long anything took.
 """
 
 import os
@@ -11,12 +10,6 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import TypeVar
-
-from watchfiles import watch
-
-T = TypeVar("T")
 
 _CLAIMS: list[socket.socket] = []
 """UDP sockets that claim the ports given to this process; nothing here speaks UDP."""
@@ -43,23 +36,6 @@ def free_port() -> int:
         _CLAIMS.append(claim)
         return port
     raise AssertionError("no free port on 127.0.0.1")
-
-
-def wait_for_change(condition: Callable[[], T | None], folder: Path, *, within_s: float = HANG_S) -> T:
-    """Return the first result of `condition` that is not None, asked again whenever the folder changes.
-
-    Raises TimeoutError.
-    """
-    deadline = time.monotonic() + within_s
-    if (result := condition()) is not None:
-        return result
-    # A change between the question and the watch is caught by the short timeout.
-    for _ in watch(folder, step=10, debounce=100, rust_timeout=200, yield_on_timeout=True):
-        if (result := condition()) is not None:
-            return result
-        if time.monotonic() > deadline:
-            break
-    raise TimeoutError(f"nothing in {folder} made the condition true within {within_s:g} s")
 
 
 def wait_until(condition: Callable[[], object], *, within_s: float = HANG_S) -> None:

@@ -119,25 +119,3 @@ def share_of(count: int, period_s: float, seen: Sequence[Seen]) -> float:
     shortest_ns = period_s * SECOND_NS * 1.01 + mean_ns
     took_ns = (sum(starts_ns[-count:]) - sum(starts_ns[:count])) / count
     return (len(seen) - count) / count * shortest_ns / took_ns
-
-
-def occupied_share(
-    count: int, period_s: float, seen: Sequence[Seen], until_ns: int, without_ns: Sequence[tuple[int, int]]
-) -> float:
-    """Return the mean share of N slots that were occupied, from the N-th MAIL on.
-
-    A slot is occupied from MAIL until the period and the guard have passed after the end of its transaction.
-    The spans `without_ns` (in order), in which no host could send, do not count.
-    """
-    starts_ns = sorted(each.mail_at_ns for each in seen)
-    ends_ns = [starts_ns[count - 1], *(before_ns for before_ns, _ in without_ns), until_ns]
-    spans_ns = list(zip([ends_ns[0], *(after_ns for _, after_ns in without_ns)], ends_ns[1:], strict=True))
-    used_ns = 0.0
-    for each in seen:
-        # 1 %: the guard of a policy that names none.
-        opens_ns = each.ended_at_ns + period_s * SECOND_NS * 1.01
-        for began_ns, ended_ns in spans_ns:
-            used_ns += max(0, min(opens_ns, ended_ns) - max(each.mail_at_ns, began_ns, ends_ns[0]))
-    return (
-        used_ns / count / sum(max(0, ended_ns - max(began_ns, ends_ns[0])) for began_ns, ended_ns in spans_ns)
-    )

@@ -265,7 +265,7 @@ def test_no_test_sleeps_and_system_tests_import_no_code_of_the_relay() -> None:
     paths, offenders = [*sorted((ROOT / "tests" / "system").glob("*.py"))], list[str]()
     for path in paths:  # the list grows by the modules that each file imports
         for name in _imports_of_ours(path):
-            if not f"{name}.".startswith(("tests.system.", "tests.fakes.", "tests.figures.")):
+            if not f"{name}.".startswith(("tests.system.", "tests.fakes.")):
                 offenders.append(f"{path.relative_to(ROOT)} imports {name}")
             module = ROOT.joinpath(*name.split("."))
             files = (module.with_suffix(".py"), module.parent.with_suffix(".py"))

@@ -1,6 +1,7 @@
 """What is shipped beside the code is true, whole and usable: pages, policies, lock, deploy."""
 
 import functools
+import json
 import re
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.telemetry.events import KINDS
 from relay.telemetry.metrics import METRICS
-from tests.system import postfix, prometheus
+from tests.system import postfix
 from tests.system.demand import demand, missing_program
 from tests.unit.telemetry.page import fields_of, made
 
@@ -220,16 +221,33 @@ def test_systemd_accepts_the_unit_and_finds_it_well_confined(tmp_path: Path) -> 
         assert (ran.returncode, ran.stderr) == (0, ""), ran.stdout
 
 
-@pytest.mark.parametrize(
-    ("action", "file"),
-    [("check config", "scrape.yml"), pytest.param("test rules", "alerts_test.yml", marks=pytest.mark.full)],
-)
-def test_promtool_accepts_the_scrape_and_the_alerts_fire_when_they_should(action: str, file: str) -> None:
-    demand(prometheus.why_missing())
-
-    ran = prometheus.promtool(*action.split(), str(ALERTS.with_name(file)))
-
+def promtool(*arguments: str) -> None:
+    demand(missing_program("promtool"))
+    ran = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_promtool_accepts_scrape_and_alerts() -> None:
+    promtool("check", "config", str(ALERTS.with_name("scrape.yml")))
+
+
+def test_promtool_accepts_each_query_of_the_dashboard(tmp_path: Path) -> None:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    asked = [target["expr"] for panel in panels for target in panel.get("targets", [])]
+    assert asked
+    rules = [
+        {"record": f"dashboard_{number}", "expr": expression.replace("$__rate_interval", "1m")}
+        for number, expression in enumerate(asked)
+    ]
+    path = tmp_path / "rules.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+
+    promtool("check", "rules", str(path))
+
+
+@pytest.mark.full
+def test_every_alert_fires_when_it_should_and_only_then() -> None:
+    promtool("test", "rules", str(ALERTS.with_name("alerts_test.yml")))
 
 
 @pytest.mark.full

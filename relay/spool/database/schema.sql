@@ -21,7 +21,7 @@ CREATE TABLE relay.account (
     state_version bigint NOT NULL DEFAULT 0
 );
 
--- Each row is a group, which is one commit: a JSON array of events (relay/throttle/history_format.py).
+-- Each row is a group, which is one commit: a JSON array of events (relay/throttle/history.py).
 CREATE TABLE relay.history (
     account_id  bigint NOT NULL REFERENCES relay.account,
     position    bigint NOT NULL,

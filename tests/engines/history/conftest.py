@@ -18,7 +18,6 @@ from relay.spool.disk.durable import RealDisk
 from relay.throttle.file_history import FileHistory
 from relay.throttle.history import History
 from relay.throttle.postgresql_history import HighWaterMark, PostgresqlHistory
-from tests.engines.history.memory_history import Kept, MemoryHistory
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
 from tests.fakes.model_database import ModelDatabase
@@ -57,7 +56,6 @@ def server(server: Server) -> Server:
 @pytest.fixture(
     params=[
         "a file",
-        "a database with a clock of its own",
         "what the simulation has of it",
         pytest.param("PostgreSQL", marks=pytest.mark.full),
     ]
@@ -68,7 +66,7 @@ def opened(request: pytest.FixtureRequest, clock: FakeClock, path: Path) -> Iter
     patched: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
     if request.param == "a file":
         opens = partial(FileHistory, path, RealDisk(), clock, replace_above_bytes=0)
-    elif "database" not in request.param:
+    else:
         url = "postgresql://"
         if request.param == "PostgreSQL":
             server: Server = request.getfixturevalue("server")
@@ -78,9 +76,6 @@ def opened(request: pytest.FixtureRequest, clock: FakeClock, path: Path) -> Iter
         account = SharedAccount(Database(url), str(path))
         mark: Callable[[], HighWaterMark] = request.getfixturevalue("mark")
         opens = lambda: PostgresqlHistory(account, mark(), clock, replace_above_groups=4)  # noqa: E731 - a mark for each
-    else:
-        kept = Kept(clock, ahead_ns=10**15, refuses_to_replace=False)
-        opens = partial(MemoryHistory, kept, replaces_above=4)
     with patched, contextlib.ExitStack() as closing:
 
         def opened() -> History:

@@ -14,8 +14,8 @@ import pytest
 from relay.clock import SECOND_NS
 from relay.throttle.admission import Request, Reservation
 from relay.throttle.book import KEEP_NS, Book, Bounds, book_of, compacted
-from relay.throttle.history import Ended, Share, Slot
-from relay.throttle.limit_state import Window
+from relay.throttle.history import Ended, Slot
+from relay.throttle.limit import Window
 from tests.engines.history.limits import TRANSACTION_NS, messages, recipients, throttle
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
@@ -150,27 +150,3 @@ def test_compaction_bounds_memory_and_moves_no_end_earlier_or_much_later() -> No
         least = sum(slot.messages for slot in slots if slot.until_ns > now_ns - age_ns)
         most = sum(slot.messages for slot in slots if slot.until_ns > now_ns - age_ns - age_ns // 512)
         assert least <= sum(slot.messages for slot in kept if slot.until_ns > now_ns - age_ns) <= most
-
-
-@pytest.mark.parametrize("most_shares", [100, 1000])
-def test_merging_shares_never_lowers_the_count_of_a_key(most_shares: int) -> None:
-    random, bounds = Random(most_shares), Bounds(20, 16, most_shares)
-    limits = [messages(1 << 30, 50, "sender"), recipients(1 << 30, 50, "sender")]
-    truth, book = Book(), Book(bounds)
-    for number in range(1, 3000):
-        at_ns = number * SECOND_NS // 10
-        key = f"{random.randrange(200)}"
-        shares = (Share("sender", key, 1, 2, 3),) if random.random() < 0.95 else ()
-        slot = Slot(number, at_ns, at_ns, 1, 2, 0, 3, shares, is_open=False)
-        for each in (truth, book):
-            each.advance(at_ns)
-            each.apply([slot])
-        if number % 50 == 0:
-            book.events()
-    for each in (truth, book):
-        each.judge_by(limits)
-
-    assert sum(len(slot.shares) for slot in book.events() if isinstance(slot, Slot)) < 1200
-    for key in (*map(str, range(200)), "unheard of"):
-        for exact, merged in zip(truth.limits, book.limits, strict=True):
-            assert merged.used(key, book.now_ns) >= exact.used(key, book.now_ns)

@@ -20,13 +20,13 @@ from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics, Telemetry
 from relay.throttle.book import Book
-from relay.throttle.history import HistoryError, Issued
+from relay.throttle.history import Ended, HistoryError
 from relay.throttle.postgresql_history import HighWaterMark, PostgresqlHistory
 from relay.throttle.throttle import Throttle, View
 from relay.verdicts.account import AccountState, EventKind, Health, PauseAsked
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import Verdict
-from tests.engines.history.limits import TRANSACTION_NS, granted, messages
+from tests.engines.history.limits import TRANSACTION_NS, granted, messages, settle
 from tests.fakes.clock import FakeClock
 from tests.fakes.cut_line import CutLine
 from tests.fakes.interleaving import Pair, interleaved
@@ -98,7 +98,7 @@ def test_two_decisions_that_meet_at_any_statement_grant_one_slot(
             # Create the row first: otherwise one call waits for the other's INSERT, whichever has the lock.
             first = PostgresqlHistory(SharedAccount(Database(server.url), name), mark(), clock)
             with contextlib.closing(first), first.transaction() as transaction:
-                transaction.commit([Issued(1)])
+                transaction.commit([Ended(1, 0)])
             for line in (one, other):
                 account = SharedAccount(Database(through(line, server.url)), name)
                 history = PostgresqlHistory(account, mark(), clock)
@@ -120,17 +120,27 @@ def test_two_decisions_that_meet_at_any_statement_grant_one_slot(
 def test_a_step_of_the_servers_clock_frees_and_keeps_nothing(
     server: Server, account: SharedAccount, by_ns: int, mark: Mark
 ) -> None:
-    one, other = (PostgresqlHistory(account, mark(), FakeClock(up * HOUR_NS)) for up in (1, 9))
-    before_ns = 0
-    for each in (one, other):
-        with each.transaction() as transaction:
-            transaction.commit([Issued(1)])
-            before_ns = transaction.now_ns
+    clocks = [FakeClock(up * HOUR_NS) for up in (1, 9)]
+    one, other = (
+        Throttle(
+            PostgresqlHistory(account, mark(), clock),
+            [messages(COUNT, seconds=3600)],
+            clock,
+            transaction_ns=TRANSACTION_NS,
+        )
+        for clock in clocks
+    )
+    for each, clock in zip((one, other), clocks, strict=True):
+        settle(each, clock, *granted(each, 1))
+        each.flush()
     # This equals a step of the server's clock: server and test share the clock of this host.
     server.execute(f"UPDATE relay.account SET offset_ns = offset_ns + {by_ns} WHERE name = '{account.name}'")
-    for each in (one, other, one):
-        with each.transaction() as transaction:
-            assert 0 <= transaction.now_ns - before_ns < HOUR_NS // 2
+    for each, clock in ((one, clocks[0]), (other, clocks[1]), (one, clocks[0])):
+        each.close()  # so that it reads all anew
+        each.flush()
+        (usage,) = each.usage()
+        assert usage.used == 2
+        assert {(at_ns - clock.boottime_ns()) // (60 * SECOND_NS) for at_ns, _ in usage.openings} <= {59, 60}
         each.close()
 
 
@@ -144,7 +154,7 @@ def test_a_restarted_host_recognises_lost_commits_and_another_database(
         history = opened()
         try:
             with history.transaction() as transaction:
-                transaction.commit([Issued(number)])
+                transaction.commit([Ended(number, 0)])
         finally:
             history.close()
 
@@ -168,7 +178,7 @@ def test_a_commit_that_no_standby_has_grants_nothing(
     """PostgreSQL reports a cancelled wait for a standby as a success with a warning."""
     history = PostgresqlHistory(account, mark(), FakeClock())
     with history.transaction() as transaction:
-        transaction.commit([Issued(1)])
+        transaction.commit([Ended(1, 0)])
     server.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'", "SELECT pg_reload_conf()")
     waits = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
     is_over = threading.Event()
@@ -190,7 +200,7 @@ def test_a_commit_that_no_standby_has_grants_nothing(
         # The server learns of its standby setting a moment later.
         wait_until(is_waited_for)
         with pytest.raises(HistoryError, match="canceling wait for"), history.transaction() as transaction:
-            transaction.commit([Issued(2)])
+            transaction.commit([Ended(2, 0)])
     finally:
         server.execute("ALTER SYSTEM RESET ALL", "SELECT pg_reload_conf()")
         is_over.set()
@@ -198,7 +208,7 @@ def test_a_commit_that_no_standby_has_grants_nothing(
         history.close()
     # The commit is charged nevertheless.
     with history.transaction() as transaction:
-        assert transaction.news == [Issued(1), Issued(2)]
+        assert [event.id for event in transaction.news] == [1, 2]
     history.close()
 
 
@@ -214,7 +224,7 @@ class Host:
         self.log, self.row = io.StringIO(), AccountRow(account, clock)
         self.pausing = Pausing(
             "isp",
-            Telemetry(Events(self.log, "json", clock), Metrics(clock), clock),
+            Telemetry(Events(self.log, "json", clock), Metrics(), clock),
             self.row,
             view=View(Book(), clock),
             on_change=lambda _availability: None,
@@ -268,29 +278,30 @@ async def test_a_restart_on_one_host_makes_all_hosts_try_a_refused_account_again
 ) -> None:
     """The operator may have corrected the password before the start."""
     one, other = hosts
-    await one.meet(EventKind.REFUSE)
-    assert other.learn().health is Health.REFUSED
+    await one.meet(EventKind.STOP)
+    assert other.learn().health is Health.STOPPED
     await other.meet(EventKind.RESTART)
     assert one.learn().health is Health.PROVING
 
 
-async def test_a_stop_by_a_shield_is_over_for_all_hosts_once_one_resumes(hosts: tuple[Host, Host]) -> None:
+async def test_doubts_of_all_hosts_are_over_once_one_resumes(hosts: tuple[Host, Host]) -> None:
     one, other = hosts
     unknown = Answer(Verdict.BOUNCE, Phase.RCPT, Reply(550, None, "no"), "550 no")
 
-    def judged() -> Answer | None:
+    def judged(number: int) -> Answer | None:
         """Return the pause for one refusal that no rule knows, as the other host judges it."""
-        outcome = Outcome((unknown,))
-        return other.pausing.shield.judge(outcome, "a@here", QueueId("0"), [(0, "b@there")], (0, 1)).pause
+        asked, sender = [(0, f"b{number}@there")], f"a{number}@here"
+        shield = other.pausing.shield
+        return shield.judge(Outcome((unknown,)), sender, QueueId("0"), asked, (0, 1)).pause
 
-    one.pausing.rest(unknown._replace(verdict=Verdict.STOP, is_doubted=True))
-    assert await one.pausing.recorded() == ""
-    other.learn()
-    assert judged() is not None
+    stop = next(pause for number in range(10) if (pause := judged(number)) is not None)
+    other.pausing.rest(stop)
+    assert await other.pausing.recorded() == ""
+    assert one.learn().health is Health.STOPPED
     one.pausing.end()
     assert await one.pausing.recorded() == ""
     other.learn()
-    assert judged() is None
+    assert judged(10) is None
 
 
 async def test_a_restart_continues_a_pause_and_its_spans_out_of_the_row(account: SharedAccount) -> None:
@@ -305,8 +316,8 @@ async def test_a_restart_continues_a_pause_and_its_spans_out_of_the_row(account:
 
 async def test_news_of_the_first_refusal_of_an_account_are_no_restart(hosts: tuple[Host, Host]) -> None:
     one, other = hosts
-    await one.meet(EventKind.REFUSE)
-    assert other.learn().health is Health.REFUSED
+    await one.meet(EventKind.STOP)
+    assert other.learn().health is Health.STOPPED
 
 
 async def test_a_fault_of_one_history_is_that_hosts_alone(hosts: tuple[Host, Host]) -> None:
@@ -373,15 +384,3 @@ async def test_a_commit_whose_reply_is_lost_counts_once(server: Server, account:
         assert line.cuts == 1
     assert (other.learn().health, other.state.in_a_row) == (Health.PAUSED, 1)
     assert (one.learn().health, one.state.in_a_row) == (Health.PAUSED, 1)
-
-
-async def test_a_reservation_learns_the_pause_of_another_host_under_its_lock(
-    account: SharedAccount, hosts: tuple[Host, Host], mark: Mark
-) -> None:
-    one, other = hosts
-    history = PostgresqlHistory(account, mark(), other.clock, on_state=other.row.note_row)
-    await one.meet(EventKind.PAUSE)
-    with history.transaction():
-        other.pausing.learn()
-    history.close()
-    assert other.state.health is Health.PAUSED

@@ -26,9 +26,8 @@ from tests.engines.history.limits import (
     throttle,
     waiting,
 )
-from tests.engines.history.world import Killed
 from tests.fakes.clock import FakeClock
-from tests.fakes.disk import Fault, ModelDisk
+from tests.fakes.disk import Fault, Killed, ModelDisk
 
 PATH = Path("/history/isp")
 LIMITS = [messages(3, seconds=60)]
@@ -236,20 +235,6 @@ def test_writes_of_a_killed_process_are_durable_before_another_appends(call: str
         account = throttle(PATH, image, clock, limits)
         account.flush()
         assert account.usage()[0].used >= other.usage()[0].used
-
-
-def test_a_full_disk_that_stops_compaction_stops_no_mail(memory: ModelDisk, clock: FakeClock) -> None:
-    account = throttle(PATH, memory, clock, [messages(5, seconds=60)], replace_above_bytes=0)
-    granted(account, 1)
-    inode = memory.inode(str(PATH))
-    memory.fail(Fault(1, errno.ENOSPC, kinds=frozenset({"open_new"}), forever=True))
-
-    for _ in range(4):
-        assert len(granted(account, 1)) == 1
-        assert memory.inode(str(PATH)) == inode
-    assert memory.inode(f"{PATH}.new") is None
-    memory.heal()
-    assert granted(throttle(PATH, memory, clock, [messages(5, seconds=60)]), 1) == []
 
 
 def _opens_in_s(memory: ModelDisk, clock: FakeClock, sent: int = 2) -> float:

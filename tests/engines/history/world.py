@@ -1,11 +1,11 @@
 """Random worlds for the throttle: senders share one history, and any event may happen at any moment.
 
-`World(random).live(events)` draws events and checks each grant against an oracle. The oracle is a list of all
-flights in true time, searched anew for every limit and every key. It counts each flight at its worst instant,
-and a flight without an end until its deadline. It knows nothing of windows, shares, events or files.
+The disk fails or loses power, processes die in calls, and the wall clock steps. `World(random).live(events)`
+draws events and checks each grant against an oracle. The oracle is a list of all flights in true time,
+searched anew for every limit and every key. It counts each flight at its worst instant, and a flight without
+an end until its deadline. It knows nothing of windows, shares, events or files.
 """
 
-import abc
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -15,16 +15,14 @@ from random import Random
 from relay.clock import SECOND_NS
 from relay.policy.lane import Unit
 from relay.throttle.admission import Request, TooLarge, Wait
-from relay.throttle.book import BOUNDS, Book, Bounds
+from relay.throttle.book import Book, Bounds
 from relay.throttle.file_history import FileHistory
-from relay.throttle.history import History, HistoryError
+from relay.throttle.history import HistoryError
 from relay.throttle.limit import ForEach, Limit
 from relay.throttle.throttle import Reservation, Throttle
 from tests.engines.history.limits import limit
-from tests.engines.history.memory_history import Kept, MemoryHistory
-from tests.engines.spool.faulting import FAULTS
 from tests.fakes.clock import FakeClock
-from tests.fakes.disk import ModelDisk
+from tests.fakes.disk import FAULTS, Killed, ModelDisk
 
 PATH = Path("/history/isp")
 TRANSACTION_NS = 200
@@ -37,18 +35,6 @@ FOR_EACH: tuple[ForEach | None, ...] = (
 LANES = ("", "u", "v")
 """An empty lane belongs to a relay without lanes."""
 UNITS: tuple[Unit, ...] = ("messages", "recipients", "connections", "bytes")
-
-
-class Killed(BaseException):
-    """Raised by a disk call, to kill the process that made the call."""
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Bounds of the history. Small bounds reach in a few messages what otherwise takes thousands."""
-
-    bounds: Bounds = BOUNDS
-    replaces_often: bool = False
 
 
 @dataclass
@@ -71,24 +57,28 @@ class Sender:
     flying: list[Flight] = field(default_factory=list)
 
 
-class World(abc.ABC):
+class World:
     """Three senders, one history and one clock. `true_ns` is the true time."""
 
-    def __init__(self, random: Random, sizes: Sizes | None = None) -> None:
-        self.random, self.sizes = random, sizes or Sizes()
+    def __init__(self, random: Random, bounds: Bounds, *, replaces_often: bool) -> None:
+        """Small bounds of the book reach in a few messages what otherwise takes thousands."""
+        self.random, self._bounds = random, bounds
+        self._replace_above_bytes = 0 if replaces_often else 1 << 30
         self.clock, self.true_ns = FakeClock(), 0
+        self.disk = ModelDisk()
+        self.wall_error_ns = self.least_wall_error_ns = self.most_wall_error_ns = 0
         self.flights: list[Flight] = []
-        self.grants = self.slack_ns = 0
+        self.grants = 0
         shared = self._limits()
         self.senders = [Sender(shared if random.random() < 0.8 else self._limits()) for _ in range(3)]
 
     def live(self, events: int) -> None:
-        chances = self.chances()
+        chances = self._chances()
         acts = self.random.choices([act for _, act in chances], [chance for chance, _ in chances], k=events)
         for act in acts:
             act()
 
-    def chances(self) -> list[tuple[int, Callable[[], None]]]:
+    def _chances(self) -> list[tuple[int, Callable[[], None]]]:
         return [
             (30, self._reserve),
             (5, self._connect),
@@ -98,7 +88,10 @@ class World(abc.ABC):
             (4, self._look),
             (3, self._edit),
             (3, lambda: self._die(self.random.choice(self.senders))),
-            (2, self.fail),
+            (2, self._fail),
+            (4, self._step_the_wall_clock),
+            (3, self._die_at_the_disk),
+            (1, self._lose_power),
         ]
 
     def all_is_free_at_last(self) -> bool:
@@ -106,13 +99,6 @@ class World(abc.ABC):
         self.clock.advance(2 * (LONGEST_NS + TRANSACTION_NS) + self.true_ns)
         account = self._new_throttle([limit(5, LONGEST_NS)])
         return sum(isinstance(answer, Reservation) for answer in account.reserve([Request(1)] * 6)) == 5
-
-    @abc.abstractmethod
-    def new_history(self) -> History: ...
-
-    @abc.abstractmethod
-    def fail(self) -> None:
-        """Make one decision fail."""
 
     def _limits(self) -> list[Limit]:
         return [self._limit() for _ in range(self.random.choice([0, 1, 1, 2, 2, 3, 3]))]
@@ -125,8 +111,9 @@ class World(abc.ABC):
         return limit(count, self.random.choice([1, 50, 300, LONGEST_NS]), unit, for_each, only)
 
     def _new_throttle(self, limits: list[Limit]) -> Throttle:
-        book = Book(self.sizes.bounds)
-        history = self.new_history()
+        above = self._replace_above_bytes
+        history = FileHistory(PATH, self.disk, self.clock, replace_above_bytes=above)
+        book = Book(self._bounds)
         return Throttle(history, limits, self.clock, transaction_ns=TRANSACTION_NS, book=book)
 
     def _throttle(self, sender: Sender) -> Throttle:
@@ -155,7 +142,7 @@ class World(abc.ABC):
         is_stopped = False
         for request, answer in zip(requests, answers, strict=True):
             if isinstance(answer, Wait):
-                assert answer.until_ns > self.clock.boottime_ns() - self.slack_ns
+                assert answer.until_ns > self.clock.boottime_ns()
                 is_stopped = is_stopped or answer.place is None
             elif isinstance(answer, TooLarge):
                 assert request.size_bytes > answer.limit.count
@@ -172,7 +159,7 @@ class World(abc.ABC):
 
     def _fly(self, sender: Sender, answer: Reservation, request: Request | None) -> None:
         """Start a granted flight, and check its limits against the most that an upstream may count."""
-        assert answer.reserved_at_ns == self.clock.boottime_ns() - self.slack_ns
+        assert answer.reserved_at_ns == self.clock.boottime_ns()
         latest_ns = self.true_ns + answer.deadline_ns - answer.reserved_at_ns
         weights = {"messages": 0, "recipients": 0, "connections": 1, "bytes": 0}
         keys: dict[str, dict[str, int]] = {}
@@ -252,49 +239,11 @@ class World(abc.ABC):
         sender.throttle = None
         sender.flying.clear()
 
-
-class MemoryWorld(World):
-    """A world on a database with a clock of its own; the connection may fail."""
-
-    def __init__(self, random: Random, sizes: Sizes | None = None) -> None:
-        super().__init__(random, sizes)
-        ahead_ns = random.choice([0, 77, 10**15])
-        self.slack_ns = random.choice([0, 9]) if ahead_ns else 0
-        self._kept = Kept(self.clock, random, ahead_ns, slack_ns=self.slack_ns)
-
-    def new_history(self) -> History:
-        return MemoryHistory(self._kept, replaces_above=4 if self.sizes.replaces_often else 1 << 30)
-
-    def fail(self) -> None:
-        self._kept.is_failing = self.random.choice(["before", "after"])
-        try:
-            self._reserve()
-        except HistoryError:
-            assert not self._kept.is_failing
-        self._kept.is_failing = ""
-
-
-class FileWorld(World):
-    """A world on a file. The disk fails or loses power, processes die in calls, and the wall clock steps."""
-
-    def __init__(self, random: Random, sizes: Sizes | None = None) -> None:
-        super().__init__(random, sizes)
-        self.disk = ModelDisk()
-        self.wall_error_ns = self.least_wall_error_ns = self.most_wall_error_ns = 0
-
-    def chances(self) -> list[tuple[int, Callable[[], None]]]:
-        clock = (4, self._step_the_wall_clock)
-        return [*super().chances(), clock, (3, self._die_at_the_disk), (1, self._lose_power)]
-
-    def new_history(self) -> History:
-        replace_above_bytes = 0 if self.sizes.replaces_often else 1 << 30
-        return FileHistory(PATH, self.disk, self.clock, replace_above_bytes=replace_above_bytes)
-
-    def fail(self) -> None:
+    def _fail(self) -> None:
         """Let a disk call fail in any way, once or until the power goes."""
-        fault = self.random.choice(list(FAULTS.values()))(self.random.randint(1, 7))
+        fault, nth = self.random.choice(list(FAULTS.values())), self.random.randint(1, 7)
         self.disk.has_failed = False
-        self.disk.fail(replace(fault, drops_pages=self.random.random() < 0.5))
+        self.disk.fail(replace(fault, nth=nth, drops_pages=self.random.random() < 0.5))
         try:
             self.random.choice([self._reserve, self._reserve, self._flush, self._connect])()
         except HistoryError:

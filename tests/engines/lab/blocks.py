@@ -7,14 +7,14 @@ torn at 512 bytes. A disk promises no more, and the loop device announces that s
 
 import os
 import random
-from collections.abc import Iterator, Sequence
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.engines.lab.recorder import RECORD
 
 SECTOR_BYTES = 512
-_COMPARED_BYTES = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,10 @@ class Write:
     """Offset of its octets in the log."""
     end: int
     """The place behind the write."""
+
+
+Piece = tuple[Write, int, int]
+"""A part of a write: begin and end in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +51,8 @@ class Cut:
     epoch: int
     place: int
     """The writes before this place had been handed to the disk."""
-    pieces: tuple[tuple[Write, int, int], ...]
-    """The surviving pieces of the writes since the last flush, in order: write, begin and end in it."""
+    pieces: tuple[Piece, ...]
+    """The surviving pieces of the writes since the last flush, in order."""
     label: str
 
 
@@ -85,7 +89,7 @@ def cuts(epochs: Sequence[Epoch], rng: random.Random, per_epoch: int) -> Iterato
             yield _drawn(number, epoch, rng)
 
 
-def _whole(writes: Sequence[Write]) -> Iterator[tuple[Write, int, int]]:
+def _whole(writes: Sequence[Write]) -> Iterator[Piece]:
     return ((write, 0, write.end - write.start) for write in writes)
 
 
@@ -93,7 +97,7 @@ def _drawn(number: int, epoch: Epoch, rng: random.Random) -> Cut:
     """Draw a cut: how many writes were issued, which of them survive, and which are torn."""
     issued = epoch.writes[: rng.randint(1, len(epoch.writes))]
     kept, torn = rng.choice((0.1, 0.5, 0.9)), rng.choice((0.0, 0.3))
-    pieces: list[tuple[Write, int, int]] = []
+    pieces: list[Piece] = []
     for write, begin, end in _whole(issued):
         if rng.random() > kept:
             continue
@@ -112,57 +116,28 @@ class Platter:
 
     def __init__(self, base: Path, log: Path, epochs: Sequence[Epoch], folder: Path) -> None:
         """Start with `base`, the disk before the log. The sparse files of the platter go to `folder`."""
-        self._epochs = epochs
-        self._epoch = 0
-        self._log = log.open("rb")
-        self._size = base.stat().st_size
-        self._durable = (folder / "durable").open("w+b", buffering=0)
-        with base.open("rb") as file:
-            _make_same(file.fileno(), self._durable.fileno(), self._size)
+        self._epochs, self._epoch = epochs, 0
+        self._log, self._durable = log, folder / "durable"
         self.image = folder / "image"
         """The file that `build` overwrites with each image."""
-        with self.image.open("ab") as image:
-            image.truncate(self._size)
+        for path in (self._durable, self.image):
+            _copy(base, path)
 
     def build(self, cut: Cut) -> None:
         """Write the image that this cut leaves. Calls must come in the order of the epochs."""
-        while self._epoch < cut.epoch:
-            for write, begin, end in _whole(self._epochs[self._epoch].writes):
-                self._put(self._durable.fileno(), write, begin, end)
-            self._epoch += 1
-        with self.image.open("r+b", buffering=0) as image:
-            _make_same(self._durable.fileno(), image.fileno(), self._size)
-            for write, begin, end in cut.pieces:
-                self._put(image.fileno(), write, begin, end)
+        for epoch in self._epochs[self._epoch : cut.epoch]:
+            self._apply(self._durable, _whole(epoch.writes))
+        self._epoch = cut.epoch
+        _copy(self._durable, self.image)
+        self._apply(self.image, cut.pieces)
 
-    def close(self) -> None:
-        self._durable.close()
-        self._log.close()
-
-    def _put(self, fd: int, write: Write, begin: int, end: int) -> None:
-        octets = os.pread(self._log.fileno(), end - begin, write.start + begin)
-        # Writing zeros would fill a hole.
-        is_zero = octets.count(0) == len(octets)
-        if is_zero and os.pread(fd, len(octets), write.offset + begin) == octets:
-            return
-        os.pwrite(fd, octets, write.offset + begin)
+    def _apply(self, path: Path, pieces: Iterable[Piece]) -> None:
+        with self._log.open("rb") as log, path.open("r+b", buffering=0) as file:
+            for write, begin, end in pieces:
+                octets = os.pread(log.fileno(), end - begin, write.start + begin)
+                os.pwrite(file.fileno(), octets, write.offset + begin)
 
 
-def _make_same(source: int, target: int, size: int) -> None:
-    """Copy `source` over `target`, but write only the parts that differ: most are equal already."""
-    os.ftruncate(target, size)
-    offset = 0
-    while (offset := min(_next_content(source, offset, size), _next_content(target, offset, size))) < size:
-        offset -= offset % _COMPARED_BYTES
-        wanted = os.pread(source, _COMPARED_BYTES, offset)
-        if os.pread(target, _COMPARED_BYTES, offset) != wanted:
-            os.pwrite(target, wanted, offset)
-        offset += _COMPARED_BYTES
-
-
-def _next_content(fd: int, offset: int, size: int) -> int:
-    """Return the offset of the next octet outside a hole, or `size` if there is none."""
-    try:
-        return os.lseek(fd, offset, os.SEEK_DATA)
-    except OSError:  # ENXIO
-        return size
+def _copy(source: Path, target: Path) -> None:
+    """Copy a sparse file into another one, whose inode stays: a loop device may be over it."""
+    subprocess.run(["cp", "--sparse=always", str(source), str(target)], check=True)

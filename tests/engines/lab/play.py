@@ -1,4 +1,4 @@
-"""The load on a spool and a history on a recorded disk, and what must hold of an image.
+"""The load on a spool on a recorded disk, and what must hold of an image.
 
 The spool is used and judged as on the model disk (tests.engines.spool): a listener and a sender share one
 spool, and a trace records what clients and upstream were told. `Notes` keeps the trace at places in the log
@@ -15,20 +15,13 @@ from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Intake, Spool, Status
-from relay.throttle.file_history import FileHistory
-from relay.throttle.history import HistoryError
-from relay.throttle.throttle import Throttle
-from tests.engines.history.limits import TRANSACTION_NS, granted, messages, recipients
-from tests.engines.spool.engine import OnModel
-from tests.engines.spool.log_engine import LogOnModel
-from tests.engines.spool.maildir_engine import MaildirOnModel
+from tests.engines.spool.engine import LogOnModel, MaildirOnModel, OnModel
 from tests.engines.spool.oracle import check_start, check_whole, go_on
 from tests.engines.spool.scenarios import MOST_RECIPIENTS, shapes
 from tests.engines.spool.world import Letter, Listener, Sender, Trace, Violation
 from tests.fakes.clock import FakeClock
 
 LONG = b"Subject: long\r\n\r\n" + b"0123456789abcdef\r\n" * 20_000
-LIMITS = [messages(10**6, 86_400), recipients(10**6, 86_400)]
 
 
 class CarelessDisk(RealDisk):
@@ -46,10 +39,6 @@ class CarelessDisk(RealDisk):
         setattr(self, method, left_out)
 
 
-Known = tuple[Trace, tuple[int, int]]
-"""A trace, and the transactions and recipients that were granted."""
-
-
 def engine_on(name: str, folder: Path) -> OnModel:
     root = str(folder / "spool")
     return MaildirOnModel(root) if name == "maildir" else LogOnModel(root)
@@ -58,23 +47,21 @@ def engine_on(name: str, folder: Path) -> OnModel:
 class Notes:
     """What was known at each place in the log of blocks."""
 
-    def __init__(self, log: Path, trace: Trace, charged: tuple[int, int]) -> None:
-        self.trace, self.charged = trace, charged
-        """Transactions and recipients that were granted."""
+    def __init__(self, log: Path, trace: Trace) -> None:
+        self.trace = trace
         self._log = log
         # Place 0 also covers the writes of the mount.
-        self._noted = [(0, trace.copy(), charged)]
+        self._noted = [(0, trace.copy())]
 
     def note(self) -> None:
-        self._noted.append((self._log.stat().st_size, self.trace.copy(), self.charged))
+        self._noted.append((self._log.stat().st_size, self.trace.copy()))
 
-    def known(self, place: int) -> Known:
-        _, trace, charged = [noted for noted in self._noted if noted[0] <= place][-1]
-        return trace.copy(), charged
+    def known(self, place: int) -> Trace:
+        return [trace for noted_at, trace in self._noted if noted_at <= place][-1].copy()
 
     @property
     def places(self) -> list[int]:
-        return [place for place, _, _ in self._noted]
+        return [place for place, _ in self._noted]
 
 
 class _Noting:
@@ -89,21 +76,11 @@ class _Noting:
 
 
 def work(
-    folder: Path,
-    engine: OnModel,
-    disk: RealDisk,
-    notes: Notes,
-    *,
-    clock: FakeClock,
-    rng: random.Random,
-    rounds: int,
+    engine: OnModel, disk: RealDisk, notes: Notes, clock: FakeClock, rng: random.Random, rounds: int
 ) -> None:
     """Accept and settle messages. Some stay in the spool, some of them held, for the next play."""
     sender = Sender(disk, clock, notes.trace, engine)
     sender.spool = cast(Spool, _Noting(sender.spool, notes))
-    throttle = Throttle(
-        FileHistory(folder / "history", RealDisk(), clock), LIMITS, clock, transaction_ns=TRANSACTION_NS
-    )
     sender.claim()
     sender.end_what_is_done()
     sender.report_what_is_owed(sorted(sender.queue))
@@ -123,26 +100,17 @@ def work(
         for queue_id in sender.claim():
             fates.setdefault(queue_id, [{0: Status.RELAYED}])
         due = {q: fates[q].pop(0) for q in sorted(sender.queue) if fates.get(q) and rng.random() < 0.7}
-        slots = granted(throttle, *(len(each) or 1 for each in due.values()))
-        notes.charged = (
-            notes.charged[0] + len(due),
-            notes.charged[1] + sum(len(each) or 1 for each in due.values()),
-        )
         sender.settle(due)
-        for slot in slots:
-            throttle.settle(slot, clock.boottime_ns())
         if sender.queue and rng.random() < 0.2:
             sender.hold(rng.choice(sorted(sender.queue)))
     notes.note()
-    throttle.close()
     listener.intake.close()
     sender.spool.close()
 
 
-def judge(folder: Path, engine: OnModel, known: Known, clock: FakeClock) -> None:
-    """Judge the image mounted on `folder` against what was known. Raises Violation, OSError, SpoolError."""
-    (trace, charged), disk = known, RealDisk()
-    _check_history(folder / "history", charged, disk, clock)
+def judge(engine: OnModel, trace: Trace, clock: FakeClock) -> None:
+    """Judge the mounted image against what was known. Raises Violation, OSError, SpoolError."""
+    disk = RealDisk()
     trace.crash()
     with _started(disk, engine, trace, clock) as sender:
         check_start(disk, sender.claim(), engine)
@@ -166,17 +134,3 @@ def _started(disk: RealDisk, engine: OnModel, trace: Trace, clock: FakeClock) ->
         with suppress(OSError):
             sender.spool.close()
         raise
-
-
-def _check_history(path: Path, charged: tuple[int, int], disk: RealDisk, clock: FakeClock) -> None:
-    """Check that the history still charges every grant made before the power cut."""
-    throttle = Throttle(FileHistory(path, disk, clock), LIMITS, clock, transaction_ns=TRANSACTION_NS)
-    try:
-        throttle.flush()
-        used = [usage.used for usage in throttle.usage()]
-    except HistoryError as error:
-        raise Violation(f"the history is lost: {error}") from error
-    finally:
-        throttle.close()
-    if any(each < owed for each, owed in zip(used, charged, strict=True)):
-        raise Violation(f"charged {used}, and granted were {charged}")

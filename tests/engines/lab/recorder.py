@@ -1,8 +1,8 @@
 """A FUSE file system with one file. It logs each write and each flush of that file.
 
-`python -m tests.engines.lab.recorder FOLDER IMAGE LOG` mounts it on FOLDER, with IMAGE's content in
-FOLDER/disk, prints `ready` and serves until it is unmounted. IMAGE is not written. The protocol is
-linux/fuse.h, 7.31; no library is used.
+`python -m tests.engines.lab.recorder FD IMAGE LOG` serves the file system that was mounted with the open
+/dev/fuse FD, until it is unmounted. Its file `disk` has IMAGE's content; IMAGE is not written. The protocol
+is linux/fuse.h, 7.31; no library is used.
 
 In LOG, the writes that a flush covers stand before the flush, and a record is in LOG before the kernel gets
 its answer. So the length of LOG is a clock that tells what was durable when. Requests are served in order.
@@ -16,8 +16,6 @@ import os
 import struct
 import sys
 from pathlib import Path
-
-from tests.engines.lab import kernel
 
 RECORD = struct.Struct("<QQ")
 """Stands before each write: its offset and its length. A flush has length 0."""
@@ -134,17 +132,9 @@ class Recorder:
 
 
 def main() -> None:
-    folder, image, log = map(Path, sys.argv[1:4])
-    fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    fd, image, log = sys.argv[1:]
     log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    kernel.mount("lab", folder, "fuse", f"fd={fd},rootmode=40000,user_id=0,group_id=0")
-    # The last process of a mount namespace flushes and unmounts its file systems as it ends. If that were
-    # this process, it would wait forever for an answer that only it can give.
-    kernel.enter_private_namespace()
-    kernel.unmount(folder, detach=True)
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
-    Recorder(fd, image, log_fd).serve()
+    Recorder(int(fd), Path(image), log_fd).serve()
 
 
 if __name__ == "__main__":

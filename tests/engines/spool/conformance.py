@@ -33,15 +33,14 @@ from tests.engines.spool.engine import (
     EXPIRED,
     RELAYED,
     Engine,
-    OneSpool,
     accept,
     again,
     claimed,
     note,
+    on_the_model,
     read,
     settle,
 )
-from tests.engines.spool.maildir_engine import on_the_model
 from tests.fakes.clock import START_WALL_NS
 from tests.fakes.disk import Fault, ModelDisk
 
@@ -68,7 +67,6 @@ def report_of(spool: Spool, queue_id: QueueId, *, ends: bool = False) -> Settlem
 
 
 def watched(engine: Engine) -> ModelDisk:
-    assert isinstance(engine, OneSpool)
     assert isinstance(engine.disk, ModelDisk)
     view = engine.disk.another()
     engine.view = lambda: view  # type: ignore[method-assign]  # the view whose calls fail

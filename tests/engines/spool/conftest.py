@@ -3,9 +3,7 @@
 import pytest
 
 from relay.spool.maildir import layout
-from tests.engines.spool.engine import OnModel
-from tests.engines.spool.log_engine import LOG, LogOnModel
-from tests.engines.spool.maildir_engine import MAILDIR
+from tests.engines.spool.engine import LOG, MAILDIR, LogOnModel, OnModel
 
 ENGINES = [pytest.param(MAILDIR, id="maildir"), pytest.param(LOG, id="log")]
 SHORT_LOG = LogOnModel(LOG.root, (600, 1))

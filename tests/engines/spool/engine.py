@@ -1,15 +1,24 @@
 """What the suite needs of an engine: how to make it, and the first steps of most tests.
 
-This module knows only relay.spool.interface and the port of the disk, not how an engine stores messages.
+Only this module knows how the maildir and the log store messages.
 """
 
+import abc
 import random
 from collections.abc import Callable
-from typing import Protocol
+from pathlib import Path
 
 from relay.mail.envelope import Envelope, QueueId
-from relay.spool.disk.durable import Disk, opened
+from relay.spool.disk.durable import Disk, RealDisk, opened
 from relay.spool.interface import Intake, Message, Note, Settlement, Spool, SpoolError, Status
+from relay.spool.log import layout as log_layout
+from relay.spool.log.engine import CHECKPOINT_BYTES, LogSpool
+from relay.spool.log.intake import LogIntake
+from relay.spool.log.writer import SEGMENT_BYTES
+from relay.spool.maildir import layout as maildir_layout
+from relay.spool.maildir.engine import MaildirSpool
+from relay.spool.maildir.intake import MaildirIntake
+from relay.spool.message.message_file import HEADER_BYTES
 from tests.fakes.clock import START_WALL_NS, FakeClock
 from tests.fakes.disk import ModelDisk
 
@@ -27,59 +36,125 @@ RELAYED, BOUNCED, EXPIRED, DELETED = Status.RELAYED, Status.BOUNCED, Status.EXPI
 TOLD = Status.SUCCESS
 
 
-class Engine(Protocol):
-    """One spool on one disk. Each call of `start` or `intake` makes another process."""
-
-    clock: FakeClock
-    told: list[tuple[str, str]]
-    """Corrupt messages reported to the sender: name and fault."""
-
-    def start(self) -> Spool:
-        """Start a sender that has claimed nothing yet."""
-        ...
-
-    def intake(self) -> Intake: ...
-
-    def damage(self, queue_id: QueueId) -> None: ...
+def content_of(disk: Disk, path: str) -> bytes:
+    with opened(disk, disk.open_read(path)) as fd:
+        return disk.pread(fd, disk.size(fd), 0)
 
 
-class OnModel(Protocol):
-    """An engine with its root on any disk, as the crash suite knows it."""
+class MaildirOnModel:
+    """The maildir with its root on any disk, as the crash suite knows it."""
 
-    root: str
+    def __init__(self, root: str) -> None:
+        self.root = root
 
-    def spool(self, disk: Disk, clock: FakeClock, on_corrupt: Callable[[str, str], None]) -> Spool:
+    def spool(self, disk: Disk, clock: FakeClock, on_corrupt: Callable[[str, str], None]) -> MaildirSpool:
         """Own the queue on a view of the disk; claim nothing yet."""
-        ...
+        return MaildirSpool(self.root, disk, clock, on_corrupt)
 
-    def prepare(self, disk: Disk) -> None: ...
+    def listener(self, disk: Disk, clock: FakeClock, chance: Callable[[int], bytes]) -> Intake:
+        return MaildirIntake(self.root, disk, clock, chance)
 
-    def listener(self, disk: Disk, clock: FakeClock, chance: Callable[[int], bytes]) -> Intake: ...
+    def prepare(self, disk: Disk) -> None:
+        maildir_layout.prepare(self.root, disk)
 
     def vary(self, rng: random.Random) -> None:
-        """Draw the engine's free parameters, such as the length of its files, for the rest of the process."""
-        ...
+        """Draw the engine's free parameters for the rest of the process: a maildir has none."""
 
     def drafts(self, disk: Disk) -> list[str]:
         """Return the names of drafts that were never accepted and still exist."""
-        ...
+        return disk.names(f"{self.root}/tmp")
 
-    def remains(self, disk: Disk) -> list[str]: ...
+    def remains(self, disk: Disk) -> list[str]:
+        folders = [f"{self.root}/{name}" for name in ("tmp", "new", "hold", "corrupt", "notes")]
+        folders += [f"{self.root}/cur/{name}" for name in disk.names(f"{self.root}/cur")]
+        return [f"{folder}/{name}" for folder in folders for name in disk.names(folder)]
 
     def octet_of(self, disk: Disk, queue_id: QueueId) -> tuple[str, int]:
         """Return the file that has the content of a message, and the offset of an octet of it."""
-        ...
+        path = maildir_layout.MaildirLayout(self.root).queued(queue_id)
+        return path, (HEADER_BYTES + len(content_of(disk, path))) // 2
 
 
-class OneSpool:
-    """The common part of the engines: one spool; each process gets its own view of the disk."""
+MAILDIR = MaildirOnModel("/var/spool")
+
+
+LENGTHS = ((SEGMENT_BYTES, CHECKPOINT_BYTES), (2000, 1500), (600, 1), (1, 1))
+"""Pairs of a segment's length and the octets written before a checkpoint."""
+
+
+class LogOnModel:
+    """The log, likewise."""
+
+    def __init__(self, root: str, lengths: tuple[int, int] = LENGTHS[0]) -> None:
+        self.root = root
+        self.segment_bytes, self.checkpoint_bytes = lengths
+
+    def spool(self, disk: Disk, clock: FakeClock, on_corrupt: Callable[[str, str], None]) -> LogSpool:
+        return LogSpool(
+            self.root,
+            disk,
+            clock,
+            on_corrupt,
+            segment_bytes=self.segment_bytes,
+            checkpoint_bytes=self.checkpoint_bytes,
+        )
+
+    def listener(self, disk: Disk, clock: FakeClock, chance: Callable[[int], bytes]) -> Intake:
+        return LogIntake(self.root, disk, clock, chance, segment_bytes=self.segment_bytes)
+
+    def prepare(self, disk: Disk) -> None:
+        log_layout.prepare(self.root, disk)
+
+    def vary(self, rng: random.Random) -> None:
+        self.segment_bytes, self.checkpoint_bytes = rng.choice(LENGTHS)
+
+    def drafts(self, disk: Disk) -> list[str]:
+        return [name for name in disk.names(f"{self.root}/long") if name.endswith(log_layout.PART)]
+
+    def remains(self, disk: Disk) -> list[str]:
+        return [
+            f"{folder}/{name}"
+            for folder in ("long", "corrupt")
+            for name in disk.names(f"{self.root}/{folder}")
+        ]
+
+    def octet_of(self, disk: Disk, queue_id: QueueId) -> tuple[str, int]:
+        path = log_layout.LogLayout(self.root).content(queue_id)
+        if disk.inode(path) is not None:
+            return path, len(content_of(disk, path)) // 2
+        for name in filter(log_layout.NAMES.match, disk.names(f"{self.root}/log")):
+            path = f"{self.root}/log/{name}"
+            # A segment holds the message's id, then its header, then its content.
+            at = content_of(disk, path).find(queue_id.encode() + b"relay-message")
+            if at >= 0:
+                return path, at + len(queue_id) + 80
+        raise AssertionError(f"{queue_id} is nowhere")
+
+
+LOG = LogOnModel("/var/log-spool")
+OnModel = MaildirOnModel | LogOnModel
+
+
+class Engine(abc.ABC):
+    """One spool on one disk. Each call of `start` or `intake` makes another process, with its own view."""
 
     def __init__(self, root: str, disk: Disk) -> None:
         self.root = root
         self.disk = disk
         self.clock = FakeClock()
         self.told: list[tuple[str, str]] = []
+        """Corrupt messages reported to the sender: name and fault."""
         self._intakes = 0
+
+    @abc.abstractmethod
+    def start(self) -> Spool:
+        """Start a sender that has claimed nothing yet."""
+
+    @abc.abstractmethod
+    def intake(self) -> Intake: ...
+
+    @abc.abstractmethod
+    def damage(self, queue_id: QueueId) -> None: ...
 
     def view(self) -> Disk:
         return self.disk.another() if isinstance(self.disk, ModelDisk) else self.disk
@@ -92,7 +167,7 @@ class OneSpool:
         return random.Random(self._intakes).randbytes
 
 
-class OnDisk(OneSpool):
+class OnDisk(Engine):
     """An engine that stores messages on the disk: on the model disk, or in a real folder."""
 
     def __init__(self, kind: OnModel, disk: Disk) -> None:
@@ -114,9 +189,12 @@ class OnDisk(OneSpool):
             self.disk.write_at(fd, bytes([octet ^ 1]), at)
 
 
-def content_of(disk: Disk, path: str) -> bytes:
-    with opened(disk, disk.open_read(path)) as fd:
-        return disk.pread(fd, disk.size(fd), 0)
+def on_the_model() -> OnDisk:
+    return OnDisk(MAILDIR, ModelDisk())
+
+
+def on_the_kernel(folder: Path) -> OnDisk:
+    return OnDisk(MaildirOnModel(str(folder / "spool")), RealDisk())
 
 
 def note(index: int, text: str | None = "550 5.1.1 no such user", reason: str = "bounced") -> Note:

@@ -1,5 +1,6 @@
 """The oracle: what must hold of a spool after any crash, judged by the promises and a trace alone.
 
+`Judge` cuts the power of a run, or kills it, at every instant, and again while it recovers.
 `live_on` starts a sender on the image that a crash left, checks what the sender finds, and lets it run to
 the end. It raises Violation. It knows only the engine's interface (tests.engines.spool.engine.OnModel).
 
@@ -14,15 +15,19 @@ the end. It raises Violation. It knows only the engine's interface (tests.engine
 - A message is claimed before the reports about it. Nothing is left when all messages have ended.
 """
 
-from collections.abc import Sequence
+import errno
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
 
 from relay.mail.dsn import Notify
 from relay.mail.envelope import Envelope, QueueId
 from relay.spool.disk.durable import Disk
 from relay.spool.interface import Message, Status
 from tests.engines.spool.engine import OnModel
+from tests.engines.spool.scenarios import Scenario
 from tests.engines.spool.world import Letter, Listener, Sender, Snapshot, Trace, Violation, World, subject_of
-from tests.fakes.disk import ModelDisk
+from tests.fakes.disk import Fault, ModelDisk
 
 ONE_MORE = Letter(({0: Status.RELAYED},), content=b"Subject: after the crash\r\n")
 
@@ -172,3 +177,116 @@ def check_told(trace: Trace) -> None:
         marks = [trace.marked[queue_id, index] for index in range(len(envelope.recipients))]
         if (to_tell := _to_tell(envelope, marks)) != (told := _told_of(trace, queue_id, trace.finishing)):
             raise Violation(f"{queue_id}: its sender was told of {told}, and not of {to_tell}")
+
+
+SYNCS = frozenset({"sync", "sync_content", "sync_directory"})
+FIRST_CRASHES = 6
+SECOND_STATES = 24
+
+Images = Iterator[tuple[str, ModelDisk]]
+
+
+def cuts(snapshot: Snapshot, rng: random.Random, most: int) -> Images:
+    """Yield the images that a power cut may leave of an instant: all of them, or `most` drawn by `rng`."""
+    for number, image in enumerate(ModelDisk(snapshot.platter).cuts(rng, most)):
+        yield f"cut after {snapshot.step!r} keeping choice {number}", image
+
+
+def killed(snapshot: Snapshot) -> Images:
+    """Yield what a new process finds after all others were killed. The power stays."""
+    yield f"killed after {snapshot.step!r}", ModelDisk(snapshot.platter).after_kill()
+
+
+def ends(snapshot: Snapshot) -> Images:
+    """Yield what a kill leaves, and a power cut that keeps no or all pending changes."""
+    yield from killed(snapshot)
+    platter = snapshot.platter
+    yield f"cut after {snapshot.step!r} keeping nothing", ModelDisk(platter.after_cut(()))
+    yield f"cut after {snapshot.step!r} keeping all", ModelDisk(platter.after_cut(platter.pending))
+
+
+class Judge:
+    """Judges crash states. A state is the content of the disk and the trace of promises; each is judged once.
+
+    Two images are the same state if no process can tell them apart and their traces are equal.
+    """
+
+    def __init__(self, engine: OnModel) -> None:
+        self.engine = engine
+        self.states: set[int] = set()
+        self.second: set[int] = set()
+        """The states that only a second crash left, during or after recovery."""
+        self.runs = 0
+        self.faults = 0
+        """The runs in which a call really failed (`judge_fault`)."""
+
+    def __str__(self) -> str:
+        return f"{len(self.states)} crash states, {len(self.second)} of them double, in {self.runs} runs"
+
+    def judge_scenario(self, scenario: Scenario, rng: random.Random, most: int) -> None:
+        """Judge one scenario, with all images of an instant or, if there are more, `most` of them.
+
+        Every instant of the scenario, and of a run in which one sync fails, is killed and cut. For some
+        images the recovery, the rest of the run and one more message are too: the second crash.
+        """
+        story = str(scenario)
+        snapshots = scenario.run(self.engine)
+        self._judge_all(snapshots, rng, most, story)
+        first_crashes = [_first_crash(snapshots, rng) for _ in range(FIRST_CRASHES)]
+        nth, drops_pages = rng.randint(1, 12), rng.random() < 0.5
+        fault = Fault(nth, errno.EIO, kinds=SYNCS, drops_pages=drops_pages)
+        failed = f"{story}, sync {nth} failed{' and dropped its pages' * drops_pages}"
+        self._judge_all(scenario.run(self.engine, fault), rng, most, failed)
+        for label, image, snapshot in first_crashes:
+            told = f"{story}, {label}"
+            again = self.go_on(image, snapshot, told, record=True)
+            # Draw equally from the recovery and from what follows it.
+            some = rng.sample(again, min(len(again), SECOND_STATES))
+
+            def second(instant: Snapshot) -> Images:
+                return itertools.islice(itertools.chain(cuts(instant, rng, 4), killed(instant)), 5)
+
+            self.judge(some, second, story=told, is_second=True)
+        self.runs += 1
+
+    def judge_fault(self, world: World, story: str) -> None:
+        """Judge what the next start finds after a run with a failed call."""
+        self.faults += 1
+        self.judge([world.now()], ends, story=story)
+
+    def _judge_all(self, snapshots: Sequence[Snapshot], rng: random.Random, most: int, story: str) -> None:
+        self.judge(snapshots, killed, story=story)
+        self.judge(snapshots, lambda snapshot: cuts(snapshot, rng, most), story=story)
+
+    def judge(
+        self,
+        snapshots: Sequence[Snapshot],
+        images: Callable[[Snapshot], Images],
+        *,
+        story: str,
+        is_second: bool = False,
+    ) -> None:
+        """Judge the images of these instants. Raises Violation, which names the path to the image."""
+        for snapshot in snapshots:
+            for label, image in images(snapshot):
+                state = hash((image.fingerprint(), snapshot.told))
+                if state not in self.states:
+                    self.go_on(image, snapshot, f"{story}, {label}")
+                    self.states.add(state)
+                    if is_second:
+                        self.second.add(state)
+
+    def go_on(
+        self, image: ModelDisk, snapshot: Snapshot, story: str, *, record: bool = False
+    ) -> list[Snapshot]:
+        """Judge one image without counting it. Return the instants of the recovery and of what follows."""
+        try:
+            return live_on(image, snapshot.trace.copy(), record=record, engine=self.engine)
+        except Exception as error:
+            raise Violation(f"{story}: {error!r}") from error
+
+
+def _first_crash(snapshots: Sequence[Snapshot], rng: random.Random) -> tuple[str, ModelDisk, Snapshot]:
+    snapshot = rng.choice(snapshots)
+    images = [*killed(snapshot), *cuts(snapshot, rng, 8)]
+    return (*rng.choice(images), snapshot)

@@ -1,30 +1,29 @@
 """The power is cut, and processes are killed, after every operation on the disk, twice in a run.
 
 Each run (tests.engines.spool.scenarios) is played once, with a snapshot of every instant. From each instant
-come the images that a power cut may leave (tests.fakes.power), and the image that a kill leaves. The oracle
+come the images that a power cut may leave (tests.fakes.platter), and the image that a kill leaves. The oracle
 (tests.engines.spool.oracle) starts a sender on each image and lets it run to the end. Some images get a
-second crash after the first. The long run covers all runs of one recipient, then draws from the whole space:
-RELAY_CRASH_SEED and RELAY_CRASH_BUDGET (seconds).
+second crash after the first. The long run draws from the whole space: RELAY_CRASH_SEED and
+RELAY_CRASH_BUDGET (seconds).
 """
 
 import errno
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from relay.mail.envelope import QueueId
 from tests.engines.spool.conftest import ENGINES, SHORT_LOG
-from tests.engines.spool.cuts import Judge, cuts, killed
-from tests.engines.spool.engine import BOUNCED, RELAYED, OnModel, accept, claimed
-from tests.engines.spool.maildir_engine import MAILDIR
-from tests.engines.spool.scenarios import STORIES, Scenario, drawn, of_one_recipient
+from tests.engines.spool.engine import BOUNCED, MAILDIR, RELAYED, OnModel, accept, claimed
+from tests.engines.spool.oracle import Judge, cuts, killed
+from tests.engines.spool.scenarios import STORIES, drawn, of_one_recipient
 from tests.engines.spool.world import Letter, Listener, Violation, World, no_corruption, prepared
 from tests.fakes.clock import FakeClock
-from tests.fakes.disk import Fault, ModelDisk
+from tests.fakes.disk import Fault, Killed, ModelDisk
 
 pytestmark = pytest.mark.usefixtures("few_folders")
 
@@ -32,13 +31,7 @@ CUTS_AT_ONCE = 10
 CUTS_AT_ONCE_IN_THE_LONG_RUN = 256
 SHORT_STEP, FULL_STEP = 11, 5
 """Every n-th scenario is run. n does not divide the number of scenarios that belong together."""
-SHARE = 0.5
-"""The share of the budget of all crash runs."""
 TWO = (Letter(({0: RELAYED},)), Letter(({0: BOUNCED},)))
-
-
-class Killed(BaseException):
-    """Raised by a disk call, to kill the process that made the call."""
 
 
 SOME = ("held and released together", "warned, then bounced", "bounced, the first report waits", "spilled")
@@ -51,7 +44,7 @@ EACH = [*SOME, *(pytest.param(name, marks=pytest.mark.full) for name in STORIES 
 def test_a_story_survives_any_two_crashes(name: str, engine: OnModel) -> None:
     judge = Judge(engine)
     judge.judge_scenario(STORIES[name], random.Random(name), CUTS_AT_ONCE)
-    assert judge.tally.second
+    assert judge.second
 
 
 def test_the_first_start_of_a_spool_survives_cuts_and_kills(engine: OnModel) -> None:
@@ -75,32 +68,19 @@ def test_runs_of_one_recipient_survive_any_two_crashes(
     tell: Callable[[str], None], engine: OnModel, each: int
 ) -> None:
     judge = Judge(engine)
-    # The full run starts between two scenarios of the short run; the long run has every scenario.
+    # The full run starts between two scenarios of the short run; the long run draws from all.
     for number, scenario in list(enumerate(of_one_recipient()))[each % SHORT_STEP :: each]:
         judge.judge_scenario(scenario, random.Random(number), CUTS_AT_ONCE)
-    assert len(judge.tally.states) * each > 5_000
-    assert len(judge.tally.second) * each > 2_000
-    tell(f"spool: {judge.tally}: nothing lost")
-
-
-@pytest.mark.crash
-def test_every_run_of_one_recipient_survives_any_two_crashes(
-    tell: Callable[[str], None],
-    engine: OnModel,
-    drawn_in_time: Callable[[Iterable[Scenario], float], Iterator[tuple[int, Scenario]]],
-) -> None:
-    judge = Judge(engine)
-    for number, scenario in drawn_in_time(of_one_recipient(), SHARE):
-        judge.judge_scenario(scenario, random.Random(number), CUTS_AT_ONCE)
-    assert len(judge.tally.states) > 20 * judge.tally.runs
-    tell(f"spool: {judge.tally}: nothing lost")
+    assert len(judge.states) * each > 5_000
+    assert len(judge.second) * each > 2_000
+    tell(f"spool: {judge}: nothing lost")
 
 
 @pytest.mark.crash
 def test_up_to_three_messages_survive_any_two_crashes(
     tell: Callable[[str], None], engine: OnModel, crash_seed: int, crash_budget_s: float
 ) -> None:
-    until_s, judge = time.monotonic() + crash_budget_s * SHARE, Judge(engine)
+    until_s, judge = time.monotonic() + crash_budget_s, Judge(engine)
     for number in itertools.count():
         rng = random.Random(f"{crash_seed}/run {number}")
         engine.vary(rng)
@@ -110,7 +90,7 @@ def test_up_to_three_messages_survive_any_two_crashes(
             raise Violation(f"RELAY_CRASH_SEED={crash_seed}, run {number}: {violation}") from violation
         if time.monotonic() > until_s:
             break
-    tell(f"spool: {judge.tally}, seed {crash_seed}: nothing lost")
+    tell(f"spool: {judge}, seed {crash_seed}: nothing lost")
 
 
 def _offer_with(world: World, listener: Listener, nth: int) -> set[QueueId]:

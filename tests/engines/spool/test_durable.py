@@ -2,6 +2,7 @@
 
 import errno
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from relay.spool.disk import durable
 from relay.spool.disk.durable import Disk, RealDisk, doubt_about, opened, write_with_room
+from relay.spool.disk.replacing import InDoubt, put_in_place, replace_file
 from tests.fakes.disk import Fault, ModelDisk
 
 Place = tuple[Disk, str]
@@ -237,3 +239,124 @@ def test_a_full_disk_takes_a_write_without_the_extra_room() -> None:
         assert error_of(lambda: write_with_room(disk, fd, b"more", 7, folder="/folder")) == errno.EIO
         # A part of the failed write may be there.
         assert disk.pread(fd, 7, 0) == b"content"
+
+
+# What a power cut leaves on the model disk, and failed syncs, which no kernel produces on demand.
+
+
+@pytest.fixture
+def disk() -> ModelDisk:
+    """Return a disk with the folders /folder and /other, and a durable file `kept` in /folder."""
+    disk = ModelDisk()
+    for folder in ("/folder", "/other"):
+        disk.make_directory(folder)
+    disk.plant("/folder/kept", b"T")
+    return disk
+
+
+def cuts(disk: ModelDisk) -> list[ModelDisk]:
+    return list(disk.cuts(random.Random(0), 1 << 14))
+
+
+def written(disk: ModelDisk, path: str, content: bytes) -> int:
+    """Write a new file and leave it open."""
+    fd = disk.open_new(path)
+    disk.write_all(fd, content)
+    return fd
+
+
+@pytest.mark.parametrize(
+    ("sync", "may_be_lost"),
+    [
+        (lambda disk, fd: disk.sync(fd), True),
+        (lambda disk, fd: disk.sync_content(fd), True),
+        (lambda disk, _: disk.sync_directory("/other"), False),
+    ],
+)
+@pytest.mark.parametrize("named", [ModelDisk.rename, ModelDisk.link])
+def test_only_the_sync_of_its_folder_keeps_a_name(
+    named: Callable[[ModelDisk, str, str], None],
+    sync: Callable[[ModelDisk, int], None],
+    may_be_lost: bool,
+    disk: ModelDisk,
+) -> None:
+    fd = written(disk, "/folder/draft", b"content")
+    disk.sync(fd)
+    named(disk, "/folder/draft", "/other/named")
+    sync(disk, fd)
+
+    images = cuts(disk)
+    assert any(image.names("/other") == ["named"] for image in images)
+    assert any(image.names("/other") == [] for image in images) == may_be_lost
+    # Synced content is whole under either name.
+    assert all(
+        image.peek(f"/other/{name}") == b"content" for image in images for name in image.names("/other")
+    )
+
+
+def test_the_sync_of_another_file_does_not_keep_this_one(disk: ModelDisk) -> None:
+    note = written(disk, "/other/note", b"why")
+    disk.sync_directory("/other")
+    mark = disk.open_update("/folder/kept")
+    disk.write_at(mark, b"F", 0)
+    disk.sync_content(mark)
+
+    found = {(image.peek("/other/note"), image.peek("/folder/kept")) for image in cuts(disk)}
+    assert {(b"", b"F"), (b"\0\0\0", b"F"), (b"why", b"F")} == found
+    disk.close(note)
+
+
+def test_writes_after_a_sync_may_be_torn_at_512_octets(disk: ModelDisk) -> None:
+    fd, synced = disk.open_append("/folder/kept"), b"T" + b"a" * 511
+    disk.write_all(fd, synced[1:])
+    disk.sync_content(fd)
+    disk.write_all(fd, b"b" * 1024)
+
+    grown = [first + second for first in (b"b" * 512, bytes(512)) for second in (b"b" * 512, bytes(512))]
+    lengths = {synced, synced + b"b" * 512, *(synced + content for content in grown)}
+    assert {image.peek("/folder/kept") for image in cuts(disk)} == lengths
+
+
+@pytest.mark.parametrize("drops_pages", [False, True])
+def test_after_a_failed_sync_the_content_never_arrives(drops_pages: bool, disk: ModelDisk) -> None:
+    with opened(disk, disk.open_update("/folder/kept")) as fd:
+        disk.write_at(fd, b"lost", 0)
+        disk.fail(Fault(1, errno.EIO, drops_pages=drops_pages))
+        with pytest.raises(OSError, match="injected"):
+            disk.sync(fd)
+        disk.sync(fd)
+
+    assert disk.peek("/folder/kept") == (b"T\0\0\0" if drops_pages else b"lost")
+    assert {image.peek("/folder/kept") for image in cuts(disk)} == {b"T\0\0\0"}
+
+
+# `replace_file`: at any instant the file is the old one or the new one, and afterwards the new one.
+
+PATH = "/history/isp.pause"
+
+
+def test_a_power_cut_at_any_instant_leaves_the_old_or_the_new_file_whole() -> None:
+    disk, images, rng = ModelDisk(), list[bytes](), random.Random(1)
+    replace_file(disk, PATH, b"old")
+    disk.after = lambda: images.extend(image.peek(PATH) for image in disk.cuts(rng, 16))
+    replace_file(disk, PATH, b"new and longer")
+    disk.after = None
+
+    assert set(images) == {b"old", b"new and longer"}
+    assert ModelDisk(disk.platter.after_cut(())).peek(PATH) == b"new and longer"
+
+
+@pytest.mark.parametrize("kind", ["sync", "rename", "sync_directory"])
+def test_a_failed_sync_keeps_the_old_file_and_a_later_failure_is_in_doubt(kind: str) -> None:
+    disk = ModelDisk()
+    replace_file(disk, PATH, b"old")
+    disk.fail(Fault(1, errno.ENOSPC, kinds=frozenset({kind})))
+
+    with pytest.raises(OSError, match="space") as failed:
+        put_in_place(disk, PATH, b"new")
+
+    assert isinstance(failed.value, InDoubt) == (kind != "sync")
+    assert disk.peek(PATH) in ((b"old",) if kind == "sync" else (b"old", b"new"))
+    assert disk.names("/history") == ["isp.pause"]
+    replace_file(disk, PATH, b"newer")
+    assert (disk.peek(PATH), disk.names("/history")) == (b"newer", ["isp.pause"])

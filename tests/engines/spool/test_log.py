@@ -28,9 +28,20 @@ from relay.spool.interface import (
 )
 from relay.spool.log.record import sealed
 from tests.engines.spool.conformance import EVERY, REPORT, Conformance, FailingConformance
-from tests.engines.spool.engine import BOUNCED, ENVELOPE, RELAYED, OnDisk, accept, claimed, note, read, settle
-from tests.engines.spool.log_engine import LOG, LogOnModel
-from tests.fakes.disk import READS, Fault, ModelDisk
+from tests.engines.spool.engine import (
+    BOUNCED,
+    ENVELOPE,
+    LOG,
+    RELAYED,
+    LogOnModel,
+    OnDisk,
+    accept,
+    claimed,
+    note,
+    read,
+    settle,
+)
+from tests.fakes.disk import READS, Fault, Killed, ModelDisk
 
 ROOT = "/var/spool"
 CONTENT = b"Subject: minutes\r\n\r\n" + b"All agreed.\r\n" * 20
@@ -289,7 +300,7 @@ def test_leftovers_of_a_failed_call_are_void_after_the_next_settlement(kind: str
     life.disk.heal()
     settle(spool, Settlement(messages[1].queue_id, ENVELOPE, EVERY, ends=True))
     assert read(spool, messages[0].queue_id).left == (0, 1, 2)
-    for image in (life.disk.after_kill(), *life.disk.prefixes()):
+    for image in (life.disk.after_kill(), *life.disk.cuts(random.Random(0), 64)):
         again = Life(image, 100_000, 100_000)
         assert [m.queue_id for m in claimed(again.open())] == [messages[0].queue_id, messages[2].queue_id]
         assert not again.told
@@ -374,10 +385,6 @@ def test_tidying_keeps_long_content_while_its_listener_announces_it() -> None:
     life.disk.poke(lock, raw)
     assert [message.queue_id for message in claimed(spool)] == [queue_id]
     assert b"".join(spool.content(queue_id)) == content
-
-
-class Killed(BaseException):
-    pass
 
 
 def test_a_hold_survives_on_mail_whose_listener_was_killed_in_accept() -> None:

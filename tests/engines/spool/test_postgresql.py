@@ -17,10 +17,13 @@ import pytest
 
 from relay.mail.envelope import QueueId
 from relay.policy.source import parse_policy
+from relay.spool import engines
 from relay.spool.convert import convert
-from relay.spool.database.connection import once
+from relay.spool.database import DatabaseError
+from relay.spool.database.connection import Database, once
+from relay.spool.database.schema import make
 from relay.spool.disk.durable import RealDisk
-from relay.spool.engines import ENGINES, Engine, engine_of, engines_of
+from relay.spool.engines import ENGINES, engine_of, engines_of
 from relay.spool.identity import report_id
 from relay.spool.interface import (
     INLINE_BYTES,
@@ -35,19 +38,20 @@ from relay.spool.interface import (
     Unavailable,
 )
 from relay.spool.postgresql.engine import PostgresqlSpool
+from relay.spool.postgresql.intake import PostgresqlIntake, prepare
 from tests.engines.spool.conformance import EVERY, REPORT, Conformance
 from tests.engines.spool.engine import (
     BOUNCED,
     CONTENT,
     ENVELOPE,
     RELAYED,
+    Engine,
     accept,
     claimed,
     note,
     read,
     settle,
 )
-from tests.engines.spool.postgresql_engine import PostgresqlEngine
 from tests.engines.spool.test_convert import fill, told_by
 from tests.fakes.cut_line import CutLine
 from tests.fakes.interleaving import BLOCKED, Pair, interleaved
@@ -61,6 +65,48 @@ KEPT = (
     " WHERE queue_id IS NOT NULL OR until > clock_timestamp()"
 )
 LAPSED: LiteralString = "UPDATE relay.owner SET until = clock_timestamp() - interval '1 second'"
+
+
+class PostgresqlEngine(Engine):
+    """One database for each test, and a folder."""
+
+    def __init__(self, root: str, url: str, closing: contextlib.ExitStack) -> None:
+        """Make a host with this root. The first host of a database makes the tables."""
+        super().__init__(root, RealDisk())
+        self.database = Database(url)
+        with contextlib.suppress(DatabaseError):
+            make(self.database)
+        self._closing = closing
+
+    def start(self) -> PostgresqlSpool:
+        spool = PostgresqlSpool(
+            self.root,
+            self.view(),
+            self.clock,
+            self.tell,
+            database=self.database,
+            host="here",
+            lease_seconds=60,
+        )
+        self._closing.callback(spool.close)
+        return spool
+
+    def intake(self) -> Intake:
+        prepare(self.root, self.disk)
+        intake = PostgresqlIntake(
+            self.root, self.view(), self.clock, database=self.database, random_bytes=self.chance()
+        )
+        self._closing.callback(intake.close)
+        return intake
+
+    def damage(self, queue_id: QueueId) -> None:
+        with once(self.database) as connection:
+            last = "SELECT number, content FROM relay.chunk WHERE queue_id = %s ORDER BY number DESC LIMIT 1"
+            for number, content in connection.execute(last, (queue_id,)).fetchall():
+                changed = bytearray(content)
+                changed[len(changed) // 2] ^= 1
+                update = "UPDATE relay.chunk SET content = %s WHERE queue_id = %s AND number = %s"
+                connection.execute(update, (bytes(changed), queue_id, number))
 
 
 @pytest.fixture
@@ -240,7 +286,7 @@ def test_a_settlement_waits_for_a_take_over_in_progress_and_finds_it_done(hosts:
 
 
 def by_line(host: PostgresqlEngine, line: CutLine) -> None:
-    host.database = type(host.database)(through(line, host.database.url))
+    host.database = Database(through(line, host.database.url))
 
 
 def test_a_claim_repeated_after_a_lost_reply_waits_for_its_own_locked_rows(
@@ -334,31 +380,6 @@ def lines(server: Server, hosts: Hosts) -> Iterator[tuple[CutLine, CutLine]]:
         for host, line in zip(hosts, (one, other), strict=True):
             by_line(host, line)
         yield one, other
-
-
-@pytest.mark.full
-def test_two_claims_that_meet_at_any_statement_claim_each_message_once(
-    url: str, hosts: Hosts, lines: tuple[CutLine, CutLine]
-) -> None:
-    intake, spools = hosts[0].intake(), [host.start() for host in hosts]
-    ids: list[QueueId] = []
-    found: list[QueueId] = []
-    met = 0
-
-    def claim(spool: Spool) -> None:
-        found.extend(message.queue_id for message in spool.claim(2))
-
-    def pair() -> Pair:
-        ids[:], found[:] = [accept(intake) for _ in range(3)], []
-        return partial(claim, spools[0]), partial(claim, spools[1])
-
-    with psycopg.connect(url, autocommit=True) as ending:
-        for _ in interleaved(lines, url, pair):
-            met += 1
-            found += [message.queue_id for spool in spools for message in claimed(spool)]
-            assert sorted(found) == ids
-            ending.execute("DELETE FROM relay.message")
-    assert met >= 16
 
 
 @pytest.mark.full
@@ -480,7 +501,7 @@ def test_a_line_cut_at_any_statement_leaves_all_or_nothing(
         assert line.cuts > 3
 
 
-def engine_in(url: str, root: str, folder: Path) -> Engine:
+def engine_in(url: str, root: str, folder: Path) -> engines.Engine:
     """Return the engine as a conversion opens it."""
     text = (
         f"spool: {{path: {root}, postgresql: '{url}'}}\nhostname: mx.test\n"

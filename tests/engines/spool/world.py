@@ -16,9 +16,18 @@ from relay.mail.dsn import NOTHING_ASKED, DsnRequest
 from relay.mail.envelope import Draft, Envelope, QueueId, is_notice
 from relay.spool.disk.durable import Disk
 from relay.spool.identity import warning_id
-from relay.spool.interface import Full, Message, Note, Report, Settlement, SpoolError, Status, Unavailable
-from tests.engines.spool.engine import OnModel
-from tests.engines.spool.maildir_engine import MAILDIR
+from relay.spool.interface import (
+    Full,
+    Message,
+    Note,
+    Report,
+    Settlement,
+    Spool,
+    SpoolError,
+    Status,
+    Unavailable,
+)
+from tests.engines.spool.engine import MAILDIR, OnModel
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
 from tests.fakes.platter import Platter
@@ -40,8 +49,6 @@ class Trace:
     refused: set[QueueId] = field(default_factory=set)
     fates: dict[tuple[QueueId, int], tuple[Status, ...]] = field(default_factory=dict)
     """The outcomes of each recipient at the upstream or by decision, one for each attempt that ended it."""
-    noted: dict[tuple[QueueId, int], str] = field(default_factory=dict)
-    """Durable reasons."""
     marked: dict[tuple[QueueId, int], Status] = field(default_factory=dict)
     """Durable status bytes."""
     called: dict[tuple[QueueId, int], Status] = field(default_factory=dict)
@@ -78,7 +85,7 @@ class Trace:
         sets = (called, self.accepted, self.refused, self.finishing, self.warned, offered, fates, marked)
         held = [(queue_id, str(is_held)) for queue_id, is_held in self.held.items()]
         reports = [("wait", self.reports_wait, self.waits_after_a_crash), *self.told_of.items()]
-        rest = (self.noted.items(), held, self.excused.items(), reports)
+        rest = (held, self.excused.items(), reports)
         return hash(tuple(map(frozenset, (*sets, *rest))))
 
     def copy(self) -> "Trace":
@@ -157,7 +164,7 @@ class Sender:
         """The messages as last claimed or read."""
         self.on_full: Callable[[], None] | None = None
         """Called before a failed call is repeated. Without it, the failure is raised."""
-        self.spool = engine.spool(disk, clock, no_corruption)
+        self.spool: Spool = engine.spool(disk, clock, no_corruption)
 
     def claim(self) -> list[QueueId]:
         claimed: list[QueueId] = []
@@ -299,7 +306,6 @@ class Sender:
 
     def _done(self, each: Settlement) -> None:
         queue_id, trace = each.queue_id, self.trace
-        trace.noted.update({(queue_id, note.index): note.diagnostic or "" for note in each.notes})
         trace.marked.update({(queue_id, index): status for index, status in each.marks.items()})
         trace.accepted |= {each.report.queue_id} if each.report is not None else set()
         if each.ends:
@@ -371,6 +377,11 @@ class World:
         for disk in (self.sender_disk, self.listener_disk):
             self._watch(disk)
         self.keep(self.sender_disk)
+
+    def now(self) -> Snapshot:
+        """Return this instant of a run that is not recorded."""
+        steps = self.sender_disk.steps[-4:]
+        return Snapshot(self.sender_disk.platter, self.trace, "; ".join(steps), self.trace.key())
 
     def keep(self, disk: ModelDisk, *, if_told: bool = False) -> None:
         """Keep a snapshot of this instant. With `if_told`, only if the trace changed since the last one."""

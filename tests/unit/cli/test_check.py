@@ -10,11 +10,9 @@ from argon2 import PasswordHasher
 
 from relay.policy.secrets import read_users
 from relay.policy.source import PolicyError, parse_policy
-from relay.spool.disk.durable import RealDisk
-from tests.engines.spool.engine import accept
-from tests.engines.spool.maildir_engine import on_the_kernel
+from relay.throttle.admission import Request
 from tests.unit.cli.conftest import Run
-from tests.unit.cli.control import POLICY, charged, write_policy
+from tests.unit.cli.control import POLICY, relay_up, write_policy
 from tests.unit.cli.terminal import forked
 from tests.unit.policy.examples import INTERFACE, SMALL, with_upstream
 
@@ -107,37 +105,30 @@ def edited(policy_path: Path) -> Path:
     return policy_path.parent / "edited.yaml"
 
 
-def test_plan_without_a_relay_tells_what_a_start_does_and_changes_no_history(edited: Path, run: Run) -> None:
-    engine, disk = on_the_kernel(edited.parent), RealDisk()
-    engine.start().close()
-    intake = engine.intake()
-    accept(intake)
-    intake.close()
-    history = charged(parse_policy(LIMITED.encode(), edited), [1, 1])
-    before = history.read_bytes(), history.stat().st_mtime_ns
-    held = disk.lock(f"{history}.lock", wait=False)
-    assert held is not None
+def test_plan_tells_what_an_edit_would_do(edited: Path, run: Run) -> None:
+    with relay_up(edited.parent, LIMITED) as up:
+        up.accept()
+        up.do(up.relay.account.throttle.reserve([Request(1)] * 2))
+        found = json.loads(run("plan", "--json", str(edited)).out)
+        out = run("plan", str(edited)).out
+        # Mail that was counted without a key counts for every key.
+        edited.write_text(edited.read_text().replace("per: 1h", "per: 1h, for_each: sender"))
+        (of_each,) = json.loads(run("plan", "--json", str(edited)).out)["over"]
 
-    found = json.loads(run("plan", "--json", str(edited)).out)
-    out = run("plan", str(edited)).out
-
-    disk.close(held)
-    assert (history.read_bytes(), history.stat().st_mtime_ns) == before
     (over,) = found["over"]
-    assert (found["is_running"], over["limit"], over["used"]) == (False, "1 messages per 1h", 2)
+    assert (over["limit"], over["used"]) == ("1 messages per 1h", 2)
     assert "exceeded at once: isp: 1 messages per 1h: 2 of 1 used, nothing goes until 20" in out
     assert "in force: all have gone in 0s" in out
     assert "edited:   all have gone in" in out
+    assert (of_each["limit"], of_each["used"]) == ("1 messages per 1h for each sender", 2)
 
 
-def test_plan_tells_of_a_limit_for_each_key_that_mail_without_keys_exceeds(edited: Path, run: Run) -> None:
-    of_each = LIMITED.replace("per: 1h", "per: 1h, for_each: sender")
-    charged(parse_policy(LIMITED.encode(), edited), [1, 1])
-    charged(parse_policy(of_each.encode(), edited), [1])
-    edited.write_text(of_each.replace("messages: 3", "messages: 1"))
-
-    (over,) = json.loads(run("plan", "--json", str(edited)).out)["over"]
-    assert (over["limit"], over["used"]) == ("1 messages per 1h for each sender", 2)
+def test_plan_of_another_history_forecasts_nothing_for_it(edited: Path, run: Run) -> None:
+    edited.write_text(LIMITED.replace("    limits:", "    history: elsewhere\n    limits:"))
+    with relay_up(edited.parent, LIMITED) as up:
+        up.accept()
+        out = run("plan", str(edited)).out
+    assert "edited:   unknown: stop: its history is read once the edit is in force" in out
 
 
 def test_hash_password_prints_a_line_for_a_users_file(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_tls_is_verified_and_no_password_is_shown(
 
 AWAY = "postgresql://relay@127.0.0.1:1/mail"
 OF_THE_QUEUE = (["fsck"], ["spool", "convert"], ["spool", "convert", "--to", "log"], ["queue"], ["status"])
-OF_A_HISTORY = (["database", "check"], ["database", "init"], ["audit"], ["pause", "isp"], ["resume", "isp"])
+OF_A_HISTORY = (["database", "check"], ["database", "init"], ["audit"])
 
 
 @pytest.mark.parametrize("command", [*OF_THE_QUEUE, *OF_A_HISTORY])

@@ -86,7 +86,7 @@ def practised(policy_path: Path, certificates: Certificates) -> Iterator[Practis
         loop.do(host.__aenter__())
         at_end.callback(lambda: loop.do(host.stop()))
         (folder / "secret").touch(0o600)
-        (folder / "secret").write_text(server.client.secret or "")
+        (folder / "secret").write_text(server.secret or "")
         text = POLICY.replace("PORT", str(host.port)).replace("SERVER", server.url)
         text = text.replace("USER", USER).replace("CLIENT", CLIENT)
         policy_path.write_text(text.replace("CA", str(certificates.ca)))

@@ -18,11 +18,10 @@ from relay.control.operations import BUSY, IDS_AT_ONCE, OK, UNANSWERED, UNREAD
 from relay.mail.envelope import QueueId
 from relay.spool.interface import INLINE_BYTES
 from relay.status.snapshot import message_to_json
-from tests.engines.spool.engine import CONTENT, accept
-from tests.engines.spool.maildir_engine import on_the_kernel
+from tests.engines.spool.engine import CONTENT, accept, on_the_kernel
 from tests.fakes.snapshots import AT_NS, FIRST, a_detail, a_message, a_snapshot
 from tests.unit.cli.conftest import Run
-from tests.unit.cli.control import Up, answering, code_of
+from tests.unit.cli.control import Up, answering, code_of, relay_up
 from tests.unit.cli.terminal import on_a_terminal
 
 ABSENT = "zzzzzzzzzzzzzzzz"
@@ -213,11 +212,10 @@ def test_the_policy_and_the_spool_may_stand_before_the_verb(
         assert run("queue", *map(str, option), "show", ABSENT, held).out.startswith("queue_id")
 
 
-@pytest.mark.usefixtures("policy_path")
-def test_resume_ends_the_pause_of_a_stopped_relay(run: Run) -> None:
-    unchanged = "isp: neither paused nor stopped; nothing changed\n"
-    assert run("resume", "isp").out == unchanged
-    assert run("pause", "isp", "--for", "2h").code == 0
-    assert json.loads(run("status", "--json").out)["upstreams"][0]["state"] == "paused"
-    assert run("resume", "isp").out == "isp: resumed; one message goes first\n"
-    assert run("resume", "isp").out == unchanged
+def test_an_upstream_is_paused_and_used_again_only_by_a_running_relay(policy_path: Path, run: Run) -> None:
+    for verb in ("pause", "resume"):
+        code, out, err = run(verb, "isp")
+        assert (code, out) == (os.EX_UNAVAILABLE, "")
+        assert err == f"Error: no relay runs on {policy_path.parent}/spool: start it first\n"
+    with relay_up(policy_path.parent):
+        assert run("resume", "isp").out == "isp: neither paused nor stopped; nothing changed\n"

@@ -7,9 +7,7 @@ import pytest
 
 from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Settlement
-from tests.engines.spool.engine import ENVELOPE, OnDisk, accept, claimed, settle
-from tests.engines.spool.log_engine import LogOnModel
-from tests.engines.spool.maildir_engine import on_the_kernel
+from tests.engines.spool.engine import ENVELOPE, LogOnModel, OnDisk, accept, claimed, on_the_kernel, settle
 from tests.unit.cli.conftest import Run
 from tests.unit.cli.control import answering, write_policy
 

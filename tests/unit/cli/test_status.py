@@ -10,16 +10,13 @@ import pytest
 from relay.cli.options import default_policy
 from relay.cli.status import status_lines
 from relay.clock import SECOND_NS, SystemClock
-from relay.mail.formats import rfc3339
 from relay.spool.disk.durable import RealDisk
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.layout import prepare
 from relay.status.snapshot import PolicyStatus, QueueState, Snapshot, UpstreamState, to_json
-from relay.telemetry.outcomes import PastOutcome
 from tests.fakes.snapshots import AT_NS, a_limit, a_snapshot, an_upstream
 from tests.unit.cli.conftest import Run
 from tests.unit.cli.control import POLICY, Up, answering, relay_up, write_policy
-from tests.unit.cli.test_find import keep
 
 PAUSED = an_upstream(
     state=UpstreamState.PAUSED, because="535 5.7.8 [bold]no\x1b[2J", paused_until_ns=AT_NS + 60 * SECOND_NS
@@ -133,47 +130,3 @@ def test_status_exits_75_for_a_fault_of_the_relay_and_for_a_locked_spool(policy_
     code, _, err = run("status")
     assert (code, f"process {os.getpid()} owns the queue" in err) == (os.EX_TEMPFAIL, True)
     holder.close()
-
-
-def test_only_mail_of_a_lane_used_the_window_of_its_ceiling(policy_path: Path, run: Run) -> None:
-    one = PastOutcome(AT_NS, "1", "list@here.example", "b@x.example", "relayed", "isp")._replace(lane="lists")
-    keep(policy_path, one, one._replace(queue_id="2", reverse_path="bob@here.example", lane="default"))
-    limits = POLICY.replace("limits: []", "limits: [{messages: 8, per: 1m}]")
-    with relay_up(
-        policy_path.parent, f"{limits}lanes: {{lists: {{sender: list@here.example, ceiling: 50}}}}\n"
-    ):
-        told = json.loads(run("status", "--by", "sender", "--json").out)["usage"]
-    of_all, of_lane = "8 messages per 1m", "4 messages per 1m for lane lists"
-    used = [(of_all, "bob@here.example"), (of_all, "list@here.example"), (of_lane, "list@here.example")]
-    assert [(each["limit"], each["key"]) for each in told] == used
-
-
-def test_status_tells_by_sender_client_or_lane_who_used_a_window(policy_path: Path, run: Run) -> None:
-    lists = PastOutcome(AT_NS, "1", "List@here.example", "b@x.example", "relayed", "isp")
-    lists = lists._replace(client="mx[192.0.2.1]", lane="lists", size_bytes=100)
-    keep(
-        policy_path,
-        lists,
-        lists._replace(recipient="c@x.example"),
-        lists._replace(queue_id="2", reverse_path="list@here.example", at_ns=AT_NS - 59 * SECOND_NS),
-        lists._replace(queue_id="3", reverse_path="list-return-7-c=x.example@here.example"),
-        lists._replace(queue_id="4", reverse_path="list-return-7-d=x.example@here.example"),
-        lists._replace(queue_id="5", reverse_path="", client="mx[192.0.2.9]", lane="default"),
-        lists._replace(queue_id="6", became="bounced"),
-        lists._replace(queue_id="7", upstream="other"),
-        lists._replace(queue_id="8", at_ns=AT_NS - 61 * SECOND_NS),
-        lists._replace(queue_id="relayed while the command reads", at_ns=AT_NS + SECOND_NS),
-    )
-    with relay_up(policy_path.parent, POLICY.replace("limits: []", "limits: [{messages: 8, per: 1m}]")):
-        told = json.loads(run("status", "--by", "sender", "--json").out)
-        by_client, by_lane = (" ".join(run("status", "--by", by).out.split()) for by in ("client", "lane"))
-
-    limit = {"upstream": "isp", "limit": "8 messages per 1m", "by": "sender"}
-    assert told["usage"] == [
-        limit | {"key": "list@here.example", "messages": 2, "recipients": 3, "size_bytes": 200},
-        limit | {"key": "list-return-7@here.example", "messages": 2, "recipients": 2, "size_bytes": 200},
-        limit | {"key": "", "messages": 1, "recipients": 1, "size_bytes": 100},
-    ]
-    assert told["usage_since"] == rfc3339(AT_NS - 61 * SECOND_NS)
-    assert "isp 8 messages per 1m mx[192.0.2.1] 4 5 400 isp 8 messages per 1m mx[192.0.2.9] 1 1" in by_client
-    assert "isp 8 messages per 1m lists 4 5 400 isp 8 messages per 1m default 1 1" in by_lane

@@ -1,4 +1,4 @@
-"""Verbs and views work on the spool and the upstreams of a stopped relay as on a running one."""
+"""Verbs and views work on the spool of a stopped relay as on that of a running one."""
 
 import asyncio
 from pathlib import Path
@@ -8,16 +8,10 @@ import pytest
 from relay.clock import SECOND_NS, SystemClock
 from relay.control.offline import offline
 from relay.control.operations import ABSENT, OK, UNCHANGED, NotDone
-from relay.control.recorded import recorded_upstreams
 from relay.mail.envelope import Envelope, QueueId
 from relay.policy.model import Policy
-from relay.sender.account import UpstreamView
-from relay.sender.pausing import pause_path, render
-from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Settlement
 from relay.status.snapshot import QueueState
-from relay.verdicts.account import AccountState, Health, PauseRecord
-from tests.fakes.clock import FakeClock
 from tests.unit.sender.in_process_relay import Relay, policy_of
 
 NOBODY = QueueId("0" * 16)
@@ -73,49 +67,3 @@ def test_an_unclaimed_message_is_found_and_an_unknown_one_is_absent(policy: Poli
         assert session.act("hold", [queue_id, NOBODY]) == {queue_id: OK, NOBODY: ABSENT}
         with pytest.raises(NotDone, match=ABSENT):
             next(session.content(NOBODY))
-
-
-@pytest.mark.parametrize(
-    ("passed_s", "is_rebooted", "health"),
-    [(0, False, Health.PAUSED), (30, True, Health.PAUSED), (60, False, Health.PROVING)],
-)
-def test_a_recorded_pause_is_shown_until_its_end(
-    policy: Policy, passed_s: int, is_rebooted: bool, health: Health
-) -> None:
-    clock = FakeClock()
-    keep(policy, clock, "421 no", 60)
-    if is_rebooted:
-        clock.reboot((passed_s - 5) * SECOND_NS)
-    else:
-        clock.advance(passed_s * SECOND_NS)
-    found = seen(policy, clock)
-
-    assert (found.state.shown, found.state.why) == (health, "421 no" if health is Health.PAUSED else "")
-    assert found.state.until_ns == clock.boottime_ns() + (60 - passed_s) * SECOND_NS
-
-
-def test_a_damaged_history_is_a_stop_and_a_damaged_pause_record_is_ignored(policy: Policy) -> None:
-    clock, history = FakeClock(), policy.history_path("isp")
-    history.parent.mkdir()
-    pause_path(policy, "isp").write_text("{")
-    assert seen(policy, clock).state.shown is Health.USED
-    history.write_text("mine")
-    found = seen(policy, clock)
-    assert (found.state.shown, found.limits, "nothing is sent" in found.state.why) == (
-        Health.STOPPED,
-        None,
-        True,
-    )
-    keep(policy, clock, "421 no", 60)
-    assert (seen(policy, clock).state.shown, seen(policy, clock).state.why) == (Health.PAUSED, "421 no")
-
-
-def seen(policy: Policy, clock: FakeClock) -> UpstreamView:
-    return recorded_upstreams(policy, RealDisk(), clock)["isp"]
-
-
-def keep(policy: Policy, clock: FakeClock, because: str, left_s: int) -> None:
-    now_ns, path = clock.boottime_ns(), pause_path(policy, "isp")
-    path.parent.mkdir(exist_ok=True)
-    state = AccountState(Health.PAUSED, because, now_ns + left_s * SECOND_NS)
-    path.write_bytes(render(PauseRecord(clock.boot_id(), now_ns, clock.wall_ns(), state)))

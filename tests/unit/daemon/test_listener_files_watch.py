@@ -24,7 +24,7 @@ class World:
         self.relay = relay
         self.users = folder / "users"
         self.name("mjd", "zed")
-        self.metrics = Metrics(relay.clock)
+        self.metrics = Metrics()
         self.used: list[tuple[int, set[str]]] = []
         self.watch = ListenerFilesWatch(self._use, relay.status_view, relay.events, self.metrics)
 
@@ -75,7 +75,7 @@ async def test_the_snapshot_shows_when_a_certificate_ends_before_and_after_renew
         {"address": "127.0.0.1:2527", "certificate": str(made.cert), "key": str(made.key)}, strict=False
     )
     async with Relay(policy_of(tmp_path, 9)) as relay:
-        watch = ListenerFilesWatch(lambda *_: None, relay.status_view, relay.events, Metrics(relay.clock))
+        watch = ListenerFilesWatch(lambda *_: None, relay.status_view, relay.events, Metrics())
         await watch.begin([listen])
         first = read_key_pair(made.cert, made.key).ends_at_ns
         assert relay.status_view.snapshot().certificates == (CertificateStatus("127.0.0.1:2527", first or 0),)

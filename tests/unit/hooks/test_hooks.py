@@ -89,7 +89,7 @@ class Telling:
 
     def __init__(self, policy: Policy) -> None:
         self.log, self.clock = io.StringIO(), FakeClock()
-        self.events, self.metrics = Events(self.log, "text", self.clock), Metrics(self.clock)
+        self.events, self.metrics = Events(self.log, "text", self.clock), Metrics()
         telemetry = Telemetry(self.events, self.metrics, self.clock)
         self.slept: list[float] = []
         self.may_sleep = asyncio.Event()

@@ -44,7 +44,7 @@ def test_an_original_recipient_is_written_in_ascii(value: str, original: tuple[s
 
     assert orcpt == value
     assert dsn.original_recipient(orcpt) == original
-    ascii_form = dsn.ascii_orcpt(orcpt)
+    ascii_form = dsn.utf8_xtext(orcpt)
     assert ascii_form.isascii()
     assert dsn.parse_orcpt(ascii_form) == ascii_form
     assert dsn.original_recipient(ascii_form) == original

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from relay.mail.address import mailboxes
-from relay.mail.search import matches, parse_search
+from relay.mail.address import mailboxes, matches, parse_search
 from relay.mail.text import MAX_TEXT_CHARACTERS, clean
 
 

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from relay.policy.shipped import provider_of, provider_rules, providers, standard_rules
 from relay.smtp.reply import Phase, Reply
-from relay.verdicts.echo import ClientWords
 from relay.verdicts.verdict import ABOUT_US, Judge, Layer, Ruling, Verdict
 from tests.unit.policy.corpus import Case, cases, parsed
 
@@ -29,12 +28,12 @@ def judge_of(provider: str | None) -> Judge:
 @functools.cache
 def by_provider(case: Case) -> Ruling:
     judge = judge_of(provider_of(None, case.host))
-    return judge.ruling(case.phase, case.reply, ClientWords(case.sender))
+    return judge.ruling(case.phase, case.reply, case.sender)
 
 
 @functools.cache
 def by_anybody(case: Case) -> Ruling:
-    return judge_of(None).ruling(case.phase, case.reply, ClientWords(case.sender))
+    return judge_of(None).ruling(case.phase, case.reply, case.sender)
 
 
 def test_every_real_reply_has_its_right_verdict() -> None:
@@ -73,7 +72,7 @@ def test_a_refusal_of_the_account_is_no_bounce_in_another_phase_or_with_another_
         for case in cases("own")
         for phase, reply in otherwise(case)
         if (phase, reply) not in theirs
-        if judge_of(None).ruling(phase, reply, ClientWords(case.sender)).verdict is Verdict.BOUNCE
+        if judge_of(None).ruling(phase, reply, case.sender).verdict is Verdict.BOUNCE
     ]
 
     assert not bounced, "\n".join(bounced)
@@ -191,20 +190,18 @@ SUBJECT = PHRASE.map(str.strip).filter(
 JOE, JIM = "joe@there.example", "jim@there.example"
 
 
-def subject_of(text: str) -> ClientWords:
-    header = f"Received: from here ([192.0.2.1])\r\nSubject: {text}\r\nFrom: x@here.example\r\n\r\n"
-    return ClientWords("x@here.example", (JOE, JIM), header.encode())
-
-
-Said = tuple[Phase, Callable[[str], ClientWords], Shape]
+Said = tuple[Phase, Callable[[str], tuple[str, tuple[str, ...]]], Shape]
+"""The phase of a reply, the sender and the recipients that it may name, and its words."""
 AS_RECIPIENT: list[Said] = [
-    (Phase.RCPT, lambda address: ClientWords("list@here.example", (address,)), shape) for shape in RCPT_SHAPES
+    (Phase.RCPT, lambda address: ("list@here.example", (address,)), shape) for shape in RCPT_SHAPES
 ]
 AS_SENDER: list[Said] = [
-    *((Phase.RCPT, lambda address: ClientWords(address, (JOE,)), shape) for shape in MAIL_SHAPES),
-    *((Phase.MAIL, ClientWords, shape) for shape in MAIL_SHAPES),
+    *((Phase.RCPT, lambda address: (address, (JOE,)), shape) for shape in MAIL_SHAPES),
+    *((Phase.MAIL, lambda address: (address, ()), shape) for shape in MAIL_SHAPES),
 ]
-IN_CONTENT: list[Said] = [(Phase.EOD, subject_of, shape) for shape in EOD_SHAPES]
+IN_CONTENT: list[Said] = [
+    (Phase.EOD, lambda _: ("x@here.example", (JOE, JIM)), shape) for shape in EOD_SHAPES
+]
 SAYING = st.tuples(st.sampled_from(AS_RECIPIENT) | st.sampled_from(AS_SENDER), ADDRESS, st.just(HARMLESS))
 SAYING |= st.tuples(st.sampled_from(IN_CONTENT), SUBJECT, st.just("a harmless one"))
 # A line break within a domain leaves half of the domain on the line.
@@ -219,8 +216,8 @@ def test_client_text_that_a_reply_quotes_never_changes_the_verdict(
     (phase, words, says), text, harmless = saying
     width = width if phase is Phase.RCPT else 0
 
-    ruling = judge_of(provider).ruling(phase, parsed(folded(says(text), width)), words(text))
-    expected = judge_of(provider).ruling(phase, parsed(says(harmless)), words(harmless))
+    ruling = judge_of(provider).ruling(phase, parsed(folded(says(text), width)), *words(text))
+    expected = judge_of(provider).ruling(phase, parsed(says(harmless)), *words(harmless))
 
     # If it is uncertain whose words they are, the message is deferred, which harms no other mail.
     is_in_doubt = ruling.rule is None and ruling.verdict is Verdict.DEFER

@@ -10,7 +10,7 @@ from relay.clock import SECOND_NS
 from relay.policy.lane import lanes_of, sorter_of
 from relay.policy.model import OAuth2, Upstream
 from relay.policy.shipped import provider_of, providers
-from relay.policy.source import changes_needing_restart, differences, policy_text
+from relay.policy.source import differences, policy_text
 from relay.queue.lanes import Lane
 from relay.throttle.limit import limit_of, with_ceilings
 from tests.unit.policy.examples import INTERFACE, SMALL, faults, parse, with_upstream
@@ -85,7 +85,6 @@ def test_upstreams_of_reports_make_a_route_of_their_own() -> None:
     good = parse(SMALL + "  ses: {host: ses.example, limits: []}\nreports: {upstreams: ses}\n")
 
     assert [route.upstreams for route in good.routes] == [("ses",), ("isp",)]
-    assert good.upstreams_of_reports == ("ses",)
 
 
 REFRESH = "grant: refresh_token, client_id: c, refresh_token_file: r"
@@ -171,7 +170,7 @@ HOST = "host: smtp.example.net"
 def told(old: str, new: str) -> list[str]:
     restart = " (restart)"
     found = differences(parse(old), parse(new))
-    return [f"{each.sign} {each.words}{restart * each.needs_restart}" for each in found]
+    return [f"{each}{restart * each.needs_restart}" for each in found]
 
 
 def limits(*each: str) -> str:
@@ -194,16 +193,16 @@ def limits(*each: str) -> str:
             SMALL,
             SMALL + "retry: {min: 1m, warn_after: null}\nreports: {per_hour: 5}\nhostname: a.example\n",
             [
-                "~ retry.min: 5m → 1m",
-                "~ retry.warn_after: 4h → null",
-                "~ reports.per_hour: 60 → 5",
+                "retry.min: 5m → 1m",
+                "retry.warn_after: 4h → null",
+                "reports.per_hour: 60 → 5",
                 "+ hostname: a.example (restart)",
             ],
         ),
         (
             SMALL,
             SMALL.replace("spool: spool", "spool: other/place"),
-            ["~ spool.path: /etc/relay/spool → /etc/relay/other/place (restart)"],
+            ["spool.path: /etc/relay/spool → /etc/relay/other/place (restart)"],
         ),
     ],
 )
@@ -211,14 +210,21 @@ def test_an_edit_is_described_key_by_key(old: str, new: str, words: list[str]) -
     assert told(old, new) == words
 
 
+def test_an_edited_hostname_is_another_place_only_in_a_database() -> None:
+    shared = SMALL + "    history: postgresql://relay@db.example/relay\n"
+    for text, is_same in (SMALL, True), (shared, False):
+        before, after = parse(text), parse(f"hostname: b.example\n{text}")
+        assert (before.history_of("isp") == after.history_of("isp")) is is_same
+
+
 def test_an_edit_tells_the_first_upstream_and_what_needs_a_restart() -> None:
     edited = SMALL.replace("upstreams:\n", "upstreams:\n  ses: {host: s.e, limits: []}\n")
 
     first, second = told(SMALL, edited)
 
-    assert first == "~ first of upstreams: isp → ses"
+    assert first == "first of upstreams: isp → ses"
     assert second.startswith("+ upstreams.ses: {host: s.e")
-    assert changes_needing_restart(parse(SMALL), parse(edited)) == []
-    assert changes_needing_restart(parse(SMALL), parse(SMALL.replace("127.0.0.0/8", "127.0.0.1"))) == [
-        "listen"
-    ]
+    assert "(restart)" not in second
+    of_clients = told(SMALL, SMALL.replace("127.0.0.0/8", "127.0.0.1"))
+    assert [each.partition(":")[0] for each in of_clients] == ["- listen", "+ listen"]
+    assert all(each.endswith("(restart)") for each in of_clients)

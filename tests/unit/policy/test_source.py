@@ -89,3 +89,10 @@ def test_a_policy_that_cannot_be_read_is_one_fault(tmp_path: Path) -> None:
         with pytest.raises(PolicyError) as caught:
             read_policy(path)
         assert str(caught.value) == f"{path}:1:1: policy: {reason}"
+
+
+def test_a_spool_in_a_database_needs_nothing_but_its_url() -> None:
+    policy = parse(SMALL.replace("spool: spool", "spool: postgresql://relay@db.example/relay"))
+
+    assert (policy.spool, policy.storage.engine) == (Path("/var/lib/relay/spool"), "postgresql")
+    assert places(SMALL.replace("spool: spool", "spool: {postgresql: 5}")) == ["1:21 spool.postgresql"]

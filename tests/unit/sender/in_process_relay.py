@@ -140,8 +140,8 @@ class Relay:
         self.faults: list[BaseException] = []
         self.told: list[str] = []
         self.events = Events(self.log, style, self.clock)
-        self.metrics = metrics = Metrics(self.clock)
-        metrics.know_upstreams(policy.upstreams, policy.instead_of_pairs)
+        self.metrics = metrics = Metrics()
+        metrics.know("upstream", policy.upstreams)
         root = str(policy.spool)
         self.spool = MaildirSpool(root, self.disk, self.clock, lambda _name, why: self.told.append(why))
         self.intake = MaildirIntake(root, Unsynced(), self.clock)

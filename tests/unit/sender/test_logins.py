@@ -22,7 +22,7 @@ async def test_a_refused_account_logs_in_with_a_new_password_at_once(tmp_path: P
         Relay(policy_of(tmp_path, host.port, f", auth: {{user: u, password_file: {path}}}")) as relay,
     ):
         relay.accept()
-        await relay.until(lambda: relay.account.pausing.state.is_refused)
+        await relay.until(lambda: relay.account.pausing.state.is_stopped)
         path.write_text("battery staple")
         await relay.until_empty()
         assert sum(command.startswith("AUTH") for command in host.commands) == 2

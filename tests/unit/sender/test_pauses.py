@@ -38,7 +38,7 @@ class World:
         self.events = Events(self.log, "json", self.clock)
         self.pausing = Pausing(
             "isp",
-            Telemetry(self.events, Metrics(self.clock), self.clock),
+            Telemetry(self.events, Metrics(), self.clock),
             self.store,
             view=View(Book(), self.clock),
             on_change=lambda _availability: None,
@@ -159,7 +159,7 @@ async def test_an_edit_ends_a_stop_only_if_it_may_have_removed_the_cause(tmp_pat
         Relay(policy_of(tmp_path, host.port)) as relay,
     ):
         relay.accept()
-        await relay.until(lambda: relay.account.pausing.state.is_refused)
+        await relay.until(lambda: relay.account.pausing.state.is_stopped)
         before = relay.account.pausing.state
         await relay.sender.apply(policy_of(tmp_path, host.port, ", limits: [{messages: 9, per: 1h}]"))
         assert relay.account.pausing.state == before
@@ -207,7 +207,7 @@ async def test_a_refused_second_connection_stops_the_first_only_if_the_account_i
         release.set()
         if refusal.startswith("535"):
             await relay.until(lambda: len(host.relayed) == 1 and relay.account.in_flight == 0)
-            assert relay.account.pausing.state.is_refused
+            assert relay.account.pausing.state.is_stopped
         else:
             await relay.until_empty()
             assert "paused" not in relay.logged()

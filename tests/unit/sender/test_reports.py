@@ -233,7 +233,7 @@ async def test_dsn_that_an_upstream_refuses_is_asked_once_and_successes_are_repo
 
 async def test_owed_reports_go_in_order_and_before_any_warning(tmp_path: Path) -> None:
     clock, made = virtual_clock(), list[QueueId]()
-    telemetry = Telemetry(Events(io.StringIO(), "text", clock), Metrics(clock), clock)
+    telemetry = Telemetry(Events(io.StringIO(), "text", clock), Metrics(), clock)
     owed = OwedReports(capped(tmp_path, 9, "5"), Host(clock, Unsynced(), InTurn), telemetry)
 
     async def report(queue_id: QueueId) -> bool:

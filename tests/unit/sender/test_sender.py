@@ -54,7 +54,7 @@ async def test_a_former_account_never_overwrites_the_operators_pause_of_its_succ
             await relay.sender.apply(policy)
             assert await relay.operator.pause("isp", PauseAsked("anna")) == OK
             held.set()
-            await relay.until(lambda: former.pausing.state.is_refused)
+            await relay.until(lambda: former.pausing.state.is_stopped)
             await turns_of_the_loop()
         async with Relay(policy) as relay:
             assert relay.account.pausing.state.operator is not None

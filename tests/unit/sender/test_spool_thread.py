@@ -12,8 +12,7 @@ from relay.sender.host import Batch, CallThread
 from relay.sender.spool_thread import MOST_BYTES_AT_HAND, SpoolThread
 from relay.spool.interface import Message, Settlement, Status
 from relay.spool.maildir.engine import MaildirSpool
-from tests.engines.spool.engine import accept
-from tests.engines.spool.maildir_engine import MAILDIR
+from tests.engines.spool.engine import MAILDIR, accept
 from tests.engines.spool.world import prepared
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault

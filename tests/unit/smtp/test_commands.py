@@ -16,7 +16,7 @@ def reverse(argument: bytes) -> str:
 
 
 def forward(argument: bytes, *, smtputf8: bool) -> str:
-    return parse_rcpt("TO:" + argument.decode("utf-8", "surrogateescape"), smtputf8=smtputf8).recipient
+    return parse_rcpt("TO:" + argument.decode("utf-8", "surrogateescape"), smtputf8=smtputf8)[0]
 
 
 def _addresses() -> st.SearchStrategy[str]:

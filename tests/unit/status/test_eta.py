@@ -1,6 +1,7 @@
 """The forecast of a line agrees with the throttle itself, and respects pauses and connections."""
 
 from collections import deque
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,10 +11,11 @@ from relay.clock import SECOND_NS
 from relay.policy.lane import Unit
 from relay.status.eta import MOST_BEGINS, AccountForecast, Load
 from relay.throttle.admission import Request, Reservation, Wait
+from relay.throttle.file_history import FileHistory
 from relay.throttle.limit import Limit
 from relay.throttle.throttle import Throttle
-from tests.engines.history.memory_history import Kept, MemoryHistory
 from tests.fakes.clock import FakeClock
+from tests.fakes.disk import ModelDisk
 
 MINUTE_NS = 60 * SECOND_NS
 HOUR_NS = 60 * MINUTE_NS
@@ -38,7 +40,8 @@ class Line:
 
     def __init__(self, limits: list[Limit], connections: int, transaction_ns: int) -> None:
         self.clock = FakeClock()
-        self.throttle = Throttle(MemoryHistory(Kept(self.clock)), limits, self.clock, transaction_ns=HOUR_NS)
+        history = FileHistory(Path("/history/isp"), ModelDisk(), self.clock)
+        self.throttle = Throttle(history, limits, self.clock, transaction_ns=HOUR_NS)
         self._connections, self._transaction_ns = connections, transaction_ns
         self._under_way = deque[tuple[int, Reservation]]()
 

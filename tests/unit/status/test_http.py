@@ -79,7 +79,7 @@ class World:
 async def world() -> AsyncIterator[World]:
     world, clock = World(), FakeClock()
     events = Events(world.log, "text", clock)
-    metrics = Metrics(clock)
+    metrics = Metrics()
     collector = SnapshotCollector(metrics, world.snapshot, events)
     metrics.registry.register(collector)
     address = HostPort("127.0.0.1", 0)

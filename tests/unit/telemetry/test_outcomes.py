@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from relay.clock import SECOND_NS
+from relay.mail.address import parse_search
 from relay.mail.envelope import Envelope, QueueId, Shape
 from relay.mail.header import Names
-from relay.mail.search import parse_search
 from relay.policy.model import RecentSettings
 from relay.smtp.reply import Phase
 from relay.spool.disk.durable import RealDisk
@@ -51,7 +51,7 @@ class Hearing:
         self.folder = Path(outcomes_folder(self.spool))
         self.log, self.clock = io.StringIO(), clock or FakeClock()
         self.events = Events(self.log, "text", self.clock)
-        telemetry = Telemetry(self.events, Metrics(self.clock), self.clock)
+        telemetry = Telemetry(self.events, Metrics(), self.clock)
         self.store = OutcomeStore(self.spool, WEEK, RealDisk(), telemetry)
 
     def end(self, recipient: str, fate: Fate = Fate.RELAYED) -> None:

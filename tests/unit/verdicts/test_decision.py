@@ -18,7 +18,7 @@ from relay.verdicts.decision import (
     Terms,
     decide,
 )
-from relay.verdicts.outcome import Answer, Outcome, gravest
+from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.shield import Shield
 from relay.verdicts.verdict import ABOUT_US, Layer, Rule, Ruling, Scope, Verdict
 
@@ -50,8 +50,7 @@ def an_answer(verdict: Verdict, scope: Scope = Scope.UPSTREAM) -> Answer:
 
 
 def an_outcome(*given_verdicts: Verdict, scope: Scope = Scope.UPSTREAM) -> Outcome:
-    answers = tuple(an_answer(verdict, scope) for verdict in given_verdicts)
-    return Outcome(answers, pause=gravest(answers))
+    return Outcome(tuple(an_answer(verdict, scope) for verdict in given_verdicts))
 
 
 def believed(outcome: Outcome, context: AttemptContext) -> Decision:
@@ -193,13 +192,10 @@ BACKS_OFF = Meaning(Fate.WAITING, Next.POSTPONE)
 )
 def test_each_answer_has_its_decision(outcome: Outcome, context: AttemptContext, meaning: Meaning) -> None:
     decision = believed(outcome, context)
+    pause = decision.outcome.pause
+    rests = pause is not None and pause.scope is Scope.SENDER
 
-    assert meaning == (
-        decision.fates[0][0],
-        decision.next,
-        decision.refusals,
-        decision.sender_rests is not None,
-    )
+    assert meaning == (decision.fates[0][0], decision.next, decision.refusals, rests)
 
 
 def test_a_refusal_doubted_for_the_first_time_expires_nobody() -> None:

@@ -25,9 +25,9 @@ def _answer(text: str, code: int = 550, enhanced: str | None = None, phase: Phas
     return Answer(ruling.verdict, phase, reply, str(reply), ruling=ruling)
 
 
-def _unproven(text: str = "5.1.1 no such user", *, is_unproven: bool = True) -> Answer:
+def _unproven(text: str = "5.1.1 no such user") -> Answer:
     reply = Reply(550, "5.1.1", text)
-    return Answer(Verdict.DEFER, Phase.RCPT, reply, str(reply), is_unproven=is_unproven)
+    return Answer(Verdict.DEFER, Phase.RCPT, reply, str(reply), is_unproven=True)
 
 
 SAYS = {
@@ -38,7 +38,6 @@ SAYS = {
     "r": _answer("ok", 250, phase=Phase.EOD),
     "n": _unproven(),
     "m": _unproven("5.7.1 in other words"),
-    "p": _unproven(is_unproven=False),
     "1": _unproven("5.1.1 no such <a@b.example> user 17"),
     "2": _unproven("5.1.1 no such <c@d.example> user 18"),
 }
@@ -85,9 +84,9 @@ def _tell(shield: Shield, story: str) -> str:
         *("k0B k1B k2B k3B", "o0B o1B o2B o3B"),
         # Three in a row trip the shield until one is relayed; a success in flight does not end the row.
         "u0D u1D r7!R u2S",
-        "u0D u1D u2S x4S k4B r5R x6D",
+        "u0D u1D u2S u3S x4D k4B r5R u6D",
         # Even if it is off: an unproven refusal counts once the recipient got the same words twice in a row.
-        *("n0D m0D n0D n0B", "n0D p0D n0D n0B", "n0D n1D", "10D 20B"),
+        *("n0D m0D n0D n0B", "n0D n1D", "10D 20B"),
     ],
 )
 def test_each_story_of_refusals_has_its_verdicts(story: str) -> None:
@@ -109,7 +108,6 @@ def test_refusals_alike_of_one_sender_pause_only_that_sender() -> None:
     outcome = _judge(shield, _answer(f"{UNKNOWN} <r50@there.example> id-50"), first=50)
     assert outcome.pause is not None
     assert (outcome.pause.verdict, outcome.pause.scope) == (Verdict.STOP, Scope.UPSTREAM)
-    assert outcome.pause.is_doubted
 
 
 @pytest.mark.parametrize("every", [2, 5])
@@ -145,13 +143,13 @@ def test_the_shield_only_takes_bounces_back(turns: list[tuple[list[Answer], int]
                 assert before.verdict is Verdict.BOUNCE
                 assert before.reply is not None
                 assert after.verdict in (Verdict.DEFER, Verdict.PAUSE, Verdict.STOP)
-                assert after.text == before.text
+                assert after.text.endswith(before.text)
         is_tripped = any(answer.is_about_us and answer not in said for answer in outcome.answers)
         assert is_tripped <= (outcome.pause is not None)
 
 
-def test_a_stop_that_another_host_ended_needs_a_whole_row_of_new_refusals() -> None:
+def test_after_an_operators_command_a_stop_needs_a_whole_row_of_new_refusals() -> None:
     shield = Shield(3)
     assert _tell(shield, "u0D u1D u2S") == "u0D u1D u2S"
-    shield.recall("")
+    shield.clear()
     assert _tell(shield, "u3D u4D u5S") == "u3D u4D u5S"

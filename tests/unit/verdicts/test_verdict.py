@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from relay.policy.shipped import provider_rules, providers, standard_rules
 from relay.smtp.reply import Phase, Reply
-from relay.verdicts.echo import ClientWords
-from relay.verdicts.outcome import Answer, gravest
+from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import ABOUT_US, BEFORE_MAIL, WORDS, Judge, Layer, Ruling, Scope, Verdict
 from tests.unit.policy.corpus import parsed
 
@@ -64,9 +63,9 @@ def test_an_enhanced_code_at_the_end_counts_if_none_is_in_front() -> None:
 def test_a_refusal_at_mail_that_quotes_the_sender_pauses_only_the_sender() -> None:
     judge, reply = Judge(standard_rules()), parsed("550 5.7.1 <Bob@here.example>: no")
 
-    assert judge.ruling(Phase.MAIL, reply, ClientWords("bob@here.example")).words == "pause sender"
-    assert judge.ruling(Phase.MAIL, reply, ClientWords("alice@here.example")).words == "pause"
-    assert judge.ruling(Phase.MAIL, reply, ClientWords()).words == "pause"
+    assert judge.ruling(Phase.MAIL, reply, "bob@here.example").words == "pause sender"
+    assert judge.ruling(Phase.MAIL, reply, "alice@here.example").words == "pause"
+    assert judge.ruling(Phase.MAIL, reply).words == "pause"
 
 
 def answer(verdict: Verdict, phase: Phase, reply: str | None, own_status: str | None = None) -> Answer:
@@ -99,6 +98,6 @@ def test_the_gravest_of_many_answers_is_the_one_that_reaches_furthest() -> None:
         for words, (verdict, scope) in WORDS.items()
     }
 
-    assert gravest(said.values()) == said["stop"]
-    assert gravest([said["pause sender"], said["bounce message"], said["pause"]]) == said["pause"]
-    assert gravest([said["bounce recipient"], said["defer message"]]) is None
+    assert Outcome(tuple(said.values())).pause == said["stop"]
+    assert Outcome((said["pause sender"], said["bounce message"], said["pause"])).pause == said["pause"]
+    assert Outcome((said["bounce recipient"], said["defer message"])).pause is None

@@ -1,4 +1,4 @@
-"""The file of a refresh token.  tests/engines/spool/test_replace_file cuts the power of its replacement."""
+"""The file of a refresh token.  tests/engines/spool/test_durable cuts the power of its replacement."""
 
 from pathlib import Path
 

@@ -38,7 +38,7 @@ async def relaying(
 ) -> AsyncIterator[Relay]:
     """Run a relay with a consent and a smarthost that takes the server's tokens; check for leaked secrets."""
     refresh, secret = folder / "refresh", folder / "secret"
-    for path, text in ((refresh, server.refresh_token()), (secret, server.client.secret or "")):
+    for path, text in ((refresh, server.refresh_token()), (secret, server.secret or "")):
         path.touch(0o600)
         path.write_text(text + "\n")
     oauth2 = (
@@ -113,7 +113,7 @@ async def test_a_refused_token_that_is_granted_again_is_tried_once_more(
         server.failures.append((200, json.dumps(again).encode(), {}))
         relay.accept()
         await _paused(relay)
-        await relay.until(lambda: relay.account.pausing.state.health is Health.REFUSED)
+        await relay.until(lambda: relay.account.pausing.state.health is Health.STOPPED)
 
         assert logins[before:] == [again["access_token"]] * 2
 
@@ -122,7 +122,7 @@ async def test_a_token_that_never_worked_is_not_tried_again(server: TokenServer,
     """An example is a token of another user, which the upstream always refuses."""
     async with relaying(server, tmp_path, lambda _shown: False) as relay:
         queue_id = relay.accept()
-        await relay.until(lambda: relay.account.pausing.state.health is Health.REFUSED)
+        await relay.until(lambda: relay.account.pausing.state.health is Health.STOPPED)
 
         assert len(server.requests) == 1
         assert relay.queued(queue_id) is not None
@@ -139,7 +139,7 @@ async def test_a_missing_consent_stops_with_instructions_and_a_new_one_ends_the_
         else:
             refresh.unlink()
         relay.accept()
-        await relay.until(lambda: relay.account.pausing.state.health is Health.REFUSED)
+        await relay.until(lambda: relay.account.pausing.state.health is Health.STOPPED)
         assert "run `relay login isp`" in relay.account.pausing.state.why
         refresh.touch(0o600)
         refresh.write_text(server.refresh_token())
@@ -166,7 +166,7 @@ async def test_secrets_that_a_token_server_echoes_are_not_shown(server: TokenSer
         said = {"error": "invalid_client", "error_description": f"no: {' '.join(sent)} {assertion}"}
         server.failures.append((401, json.dumps(said).encode(), {}))
         relay.accept()
-        await relay.until(lambda: relay.account.pausing.state.health is Health.REFUSED)
+        await relay.until(lambda: relay.account.pausing.state.health is Health.STOPPED)
 
         shown = relay.logged() + repr(relay.status_view.snapshot())
         assert "the token server says invalid_client; client_id or client secret is wrong" in shown
@@ -214,7 +214,7 @@ async def test_an_edit_waits_for_a_request_that_may_rotate_the_refresh_token(tmp
         }
         return Upstream.model_validate({"host": "h", "limits": [], "auth": {"user": "u", "oauth2": oauth2}})
 
-    telemetry = Telemetry(Events(io.StringIO(), "text", clock), Metrics(clock), clock)
+    telemetry = Telemetry(Events(io.StringIO(), "text", clock), Metrics(), clock)
     logins = Logins("isp", upstream("a"), "relay.test", disk=RealDisk(), telemetry=telemetry, ask=ask)
 
     async def token() -> str:

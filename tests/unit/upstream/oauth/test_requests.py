@@ -1,4 +1,4 @@
-"""Requests to a real token server (authlib).  An answer is a token or a reason, and shows no secret.
+"""Requests to a token server.  An answer is a token or a reason, and shows no secret.
 
 tests/unit/sender/oauth tests sharing, rotation and refused tokens.
 """

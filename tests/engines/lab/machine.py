@@ -1,16 +1,62 @@
-"""ext4, xfs and btrfs: how to make, mount and check each.
+"""A mount namespace, loop devices, and ext4, xfs and btrfs: how to make, mount and check each.
 
-Each size is near the file system's minimum, plus room for the 16 MB that the relay keeps free. The files are
-sparse and cost little.
+A loop device detaches itself when its last user closes it. Each size is near the file system's minimum, plus
+room for the 16 MB that the relay keeps free. The files are sparse and cost little.
 """
 
+import ctypes
+import fcntl
 import os
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.system import small_disk
 from tests.system.demand import find, missing_program
+
+_BLKFLSBUF, _CLONE_NEWNS = 0x1261, 0x00020000  # linux/fs.h, linux/sched.h
+
+
+def why_missing() -> str | None:
+    """Return why no disk can be recorded here, or None."""
+    absent = [path for path in ("/dev/fuse", "/dev/loop-control") if not os.access(path, os.R_OK | os.W_OK)]
+    if absent:
+        return f"there is no {' and no '.join(absent)}"
+    return missing_program("losetup", "unshare", "setpriv") or small_disk.why_missing()
+
+
+def enter_private_namespace() -> None:
+    """Give this process a private mount namespace, which takes its mounts along.  Raises OSError."""
+    if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNS):
+        raise OSError(ctypes.get_errno(), "unshare")
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+
+
+class Loop:
+    """A loop device over a file. The whole machine shares loop devices: this takes a free one."""
+
+    def __init__(self, path: Path) -> None:
+        """Take a free device. Raises CalledProcessError if there is none."""
+        losetup = [str(find("losetup")), "--sector-size", "512"]
+        made = subprocess.run(
+            [*losetup, "--find", "--show", str(path)], stdout=subprocess.PIPE, text=True, check=True
+        )
+        self.device = made.stdout.strip()
+        self._fd = os.open(self.device, os.O_RDWR | os.O_CLOEXEC)
+        # The device detaches when its last user closes it.
+        subprocess.run([losetup[0], "--detach", self.device], check=True)
+
+    def forget(self) -> None:
+        """Drop the kernel's cache of the device, and its knowledge of a btrfs there, if there is one."""
+        fcntl.ioctl(self._fd, _BLKFLSBUF)
+        if btrfs := find("btrfs"):
+            subprocess.run(
+                [btrfs, "device", "scan", "--forget", self.device], capture_output=True, check=False
+            )
+
+    def close(self) -> None:
+        os.close(self._fd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +66,13 @@ class FileSystem:
     make: tuple[str, ...]
     check: tuple[str, ...]
     """Only reads. Exits 0 only if the file system is sound."""
-    options: str = ""
-    """Options for mount(2)."""
+    options: str = "defaults"
+    """Options for mount(8)."""
     surroundings: Mapping[str, str] = field(default_factory=dict)
 
     def why_missing(self) -> str | None:
         """Return why the file system cannot be used here, or None."""
-        if reason := missing_program(self.make[0], self.check[0], "setpriv"):
+        if reason := missing_program(self.make[0], self.check[0]):
             return reason
         known = {line.split()[-1] for line in Path("/proc/filesystems").read_text().splitlines()}
         return None if self.name in known else f"this kernel has no {self.name}"
