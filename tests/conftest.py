@@ -6,11 +6,8 @@ changes the result.  `make crash` draws from its seed, which it prints.
 
 import gc
 import os
-import random
 import signal
-import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,8 +18,6 @@ from tests.system.demand import demand
 SEED = int(os.environ.get("RELAY_CRASH_SEED", "0"))
 BUDGET_S = float(os.environ.get("RELAY_CRASH_BUDGET", "1"))
 """The seed of a crash run, and its budget: about how many seconds it may take."""
-
-Of = TypeVar("Of")
 
 # A shell starts background programs with SIGINT ignored, and their children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -99,26 +94,6 @@ def crash_seed() -> int:
 def crash_budget_s() -> float:
     """Return about how many seconds a crash run may take (`make crash BUDGET=`); 1 without a budget."""
     return BUDGET_S
-
-
-@pytest.fixture
-def drawn_in_time(
-    crash_seed: int, crash_budget_s: float
-) -> Callable[[Iterable[Of], float], Iterator[tuple[int, Of]]]:
-    """Return a generator of the numbered members of a finite space, in an order drawn from the seed.
-
-    It always yields the first member, and the others until this share of the budget is used up.
-    """
-
-    def yields(space: Iterable[Of], share: float) -> Iterator[tuple[int, Of]]:
-        until, members = time.monotonic() + crash_budget_s * share, list(enumerate(space))
-        random.Random(crash_seed).shuffle(members)
-        for count, member in enumerate(members):
-            if count and time.monotonic() > until:
-                return
-            yield member
-
-    return yields
 
 
 @pytest.fixture

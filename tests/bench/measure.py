@@ -27,19 +27,18 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one contender did with one load, in messages per second."""
+    """What one contender did with one load."""
 
     contender: str
     load: str
-    accept_rate: float
-    """Measured until the last 250."""
-    end_to_end_rate: float
-    """Measured until the sink has all messages."""
+    rates: dict[str, float]
+    """Messages per second: `accept` until the last 250, `end_to_end` until the sink has all messages."""
 
 
 def run_round(contender: Contender, load: Load) -> Round:
     accepted_s, done_s = send_through(contender.port, contender.sink, load)
-    return Round(contender.name, str(load), load.messages / accepted_s, load.messages / done_s)
+    rates = {"accept": load.messages / accepted_s, "end_to_end": load.messages / done_s}
+    return Round(contender.name, str(load), rates)
 
 
 def send_through(port: int, sink: SmtpSink, load: Load) -> tuple[float, float]:
@@ -69,47 +68,30 @@ def summarise(rounds: Sequence[Round]) -> list[dict[str, Any]]:
     """Return a row for each contender and load: medians, and their ratio to the first contender's."""
     rows: list[dict[str, Any]] = []
     for load in dict.fromkeys(each.load for each in rounds):
-        medians = {
-            contender: _medians([each for each in rounds if (each.contender, each.load) == (contender, load)])
-            for contender in dict.fromkeys(each.contender for each in rounds)
-        }
-        accept_rate, end_to_end_rate = next(iter(medians.values()))
-        rows += [
-            {
-                "load": load,
-                "contender": contender,
-                "accept_rate": round(accepted, 1),
-                "accept_ratio": round(accepted / accept_rate, 2),
-                "end_to_end_rate": round(done, 1),
-                "end_to_end_ratio": round(done / end_to_end_rate, 2),
-            }
-            for contender, (accepted, done) in medians.items()
-        ]
+        first: dict[str, float] = {}
+        for contender, its in _by_contender([each for each in rounds if each.load == load]):
+            row: dict[str, Any] = {"load": load, "contender": contender}
+            for name in its[0].rates:
+                median = statistics.median(each.rates[name] for each in its)
+                ratio = median / first.setdefault(name, median)
+                row |= {f"{name}_rate": round(median, 1), f"{name}_ratio": round(ratio, 2)}
+            rows.append(row)
     return rows
 
 
 def aged(rounds: Sequence[Round]) -> list[dict[str, Any]]:
     """Return a row for each contender: its last round beside its first."""
-    rows = []
-    for contender in dict.fromkeys(each.contender for each in rounds):
-        own = [each for each in rounds if each.contender == contender]
-        first, last = own[0], own[-1]
-        rows.append(
-            {
-                "contender": contender,
-                "first_accept_rate": round(first.accept_rate, 1),
-                "last_accept_rate": round(last.accept_rate, 1),
-                "accept_ratio": round(last.accept_rate / first.accept_rate, 2),
-                "first_end_to_end_rate": round(first.end_to_end_rate, 1),
-                "last_end_to_end_rate": round(last.end_to_end_rate, 1),
-                "end_to_end_ratio": round(last.end_to_end_rate / first.end_to_end_rate, 2),
-            }
-        )
+    rows: list[dict[str, Any]] = []
+    for contender, its in _by_contender(rounds):
+        row: dict[str, Any] = {"contender": contender}
+        for name, first in its[0].rates.items():
+            last = its[-1].rates[name]
+            row |= {f"first_{name}_rate": round(first, 1), f"last_{name}_rate": round(last, 1)}
+            row[f"{name}_ratio"] = round(last / first, 2)
+        rows.append(row)
     return rows
 
 
-def _medians(rounds: Sequence[Round]) -> tuple[float, float]:
-    return (
-        statistics.median(each.accept_rate for each in rounds),
-        statistics.median(each.end_to_end_rate for each in rounds),
-    )
+def _by_contender(rounds: Sequence[Round]) -> list[tuple[str, list[Round]]]:
+    names = dict.fromkeys(each.contender for each in rounds)
+    return [(name, [each for each in rounds if each.contender == name]) for name in names]

@@ -1,5 +1,6 @@
-"""Generates relay(8), docs/commands.md, relay-policy(5) and the completions from the code and docs/policy.md.
+"""Generates parts of relay(8), relay-policy(5) and docs/commands.md, and the completions.
 
+They come from the code and from docs/policy.md; what stands around these parts is edited by hand.
 `python -m tests.unit.cli.manual_pages` writes the files.  A test fails if they are out of date.
 """
 
@@ -12,7 +13,6 @@ from pathlib import Path
 import click
 from click.shell_completion import get_completion_class
 
-from relay import __version__
 from relay.cli.main import relay
 
 ROOT = Path(__file__).parents[3]
@@ -23,52 +23,6 @@ _EVERYWHERE = {"--policy", "--spool", "--json", "--help"}
 """Options that the page explains once, at its top."""
 _MARK = "<!-- above: by `make docs` -->"
 _BOLD, _ROMAN = "\x02", "\x03"
-_DATE = "November 23, 2026"
-
-_FILES = """\
-.Sh ENVIRONMENT
-.Bl -tag -width Ds
-.It Ev RELAY_POLICY
-The policy, where
-.Fl -policy
-names none.
-.It Ev RELAY_LOG
-The style of the log:
-.Cm text
-or
-.Cm json .
-.It Ev CREDENTIALS_DIRECTORY
-The folder of a
-.Cm password_credential .
-.El
-.Sh FILES
-.Bl -tag -width Ds
-.It Pa /etc/relay/policy.yaml
-The policy:
-.Xr relay-policy 5 .
-.It Pa /var/lib/relay
-The spool and the histories of the service.
-.El
-.Sh SIGNALS
-.Bl -tag -width Ds
-.It Dv SIGTERM , SIGINT
-.Nm Cm run
-finishes the transactions in flight and exits 0.
-A second signal ends it at once; the queue stays in both cases.
-.It Dv SIGHUP
-.Nm Cm run
-reads the policy again.
-.El
-.Sh EXIT STATUS
-Those of
-.Xr sysexits 3 :
-0 for success, 64 for a wrong call, 69 and 75 to try later, 70 for a fault of
-the relay, 74 for a disk that fails, and 78 for a policy or a secret that is
-not good.
-.Sh SEE ALSO
-.Xr sysexits 3 ,
-.Xr relay-policy 5
-"""
 
 
 def pages() -> dict[Path, str]:
@@ -85,24 +39,18 @@ def pages() -> dict[Path, str]:
 
 
 def relay_8() -> str:
-    lines = _head("RELAY", 8, "relay", "pace mail through a smarthost")
-    lines += [".Sh SYNOPSIS", ".Nm", ".Ar verb", ".Op Ar argument ...", ".Sh DESCRIPTION"]
-    lines += [
-        *_text(relay.help or ""),
-        f"This page is of version {_escaped(__version__)}.",
-        "Its settings are in",
-    ]
-    lines += [
-        ".Xr relay-policy 5 .",
-        ".Nm Cm run",
-        "is the relay itself.",
-        "The other verbs look at it or act on it.",
-    ]
+    lines = []
     for name, command in _commands("relay", relay):
         with click.Context(command, info_name=name, terminal_width=78, **relay.context_settings) as context:
             help_lines = map(_escaped, command.get_help(context).splitlines())
         lines += [f".Ss {name}", ".Bd -literal", *help_lines, ".Ed"]
-    return "\n".join([*lines, _FILES])
+    return _with_subsections("relay.8", lines)
+
+
+def _with_subsections(name: str, lines: list[str]) -> str:
+    """Return a page of deploy/man with its subsections made again; the text around them stays."""
+    made = "\n".join([*lines, ""])
+    return re.sub(r"(?ms)^\.Ss .*?(?=^\.Sh )", lambda _: made, (DEPLOY / "man" / name).read_text())
 
 
 def commands_page() -> str:
@@ -154,14 +102,7 @@ def _commands(name: str, group: click.Group) -> Iterator[tuple[str, click.Comman
 
 
 def relay_policy_5() -> str:
-    page = (ROOT / "docs" / "policy.md").read_text()
-    lines = _head("RELAY-POLICY", 5, "relay-policy", "the policy of the relay")
-    lines += [".Sh DESCRIPTION", "The policy is a YAML file.", "Its path is an option of"]
-    lines += [".Xr relay 8 ,", "which also checks it:", ".Dl relay check /etc/relay/policy.yaml"]
-    lines += [
-        "An edit counts while the relay runs, but for the keys that need a restart.",
-        "These are all keys, by section.",
-    ]
+    page, lines = (ROOT / "docs" / "policy.md").read_text(), list[str]()
     for section in re.split(r"(?m)^## ", page)[1:]:
         title, _, text = section.partition("\n")
         tables = [
@@ -179,19 +120,7 @@ def relay_policy_5() -> str:
                     said = each[:1].upper() + each[1:] if each[:1].isalpha() else each
                     lines += _text(said.rstrip(".") + ".")
             lines += [".El"]
-    return "\n".join([*lines, ".Sh SEE ALSO", ".Xr relay 8", ""])
-
-
-def _head(title: str, section: int, name: str, what: str) -> list[str]:
-    return [
-        '.\\" Made by `make docs`; edit what it is made of, not this.',
-        f".Dd {_DATE}",
-        f".Dt {title} {section}",
-        ".Os",
-        ".Sh NAME",
-        f".Nm {name}",
-        f".Nd {what}",
-    ]
+    return _with_subsections("relay-policy.5", lines)
 
 
 def _text(markdown: str) -> list[str]:

@@ -305,45 +305,29 @@ async def test_a_program_gets_its_notices_on_stdin_and_nothing_of_the_relays_env
 
 
 @pytest.mark.parametrize(
-    ("text", "within", "said"),
+    ("text", "mode", "result", "said"),
     [
-        ("exit 3", "1h", "exit status 3"),
-        ("kill -9 $$", "1h", "killed by signal 9"),
-        ("sleep 1000", "1s", "no answer within 1s"),
+        ("#!/bin/sh\ntest -e again && exit 0; touch again; exit 3", 0o700, "sent", "exit status 3"),
+        ("#!/bin/sh\ntest -e again && exit 0; touch again; kill -9 $$", 0o700, "sent", "killed by signal 9"),
+        ("#!/bin/sh\ntest -e again && exit 0; touch again; sleep 1000", 0o700, "sent", "no answer within 1s"),
+        (None, 0, "dropped", "cannot be run: No such file or directory"),
+        ("#!/bin/sh\n", 0o600, "dropped", "cannot be run: Permission denied"),
+        ("#!/no/such/interpreter\n", 0o700, "dropped", "cannot be run: No such file or directory"),
     ],
 )
-async def test_a_program_that_fails_is_logged_and_run_again(
-    tmp_path: Path, text: str, within: str, said: str
-) -> None:
-    again = tmp_path / "again"
-    command = program(tmp_path, f"test -e {again} && exit 0; touch {again}; {text}")
-    telling = Telling(policy_with(tmp_path, {"command": [command], "timeout": within}))
-
-    telling.resume()
-    await telling.sent()
-
-    assert said in telling.said
-
-
-@pytest.mark.parametrize(
-    ("text", "mode", "said"),
-    [
-        (None, 0, "No such file or directory"),
-        ("#!/bin/sh\n", 0o600, "Permission denied"),
-        ("#!/no/such/interpreter\n", 0o700, "No such file or directory"),
-    ],
-)
-async def test_a_program_that_cannot_be_run_is_logged_with_the_reason_and_is_no_fault(
-    tmp_path: Path, text: str | None, mode: int, said: str
+async def test_a_program_that_fails_is_run_again_and_one_that_cannot_be_run_is_no_fault(
+    tmp_path: Path, text: str | None, mode: int, result: str, said: str
 ) -> None:
     path = tmp_path / "tell"
     if text is not None:
-        path.write_text(text)
+        path.write_text(text.replace("again", str(tmp_path / "again")))
         path.chmod(mode)
-    telling = Telling(policy_with(tmp_path, {"command": ["tell"]}))
+    within = "1s" if "within" in said else "1h"
+    telling = Telling(policy_with(tmp_path, {"command": ["tell"], "timeout": within}))
 
     telling.resume()
-    await telling.until("dropped", 1)
+    await telling.until(result, 1)
+    await telling.hooks.close()
 
-    assert f"cannot be run: {said}" in telling.said
+    assert said in telling.said
     assert "event=fault" not in telling.said

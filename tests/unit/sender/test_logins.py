@@ -50,17 +50,17 @@ def wants_certificate(made: Certificates) -> Smarthost:
     return Smarthost(tls=context)
 
 
-def shows_certificate(folder: Path, made: Certificates, host: Smarthost, name: str = "own.pem") -> Policy:
+def shows_certificate(folder: Path, made: Certificates, host: Smarthost) -> Policy:
     """Return a policy with the certificate in these files; each connection carries one message."""
-    shown = f", tls_certificate: {folder / name}, tls_key: {folder / 'own.key'}"
+    shown = f", tls_certificate: {folder}/own.pem, tls_key: {folder}/own.key"
     return policy_of(folder, host.port, f", tls: starttls, ca_file: {made.ca}, idle: 1ms{shown}")
 
 
-def put(folder: Path, pem: Path, *names: str) -> None:
-    """Put the certificate of a pair, its key or both into the files that the policy names."""
-    for name in names or ("own.pem", "own.key"):
+def put(folder: Path, pem: Path) -> None:
+    """Put the certificate of a pair and its key into the files that the policy names."""
+    for name, its in (("own.pem", ".crt"), ("own.key", ".key")):
         new = folder / "new"
-        new.write_bytes(pem.with_suffix(".key" if name == "own.key" else ".crt").read_bytes())
+        new.write_bytes(pem.with_suffix(its).read_bytes())
         new.chmod(0o600)
         new.replace(folder / name)
 
@@ -69,35 +69,24 @@ def der(pem: Path) -> bytes:
     return ssl.PEM_cert_to_DER_cert(pem.with_suffix(".crt").read_text())
 
 
-async def test_a_renewed_certificate_counts_from_the_next_connection_on(
+async def test_a_renewed_certificate_counts_from_the_next_connection_on_and_without_one_mail_waits(
     tmp_path: Path, made: Certificates
 ) -> None:
-    put(tmp_path, made.wrong_name)
     async with (
         wants_certificate(made) as host,
         Relay(shows_certificate(tmp_path, made, host)) as relay,
     ):
+        queue_id = relay.accept()
+        await relay.until(lambda: "own.pem" in relay.account.pausing.state.why)
+        assert relay.queued(queue_id) is not None
+        put(tmp_path, made.wrong_name)
+        relay.account.use_again(EventKind.RESUME)
+        await relay.until_empty()
+        assert len(host.relayed) == 1
         for number, pem in enumerate((made.wrong_name, made.right), start=1):
+            await relay.until(lambda: not relay.account.pool.open)
             put(tmp_path, pem)
             relay.accept()
             await relay.until_empty()
             assert host.relayed[-1].session.shown == der(pem)
             assert relay.logged().count("client certificate loaded") == number
-            await relay.until(lambda: not relay.account.pool.open)
-
-
-async def test_an_unreadable_certificate_pauses_the_upstream_and_bounces_nothing(
-    tmp_path: Path, made: Certificates
-) -> None:
-    put(tmp_path, made.wrong_name)
-    async with (
-        wants_certificate(made) as host,
-        Relay(shows_certificate(tmp_path, made, host, "gone.pem")) as relay,
-    ):
-        queue_id = relay.accept()
-        await relay.until(lambda: "gone.pem" in relay.account.pausing.state.why)
-        assert relay.queued(queue_id) is not None
-        put(tmp_path, made.wrong_name, "gone.pem")
-        relay.account.use_again(EventKind.RESUME)
-        await relay.until_empty()
-        assert len(host.relayed) == 1
