@@ -153,7 +153,7 @@ class Session(ABC):
         """Return what the text of a policy file would do.  Changes nothing.  Raises NotDone."""
         from relay.status.plan import Plan  # noqa: PLC0415 - with the whole policy, which takes 0.2 s to load
 
-        return self._one(Plan, "plan", text=text, path=path)
+        return self._one(Plan, "plan", text=text, path=str(path))
 
     def show(self, queue_id: QueueId) -> MessageView:
         """Return one message with all its recipients.  Raises NotDone."""
