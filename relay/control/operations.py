@@ -112,7 +112,10 @@ class NotDone(Exception):  # noqa: N818 - as above
 
 
 class Session(ABC):
-    """All methods raise Unreachable.  Ids match QUEUE_ID_PATTERN."""
+    """All methods raise Unreachable.  Ids match QUEUE_ID_PATTERN.
+
+    Only a running relay has the answers of `plan`, `pause` and `resume`.
+    """
 
     @abstractmethod
     def ask(self, kind: type[_Kind], name: str, **arguments: object) -> Iterator[_Kind]:
