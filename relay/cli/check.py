@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 UNTOLD = 1
 """The exit code of `plan` if it cannot tell."""
-_UNKNOWN = "unknown"
 
 
 @click.command()
@@ -136,7 +135,7 @@ def _plan_lines(planned: "Plan", path: Path) -> Iterator[str]:
 
 def _end(at_ns: int | None, now_ns: int, held_by: str) -> str:
     if at_ns is None:
-        return f"{_UNKNOWN}: {held_by}" if held_by else _UNKNOWN
+        return f"unknown: {held_by}" if held_by else "unknown"
     for_what = f"; most of it for {held_by}" if held_by else ""
     return f"all have gone in {span(max(0, at_ns - now_ns))}, at {utc(at_ns)}{for_what}"
 

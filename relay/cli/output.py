@@ -71,10 +71,6 @@ def used_words(limit: LimitStatus) -> str:
     return f"{limit.used}/{limit.count}{by}"
 
 
-def limits_of(snapshot: Snapshot) -> list[LimitStatus]:
-    return [limit for each in snapshot.upstreams for limit in each.limits]
-
-
 def queue_text(
     pages: Iterable[Sequence[MessageView]],
     at_ns: int,

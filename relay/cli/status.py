@@ -24,15 +24,7 @@ from relay.cli.options import (
     printable,
     target_options,
 )
-from relay.cli.output import (
-    limits_of,
-    queue_text,
-    relay_words,
-    state_words,
-    table,
-    used_words,
-    wrong_words,
-)
+from relay.cli.output import queue_text, relay_words, state_words, table, used_words, wrong_words
 from relay.clock import SECOND_NS, SystemClock
 from relay.control.client import ControlClient
 from relay.mail.formats import rfc3339, span, utc
@@ -112,8 +104,8 @@ def status(target: Target, *, as_json: bool) -> int:
         snapshot = session.snapshot()
     is_down = snapshot.condition is Condition.DOWN
     if is_down:
-        named = replace(snapshot.policy, path=str(target.policy_path.absolute()))
-        snapshot = replace(snapshot, policy=named)
+        path = str(target.policy_path.absolute())
+        snapshot = replace(snapshot, policy=replace(snapshot.policy, path=path))
     if as_json:
         told = to_json(snapshot)
         for upstream in told["upstreams"] if is_down else ():
@@ -133,7 +125,7 @@ def status_lines(snapshot: Snapshot) -> Iterator[str]:
     yield from map(printable, (f"{relay_words(snapshot, at_ns)}{policy}", *wrong_words(snapshot)))
     yield ""
     yield from _section(UPSTREAMS, snapshot.upstreams, at_ns)
-    yield from _section(LIMITS, limits_of(snapshot), at_ns)
+    yield from _section(LIMITS, [limit for each in snapshot.upstreams for limit in each.limits], at_ns)
     yield from _section(ROUTES, snapshot.routes, at_ns)
     yield from _section(LANES, snapshot.lanes, at_ns)
     yield from _section(HOSTS, snapshot.hosts, at_ns)

@@ -121,8 +121,6 @@ def encode(value: object) -> bytes:
 
 def _plain(value: Any) -> object:
     match value:
-        case Path():
-            return str(value)
         case bytes():
             return base64.b64encode(value).decode("ascii")
         case _:
@@ -156,7 +154,7 @@ def _reader(kind: Any) -> Callable[[Any], Any] | None:
         return lambda value: origin(map(of_each, value))
     if kind is bytes:
         return base64.b64decode
-    # The rest are types of JSON, Literal texts, and enums and paths, which are made from a text.
+    # The rest are types of JSON, Literal texts, and enums, which are made from a text.
     is_plain = kind in (str, int, float, bool, NoneType) or not isinstance(kind, type)
     return None if is_plain else kind
 

@@ -31,7 +31,6 @@ from relay.telemetry.events import Events, Level
 from relay.telemetry.metrics import Metrics, Telemetry
 from relay.telemetry.outcomes import OutcomeStore
 
-_END = object()
 _Kind = TypeVar("_Kind")
 
 
@@ -54,12 +53,12 @@ class _Offline(Session):
 
     def ask(self, kind: type[_Kind], name: str, **arguments: object) -> Iterator[_Kind]:  # noqa: ARG002 - as it comes
         answer = values(getattr(self._operator, name)(**arguments))
-        while (value := self._runner.run(_next(answer))) is not _END:
+        while (value := self._runner.run(_next(answer))) is not None:
             yield value
 
 
 async def _next(answer: AsyncGenerator[Any, None]) -> Any:
-    return await anext(answer, _END)
+    return await anext(answer, None)
 
 
 class OfflineOperator(Operator):

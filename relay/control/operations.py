@@ -112,7 +112,10 @@ class NotDone(Exception):  # noqa: N818 - as above
 
 
 class Session(ABC):
-    """All methods raise Unreachable.  Ids match QUEUE_ID_PATTERN."""
+    """All methods raise Unreachable.  Ids match QUEUE_ID_PATTERN.
+
+    Only a running relay has the answers of `plan`, `pause` and `resume`.
+    """
 
     @abstractmethod
     def ask(self, kind: type[_Kind], name: str, **arguments: object) -> Iterator[_Kind]:
@@ -153,7 +156,7 @@ class Session(ABC):
         """Return what the text of a policy file would do.  Changes nothing.  Raises NotDone."""
         from relay.status.plan import Plan  # noqa: PLC0415 - with the whole policy, which takes 0.2 s to load
 
-        return self._one(Plan, "plan", text=text, path=path)
+        return self._one(Plan, "plan", text=text, path=str(path))
 
     def show(self, queue_id: QueueId) -> MessageView:
         """Return one message with all its recipients.  Raises NotDone."""

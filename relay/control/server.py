@@ -5,7 +5,6 @@ Assumes: its process holds the spool's lock.
 
 import asyncio
 import contextlib
-import os
 import socket
 from pathlib import Path
 
@@ -44,14 +43,10 @@ class ControlServer:
         # We hold the spool's lock, so a socket of this name belongs to a dead relay.
         self._remove()
         listening = socket.socket(socket.AF_UNIX)
-        try:
-            # Before bind, so that the name never exists with a wider mode (unix(7)).
-            os.fchmod(listening.fileno(), 0o600)
-            with short_path(self._spool) as path:
-                listening.bind(path)
-        except OSError:
-            listening.close()
-            raise
+        with short_path(self._spool) as path:
+            listening.bind(path)
+            # Nobody can connect yet: the socket does not listen.
+            Path(path).chmod(0o600)
         return listening
 
     def _remove(self) -> None:

@@ -102,6 +102,7 @@ def test_a_client_that_hangs_up_early_is_no_fault(tmp_path: Path, caplog: pytest
 ACT = b'"verb": "hold", "queue_ids": ["0000000000000001"]'
 NO_QUESTIONS = (
     (b"POST /call/show", b'{"queue_id": "../../etc/passwd"}', b"400"),
+    (b"POST /call/show", b'{"queue_id": "../0000000000000001"}', b"400"),
     (b"POST /call/act", b'{"verb": "hold", "queue_ids": ["0000000000000001\\n"]}', b"400"),
     (b"POST /call/act", ACT.replace(b"hold", b"close").join((b"{", b"}")), b"400"),
     (b"POST /call/act", b"[" * 100_000, b"400"),
