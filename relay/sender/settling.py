@@ -22,7 +22,7 @@ from relay.queue.queued import Queued, State, WaitKind, WaitReason
 from relay.queue.queues import Queues
 from relay.sender.attempt import MARKS, Attempt, recipients_left
 from relay.sender.reports import REASON, OwedReports, Reporter
-from relay.sender.spool_thread import SpoolThread
+from relay.sender.spool_thread import AGAIN_SECONDS, SpoolThread
 from relay.spool.interface import Absent, Corrupt, Message, Note, Report, Settlement, Status, Unavailable
 from relay.telemetry.events import NO_TRANSACTION, Delays, Subject, Via
 from relay.telemetry.metrics import Telemetry
@@ -57,8 +57,6 @@ class Settling:
         """Set when a report was published, or a listener pulled the trigger: the spool has mail to claim."""
         self._locks: WeakValueDictionary[QueueId, asyncio.Lock] = WeakValueDictionary()
         """One for each message that is being settled."""
-        self._newest: dict[QueueId, Message] = {}
-        """Messages with an active part, as last settled, without content: the part was read before."""
         self.replies: OrderedDict[QueueId, dict[int, Note]] = OrderedDict()
         """For display: the upstream's last reply on each recipient that is deferred or failed."""
 
@@ -78,7 +76,6 @@ class Settling:
 
     def forget(self, queue_id: QueueId) -> None:
         self.queue.remove(queue_id)
-        self._newest.pop(queue_id, None)
         self.replies.pop(queue_id, None)
         self.spool_thread.forget(queue_id)
 
@@ -86,7 +83,7 @@ class Settling:
         """Make a decision about a message durable, then log it and let the message go on."""
         queued, fates, now_ns = attempt.queued, decision.fates, self._clock.wall_ns()
         async with self._lock(queued.queue_id):
-            attempt.message = message = self._as_settled(attempt.message)
+            attempt.message = message = await self._with_other_parts(attempt)
             marks = {i: attempt.status_of(i, fate) for i, (fate, _) in fates.items() if fate in MARKS}
             reported = [i for i, status in marks.items() if status.is_reported]
             deferred = [i for i, (fate, _) in fates.items() if fate is Fate.DEFERRED]
@@ -108,12 +105,10 @@ class Settling:
             self._go_on(after)
             if after.left:
                 self._put_back(attempt, decision)
-                self._keep(after)
 
     def finish(self, message: Message) -> None:
         """Have a message whose recipients are all done ended, after the report that it may owe."""
         self.queue.owe_report(message.queue_id, REASON)
-        self._newest.pop(message.queue_id, None)
         self._owed.ask(message.queue_id)
 
     async def report(self, queue_id: QueueId) -> bool:
@@ -139,7 +134,6 @@ class Settling:
             elif message.left:
                 return True
             if (after := await self._settle(message, what)) is not None:
-                self._keep(after)
                 self._go_on(after)
             return True
 
@@ -174,7 +168,6 @@ class Settling:
     async def _end_left(self, message: Message, status: Status, notes: Sequence[Note] = ()) -> Sequence[int]:
         """End all recipients left; return those of which no report tells because they were deleted."""
         async with self._lock(message.queue_id):
-            message = self._as_settled(message)
             what = Settlement(message.queue_id, message.envelope, dict.fromkeys(message.left, status), notes)
             if status is Status.DELETED and (owed := message.owed_report) is not None:
                 # Told, so that it is not sent either if a power loss brings the message back.
@@ -186,14 +179,12 @@ class Settling:
     async def warn(self, message: Message, delays: Sequence[Note], until_at_ns: int) -> bool:
         """Warn the sender, durably and once, that recipients wait; return False if no slot is free."""
         async with self._lock(message.queue_id):
-            message = self._as_settled(message)
             if not message.is_warned:
                 if not await self._owed.may_warn():
                     return False
                 report = self._reporter.warning(message, delays, until_at_ns)
                 what = Settlement(message.queue_id, message.envelope, report=report, is_warned=True)
-                if (after := await self._settle(message, what)) is not None:
-                    self._keep(after)
+                await self._settle(message, what)
             for part in self.queue.parts(message.queue_id):
                 part.is_warned = True
             return True
@@ -208,19 +199,17 @@ class Settling:
     def _lock(self, queue_id: QueueId) -> asyncio.Lock:
         return self._locks.setdefault(queue_id, asyncio.Lock())
 
-    def _as_settled(self, message: Message) -> Message:
-        """Return a message as last settled, with the content that was read."""
-        newest = self._newest.get(message.queue_id)
-        if newest is None:
-            return message
-        return newest._replace(content=message.content, long_head=message.long_head)
-
-    def _keep(self, message: Message) -> None:
-        """Keep the settled message while a part of it is active that was read before."""
-        if any(part.state is State.ACTIVE for part in self.queue.parts(message.queue_id)):
-            self._newest[message.queue_id] = message._replace(content=None, long_head=b"")
-        else:
-            self._newest.pop(message.queue_id, None)
+    async def _with_other_parts(self, attempt: Attempt) -> Message:
+        """Return the message; if the attempt is for a part, with what was settled of the others meanwhile."""
+        while attempt.queued.part.indices is not None:
+            (message,) = await self.spool_thread.read([attempt.queued.queue_id])
+            if isinstance(message, Message):
+                return message
+            if not isinstance(message, Unavailable):
+                break  # the settlement raises the same error
+            self.spool_thread.tell(message)
+            await asyncio.sleep(AGAIN_SECONDS)
+        return attempt.message
 
     async def _settle(self, message: Message, what: Settlement, *, is_asked: bool = False) -> Message | None:
         """Settle durably, however long that takes; return the message as it is then, None if it is gone.
@@ -228,9 +217,8 @@ class Settling:
         If an operator asked for it, raise as `SpoolThread.change` does instead.
         """
         after = message.after(what.marks, what.notes)
-        if what.report is not None or what.told:
-            told, is_warned = message.told.union(what.told), message.is_warned or what.is_warned
-            after = after._replace(told=told, is_warned=is_warned)
+        if what.told:
+            after = after._replace(told=message.told.union(what.told))
         # The marks of relayed recipients must not wait for a report on the others.
         what.ends = not after.left and after.owed_report is None
         try:
