@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection
 
-from relay.clock import SECOND_NS, StepWatch
+from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.queue.queues import Queues
@@ -225,8 +225,7 @@ class Sender:
         stopping.add_done_callback(self._stopping.discard)
 
     async def _look_forever(self) -> None:
-        events, metrics, clock = self._telemetry
-        steps, look_seconds = StepWatch(clock), self._host.look_seconds
+        (events, metrics, clock), look_seconds = self._telemetry, self._host.look_seconds
         now_ns = clock.boottime_ns()
         while True:
             due_at = asyncio.get_running_loop().time() + look_seconds
@@ -238,9 +237,6 @@ class Sender:
             if now_ns - before_ns > (look_seconds + lag_seconds) * SECOND_NS + SUSPEND_NS:
                 # The timers of the loop stood still while this host was suspended.
                 self.wake()
-            if stepped_ns := steps.stepped_ns():
-                metrics.count("relay_clock_steps_total")
-                events.tell("clock_stepped", by_ns=stepped_ns)
             await self.look()
             for account in list(self.accounts.values()):
                 await account.look_at_secrets()

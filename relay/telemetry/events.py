@@ -147,7 +147,6 @@ _ROWS: tuple[tuple[str, Level, str, str], ...] = (
      "{queue_id}: deleted by the operator, recipients left: {nrcpt}{message_id:, message-id=%}", ""),
     ("recipient_deleted", _DEBUG,
      "{queue_id}: to=<{recipient}>, deleted by the operator", "message_id reverse_path"),
-    ("clock_stepped", _WARNING, "the clock of this host jumped by {by_seconds} s", ""),
     ("fault", _ERROR, "fault in {where}: {error}{client: (client %)}; {traceback}", ""),
 )  # fmt: skip
 
