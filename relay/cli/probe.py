@@ -25,7 +25,7 @@ from relay.policy.secrets import NotLoggedIn, SecretError, read_secrets, secret_
 from relay.policy.shipped import rules_of
 from relay.policy.source import read_policy
 from relay.sender.connections import Logins, NoRoomToConnect, open_with_slot, write_refresh_token
-from relay.sender.throttle_thread import ThrottleThread
+from relay.sender.threads import ThrottleThread
 from relay.smtp.reply import Phase
 from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events

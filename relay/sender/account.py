@@ -22,12 +22,11 @@ from relay.policy.model import Policy, Upstream
 from relay.policy.shipped import rules_of
 from relay.queue.queued import WaitReason
 from relay.queue.upstream_queue import ThrottledMessage
-from relay.sender.attempt import Attempt, OfferedExtensions
-from relay.sender.connections import Logins, NoRoomToConnect, open_with_slot
+from relay.sender.connections import Logins, NoRoomToConnect, OfferedExtensions, open_with_slot
 from relay.sender.host import Host, woken
 from relay.sender.pausing import Pausing, account_store
-from relay.sender.settling import Settling
-from relay.sender.throttle_thread import ThrottleThread
+from relay.sender.settling import Attempt, Settling
+from relay.sender.threads import ThrottleThread
 from relay.sender.transactions import Transactions
 from relay.smtp.reply import Phase
 from relay.telemetry.metrics import Telemetry

@@ -13,14 +13,21 @@ durable before the access token that came with it is used.  A failure to write i
 
 The client's certificate is read for each connection too.  A pair that cannot be used pauses the upstream.
 Open connections go on with the pair that they showed.
+
+A reply to EHLO speaks for one host behind the upstream's name, on one day.  So a message that a connection
+cannot carry (8BITMIME, SMTPUTF8, SIZE) is deferred.  It bounces only if no connection of the last `LOOKS`
+looks could carry it.  Connections opened within `APART_NS` of a look's first belong to that look.  Looks
+are lost at a restart, and at an edit that names another server.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from relay.clock import SECOND_NS, Clock
+from relay.mail.envelope import Shape
 from relay.mail.text import clean
 from relay.policy.model import Auth, Mechanism, OAuth2, TokenMechanism, Upstream
 from relay.policy.secrets import (
@@ -31,7 +38,8 @@ from relay.policy.secrets import (
     read_key_pair,
     read_secrets,
 )
-from relay.sender.throttle_thread import ThrottleThread
+from relay.sender.threads import ThrottleThread
+from relay.smtp.extensions import Extensions
 from relay.smtp.reply import Phase
 from relay.smtp.sasl import BearerToken
 from relay.spool.disk.durable import Disk, opened
@@ -42,9 +50,13 @@ from relay.upstream.connection import Connection, OnStep, UpstreamServer, Upstre
 from relay.upstream.oauth.token_server import Ask, Denied, TokenAnswer
 from relay.upstream.oauth.token_server import ask as ask_server
 from relay.upstream.oauth.tokens import Tokens
+from relay.upstream.transaction import why_unfit
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Judge, Ruling, Scope, Verdict
 
+LOOKS = 3
+APART_NS = 5 * 60 * SECOND_NS
+"""Between two looks: a short fault of the upstream, such as a restart, is over by then."""
 LARGEST_TOKEN_BYTES = 16 * 1024
 OPENING_SECONDS = 1800
 """The longest that opening may take: 5 minutes for the greeting, 5 for EHLO (RFC 5321, 4.5.3.2), and more."""
@@ -268,3 +280,29 @@ async def open_with_slot(
         throttle.ended(reservation)
     logins.worked(login.token)
     return connection
+
+
+class OfferedExtensions:
+    """The extensions that one server offered on its last connections."""
+
+    def __init__(self) -> None:
+        self.is_dsn_refused = False
+        """The upstream refused DSN parameters (RFC 3461) that it had offered: the relay reports success."""
+        self.certificate_ends_at_ns: int | None = None
+        """Wall clock: when the server's certificate ends, as of the last connection."""
+        self._looks: deque[tuple[int, set[Extensions]]] = deque(maxlen=LOOKS)
+        """When each look began (boottime), and what was offered in it."""
+
+    def add(self, connection: Connection) -> None:
+        self.certificate_ends_at_ns = connection.certificate_ends_at_ns
+        at_ns = connection.opened_at_ns
+        if not self._looks or at_ns - self._looks[-1][0] >= APART_NS:
+            self._looks.append((at_ns, set()))
+        self._looks[-1][1].add(connection.extensions)
+
+    def judge(self, lack: Answer, shape: Shape) -> Answer:
+        """Return `lack`, as a BOUNCE if no connection of the last `LOOKS` looks could carry the message."""
+        offers = [each for _, offered in self._looks for each in offered]
+        if len(self._looks) == LOOKS and all(why_unfit(each, shape) is not None for each in offers):
+            return lack._replace(verdict=Verdict.BOUNCE)
+        return lack._replace(text=f"{lack.text}; another connection may accept it")

@@ -1,4 +1,4 @@
-"""After an attempt: make its outcome durable, then log it, then let the message go on.
+"""One attempt, and after it: make its outcome durable, then log it, then let the message go on.
 
 The order is the promise.  `relay.verdicts.decision` decides, and the spool's thread makes the decision
 durable.  Only then does the log say so, the queue in memory change, and the operator see it.
@@ -11,27 +11,97 @@ of which recipients its sender was told, depends on all parts.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 from weakref import WeakValueDictionary
 
 from relay.clock import SECOND_NS
 from relay.mail.dsn import Notify
-from relay.mail.envelope import QueueId, is_notice
+from relay.mail.envelope import Envelope, QueueId, Shape, is_notice
+from relay.mail.rewriting import Rewritten
 from relay.policy.model import Policy
-from relay.queue.queued import Queued, State, WaitKind, WaitReason
+from relay.queue.queued import RECIPIENTS_SHOWN, Queued, RecipientsLeft, State, WaitKind, WaitReason
 from relay.queue.queues import Queues
-from relay.sender.attempt import MARKS, Attempt, recipients_left
+from relay.sender.connections import OfferedExtensions
 from relay.sender.reports import REASON, OwedReports, Reporter
-from relay.sender.spool_thread import AGAIN_SECONDS, SpoolThread
+from relay.sender.threads import AGAIN_SECONDS, SpoolThread
 from relay.spool.interface import Absent, Corrupt, Message, Note, Report, Settlement, Status, Unavailable
 from relay.telemetry.events import NO_TRANSACTION, Delays, Subject, Via
 from relay.telemetry.metrics import Telemetry
+from relay.throttle.admission import domain_key
+from relay.throttle.throttle import Reservation
+from relay.upstream.connection import Connection
 from relay.verdicts.decision import Decision, Fate, Next, Terms
 from relay.verdicts.outcome import Answer
 
 REPLIES_KEPT, REPLIES_EACH = 1000, 32
 """Limits of `replies`: messages, and recipients of each."""
+MARKS = {Fate.RELAYED: Status.RELAYED, Fate.BOUNCED: Status.BOUNCED, Fate.EXPIRED: Status.EXPIRED}
 _WORST_FIRST = (Status.BOUNCED, Status.EXPIRED, Status.DELETED, Status.SUCCESS, Status.RELAYED)
+
+
+@dataclass(slots=True)
+class Attempt:
+    queued: Queued
+    message: Message
+    connection: Connection
+    offered: OfferedExtensions
+    """Of the connection's server."""
+    read_at_ns: int
+    """When the message was read, or earlier (boottime)."""
+    rewritten: Rewritten | None = None
+    """The form that is sent, if a route rewrites it; settlement, reports and log use the original."""
+    indices: list[int] = field(default_factory=list)
+    """Which recipients of the envelope the attempt is for."""
+    reservation: Reservation | None = None
+    """None if the upstream is not asked."""
+    deadline_ns: int = 0
+    """When the transaction must have ended (boottime)."""
+    ended_ns: int = 0
+    """Boottime; 0 while the transaction runs."""
+    conn_use: int = 1
+    """The number of this transaction on its connection, from 1."""
+    passes_dsn: bool = False
+    """The upstream gets the sender's DSN parameters (RFC 3461), and reports success itself."""
+
+    def __post_init__(self) -> None:
+        # A recipient that was deferred is not tried again before all others were tried.
+        untried = [index for index in self.left if index not in self.queued.tried]
+        self.indices = untried or list(self.left)
+        # The upstream reports to the reverse path that it got; a rewritten one is not the sender.
+        may_pass_dsn = self.connection.extensions.dsn and not self.offered.is_dsn_refused
+        self.passes_dsn = self.rewritten is None and may_pass_dsn
+
+    @property
+    def shape(self) -> Shape:
+        return self.message.shape if self.rewritten is None else self.rewritten.shape(self.message.shape)
+
+    @property
+    def sent_envelope(self) -> Envelope:
+        envelope, rewritten = self.message.envelope, self.rewritten
+        return envelope if rewritten is None else replace(envelope, reverse_path=rewritten.reverse_path)
+
+    @property
+    def left(self) -> tuple[int, ...]:
+        """Return the indices of this part's recipients that were left when the message was read."""
+        return self.queued.part.left(self.message.left)
+
+    def status_of(self, index: int, fate: Fate) -> Status:
+        is_told = fate is Fate.RELAYED and not self.passes_dsn
+        if is_told and self.message.envelope.tells_of(index, Notify.SUCCESS):
+            return Status.SUCCESS
+        return MARKS[fate]
+
+    @property
+    def took_ns(self) -> int:
+        return 0 if self.reservation is None else self.ended_ns - self.reservation.reserved_at_ns
+
+    @property
+    def delays(self) -> Delays:
+        if self.reservation is None:
+            return Delays()
+        queued_ns = self.reservation.reserved_at_ns - self.queued.arrived_at_ns
+        return Delays(queued_ns=queued_ns, transmitting_ns=self.took_ns)
 
 
 class Settling:
@@ -282,7 +352,8 @@ class Settling:
         if decision.next is Next.FINISH:
             self.queue.end_part(queued)
             return
-        line.note_left(queued, recipients_left(attempt.message, queued, decision.gone()))
+        gone = decision.gone()
+        line.note_left(queued, which_of(attempt.message, [i for i in attempt.left if i not in gone]))
         queued.tried, queued.refusals = decision.tried, decision.refusals
         why = WaitReason(decision.reason, WaitKind.REFUSAL, decision.status)
         now_ns = self._clock.boottime_ns()
@@ -317,3 +388,10 @@ def _final(fate: Fate, answer: Answer) -> Answer:
     """Return the answer to record: an expired recipient failed for good, whatever the last reply was."""
     # RFC 3463, 3.5: X.4.7 is delivery time expired.
     return answer._replace(own_status="5.4.7") if fate is Fate.EXPIRED else answer
+
+
+def which_of(message: Message, left: Sequence[int]) -> RecipientsLeft:
+    recipients = [message.envelope.recipients[index] for index in left]
+    domains = {domain_key(each.rpartition("@")[2]) for each in recipients}
+    domain = domains.pop() if len(domains) == 1 else ""
+    return RecipientsLeft(len(recipients), domain, tuple(recipients[:RECIPIENTS_SHOWN]))
