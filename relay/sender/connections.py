@@ -30,14 +30,7 @@ from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import Shape
 from relay.mail.text import clean
 from relay.policy.model import Auth, Mechanism, OAuth2, TokenMechanism, Upstream
-from relay.policy.secrets import (
-    AccountSecrets,
-    KeyPair,
-    NotLoggedIn,
-    SecretError,
-    read_key_pair,
-    read_secrets,
-)
+from relay.policy.secrets import AccountSecrets, NotLoggedIn, SecretError, read_key_pair, read_secrets
 from relay.sender.threads import ThrottleThread
 from relay.smtp.extensions import Extensions
 from relay.smtp.reply import Phase
@@ -90,7 +83,8 @@ class Logins:
         """Digest of the secrets used last, empty if there were none; None before the first read."""
         self._tokens: Tokens | None = None
         self._tokens_of: Auth | None = None
-        self._pair: KeyPair | None = None
+        self.certificate_ends_at_ns: int | None = None
+        """Wall clock: when the client's certificate ends; None without one."""
 
     async def current_server(self, judge: Judge) -> UpstreamServer:
         """Return the server and login for a new connection.  Raises UpstreamUnavailable."""
@@ -98,7 +92,10 @@ class Logins:
         mechanism: Mechanism | TokenMechanism = "auto" if auth is None else auth.mechanism
         password, token = None, None
         try:
-            pair = await self._read_pair(upstream)
+            pair = None
+            if upstream.tls_certificate is not None:
+                pair = await asyncio.to_thread(read_key_pair, upstream.tls_certificate, upstream.tls_key)
+            self.certificate_ends_at_ns = None if pair is None else pair.ends_at_ns
             if auth is not None and auth.oauth2 is not None:
                 mechanism = auth.oauth2.mechanism
                 token = await self._token(upstream, auth, auth.oauth2)
@@ -134,11 +131,6 @@ class Logins:
             return False
         # With a refresh token that the relay wrote itself they are not new.
         return digest != self._last and (self._tokens is None or digest not in self._tokens.got_with)
-
-    @property
-    def certificate_ends_at_ns(self) -> int | None:
-        """Wall clock: when the client's certificate ends; None without one."""
-        return None if self._pair is None else self._pair.ends_at_ns
 
     async def close(self) -> None:
         if self._tokens is not None:
@@ -198,18 +190,6 @@ class Logins:
         metrics.set("relay_token_end_timestamp_seconds", name, to=ends_at_s)
         life_seconds, is_rotated = answer.life_seconds, answer.refresh_token != ""
         events.tell("token_granted", upstream=name, life_seconds=life_seconds, is_rotated=is_rotated)
-
-    async def _read_pair(self, upstream: Upstream) -> KeyPair | None:
-        """Read the client's certificate and key; None without one.  Raises SecretError."""
-        pair = None
-        if upstream.tls_certificate is not None:
-            pair = await asyncio.to_thread(read_key_pair, upstream.tls_certificate, upstream.tls_key)
-            if pair != self._pair:
-                self._telemetry.events.tell(
-                    "client_certificate_loaded", upstream=self._name, certificate=pair.fingerprint
-                )
-        self._pair = pair
-        return pair
 
 
 def read_refresh_token(path: Path, disk: Disk) -> str | None:

@@ -132,8 +132,6 @@ _ROWS: tuple[tuple[str, Level, str, str], ...] = (
      "listener {listener}: files loaded{users:, % users}{certificate:, certificate with SHA-256 %}", ""),
     ("listener_files_refused", _ERROR,
      "listener {listener}: files refused, the last good users and certificate stay: {error}", ""),
-    ("client_certificate_loaded", _NOTICE,
-     "upstream {upstream}: client certificate loaded, SHA-256 {certificate}", ""),
     ("listener_died", _ERROR, "listener {listener} died: pid {pid}, {status}", ""),
     ("listener_restarted", _NOTICE, "listener {listener} restarted: pid {pid}", ""),
     ("hook_failed", _WARNING, "notices to {hook} fail, and are tried again: {error}", ""),

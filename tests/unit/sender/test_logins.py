@@ -77,12 +77,11 @@ async def test_a_renewed_certificate_counts_from_the_next_connection_on(
         wants_certificate(made) as host,
         Relay(shows_certificate(tmp_path, made, host)) as relay,
     ):
-        for number, pem in enumerate((made.wrong_name, made.right), start=1):
+        for pem in (made.wrong_name, made.right):
             put(tmp_path, pem)
             relay.accept()
             await relay.until_empty()
             assert host.relayed[-1].session.shown == der(pem)
-            assert relay.logged().count("client certificate loaded") == number
             await relay.until(lambda: not relay.account.pool.open)
 
 
