@@ -207,54 +207,51 @@ class Settling:
                 self._go_on(after)
             return True
 
-    async def bounce(self, message: Message, queued: Queued, answer: Answer) -> None:
-        """Bounce all recipients left, by an operator's command.
+    async def end(self, message: Message, queued: Queued, answer: Answer | None) -> None:
+        """End all recipients left, by an operator's command: bounce them, or delete them if `answer` is None.
 
-        Raises Full, Unavailable, Absent and Corrupt, as `delete` does: nothing has happened yet.
+        No report tells of a deleted message, nor of its recipients that failed before.
+        Raises Full, Unavailable, Absent and Corrupt: nothing has happened yet.
         """
+        queue_id, envelope, left = message.queue_id, message.envelope, message.left
         at_ns, subject = self._clock.wall_ns(), _subject(message, queued)
-        notes = [Note(i, answer.status, "operator", answer.text, None, at_ns) for i in message.left]
-        await self._end_left(message, Status.BOUNCED, notes)
-        delays = Delays(queued_ns=max(0, at_ns - message.envelope.arrival_at_ns))
-        self._tell(subject, dict.fromkeys(message.left, (Fate.BOUNCED, answer)), delays, NO_TRANSACTION)
-
-    async def delete(self, message: Message, queued: Queued) -> None:
-        """Delete all recipients left, by an operator's command, without any report."""
-        subject = _subject(message, queued)
-        queue_id, message_id, envelope = message.queue_id, subject.names.message_id, message.envelope
-        if told := await self._end_left(message, Status.DELETED):
-            self._events.tell("report_omitted", queue_id=queue_id, nrcpt=len(told))
-        for index in message.left:
+        what = Settlement(queue_id, envelope, dict.fromkeys(left, Status.DELETED))
+        if answer is not None:
+            what.marks = dict.fromkeys(left, Status.BOUNCED)
+            what.notes = [Note(i, answer.status, "operator", answer.text, None, at_ns) for i in left]
+        elif (owed := message.owed_report) is not None:
+            # Told, so that it is not sent either if a power loss brings the message back.
+            what.told = owed.indices
+        async with self._lock(queue_id):
+            if (after := await self._settle(message, what, is_asked=True)) is not None:
+                self._go_on(after)
+        if answer is not None:
+            delays = Delays(queued_ns=max(0, at_ns - envelope.arrival_at_ns))
+            self._tell(subject, dict.fromkeys(left, (Fate.BOUNCED, answer)), delays, NO_TRANSACTION)
+            return
+        if what.told:
+            self._events.tell("report_omitted", queue_id=queue_id, nrcpt=len(what.told))
+        message_id, path = subject.names.message_id, envelope.reverse_path
+        for to in [envelope.recipients[index] for index in left]:
             self._events.tell(
                 "recipient_deleted",
                 subject,
                 queue_id=queue_id,
                 message_id=message_id,
-                reverse_path=envelope.reverse_path,
-                recipient=envelope.recipients[index],
+                reverse_path=path,
+                recipient=to,
             )
-        self._events.tell("deleted", queue_id=queue_id, message_id=message_id, nrcpt=len(message.left))
-
-    async def _end_left(self, message: Message, status: Status, notes: Sequence[Note] = ()) -> Sequence[int]:
-        """End all recipients left; return those of which no report tells because they were deleted."""
-        async with self._lock(message.queue_id):
-            what = Settlement(message.queue_id, message.envelope, dict.fromkeys(message.left, status), notes)
-            if status is Status.DELETED and (owed := message.owed_report) is not None:
-                # Told, so that it is not sent either if a power loss brings the message back.
-                what.told = owed.indices
-            if (after := await self._settle(message, what, is_asked=True)) is not None:
-                self._go_on(after)
-        return what.told
+        self._events.tell("deleted", queue_id=queue_id, message_id=message_id, nrcpt=len(left))
 
     async def warn(self, message: Message, delays: Sequence[Note], until_at_ns: int) -> bool:
         """Warn the sender, durably and once, that recipients wait; return False if no slot is free."""
         async with self._lock(message.queue_id):
-            if not message.is_warned:
-                if not await self._owed.may_warn():
-                    return False
-                report = self._reporter.warning(message, delays, until_at_ns)
-                what = Settlement(message.queue_id, message.envelope, report=report, is_warned=True)
-                await self._settle(message, what)
+            if not await self._owed.may_warn():
+                return False
+            report = self._reporter.warning(message, delays, until_at_ns)
+            await self._settle(
+                message, Settlement(message.queue_id, message.envelope, report=report, is_warned=True)
+            )
             for part in self.queue.parts(message.queue_id):
                 part.is_warned = True
             return True
