@@ -49,6 +49,9 @@ GRACE_SECONDS = 60.0
 """How long transactions in flight may take at a stop; most of them then end within a second."""
 ENOUGH_NS = 30 * SECOND_NS
 """After a failed connection, while others work, the pool opens none for at least this long."""
+_SERVER_KEYS = ("host", "port", "source_address", "tls", "ca_file", "tls_certificate", "tls_key")
+_OPENED_WITH = (*_SERVER_KEYS, "auth", "pipelining")
+"""The policy's keys with which a connection is opened."""
 SHORT_WAIT_NS = SECOND_NS
 """A shorter wait for room is not logged."""
 
@@ -417,18 +420,12 @@ class Account:
 
 def is_other_server(before: Upstream, after: Upstream) -> bool:
     """Return whether an edit names another server or login: no transaction may use old connections."""
-    return _opened_with(before) != _opened_with(after)
+    return any(getattr(before, key) != getattr(after, key) for key in _OPENED_WITH)
 
 
 def is_mended(name: str, before: Upstream, after: Upstream) -> bool:
     """Return whether an edit may have removed the cause of a pause."""
     return is_other_server(before, after) or rules_of(name, before) != rules_of(name, after)
-
-
-def _opened_with(upstream: Upstream) -> tuple[object, ...]:
-    where = (upstream.host, upstream.port, upstream.source_address)
-    shown = (upstream.tls, upstream.ca_file, upstream.tls_certificate, upstream.tls_key)
-    return (*where, *shown, upstream.auth, upstream.pipelining)
 
 
 def _too_large(attempt: Attempt, found: TooLarge) -> Answer:
