@@ -22,7 +22,7 @@ from relay.policy.model import Policy, Upstream
 from relay.policy.shipped import rules_of
 from relay.queue.queued import WaitReason
 from relay.queue.upstream_queue import ThrottledMessage
-from relay.sender.connections import Logins, NoRoomToConnect, OfferedExtensions, open_with_slot
+from relay.sender.connections import Logins, NoRoomToConnect, OfferedExtensions
 from relay.sender.host import Host, woken
 from relay.sender.pausing import Pausing, account_store
 from relay.sender.settling import Attempt, Settling
@@ -312,8 +312,7 @@ class Account:
         offered = self._offered = OfferedExtensions()
 
         async def open_one() -> Connection:
-            to = self.throttle, self._logins, self._judge, self._clock
-            connection = await open_with_slot(*to, may_begin=self._may_begin)
+            connection = await self._logins.open(self.throttle, self._judge, may_begin=self._may_begin)
             offered.add(connection)
             self._metrics.count("relay_upstream_connects_total", self.name, "ready")
             self._events.tell(

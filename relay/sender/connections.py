@@ -26,7 +26,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from relay.clock import SECOND_NS, Clock
+from relay.clock import SECOND_NS
 from relay.mail.envelope import Shape
 from relay.mail.text import clean
 from relay.policy.model import Auth, Mechanism, OAuth2, TokenMechanism, Upstream
@@ -113,13 +113,49 @@ class Logins:
         user = None if auth is None else auth.user
         return UpstreamServer(upstream, self._hostname, user, password, mechanism, judge, token, pair)
 
-    def refused(self, token: BearerToken | None) -> bool:
-        """Record a refused login; return whether a login with another token is worthwhile."""
-        return token is not None and self._tokens is not None and self._tokens.refused(token.token)
+    async def open(
+        self,
+        throttle: ThrottleThread,
+        judge: Judge,
+        *,
+        may_begin: Callable[[], bool] = lambda: True,
+        on_step: OnStep = lambda _, __: None,
+    ) -> Connection:
+        """Return a connection that is ready for MAIL; `on_step` is called as by `open_connection`.
 
-    def worked(self, token: BearerToken | None) -> None:
-        if token is not None and self._tokens is not None:
-            self._tokens.worked(token.token)
+        `may_begin` is asked once the slot is reserved: another host may have been refused meanwhile.
+        Raises UpstreamUnavailable, NoRoomToConnect, and HistoryError before the connection begins.
+        """
+        # The token comes first: no slot is reserved while it is fetched.
+        server = await self.current_server(judge)
+        token, tokens = server.token, self._tokens
+        if token is not None:
+            on_step("token", "access token available")
+        reservation = await throttle.call(
+            lambda throttle: throttle.reserve_connection(OPENING_SECONDS * SECOND_NS)
+        )
+        if isinstance(reservation, Wait):
+            raise NoRoomToConnect(reservation.limit.reason, reservation.until_ns)
+        try:
+            if not may_begin():
+                raise NoRoomToConnect("the account is paused", reservation.reserved_at_ns)
+            async with asyncio.timeout(OPENING_SECONDS):
+                connection = await open_connection(server, self._telemetry.clock, on_step=on_step)
+        except TimeoutError:
+            text = f"the connection was not ready for mail within {OPENING_SECONDS} s"
+            raise UpstreamUnavailable(Answer(Verdict.PAUSE, Phase.CONNECT, None, text)) from None
+        except UpstreamUnavailable as unavailable:
+            answer = unavailable.answer
+            is_refused = answer.phase is Phase.AUTH and answer.verdict is Verdict.STOP
+            if is_refused and token is not None and tokens is not None and tokens.refused(token.token):
+                # The next login fetches another token, which may work.
+                raise UpstreamUnavailable(answer._replace(verdict=Verdict.PAUSE, ruling=None)) from None
+            raise
+        finally:
+            throttle.ended(reservation)
+        if token is not None and tokens is not None:
+            tokens.worked(token.token)
+        return connection
 
     async def has_new_password(self) -> bool:
         """Return whether the secrets differ from those last tried."""
@@ -216,50 +252,6 @@ def write_refresh_token(path: Path, disk: Disk, new: str, *, old: str | None = N
         # Crash here: the file has the old token, or the new one.
         replace_file(disk, str(path), f"{new}\n".encode())
         return True
-
-
-async def open_with_slot(
-    throttle: ThrottleThread,
-    logins: Logins,
-    judge: Judge,
-    clock: Clock,
-    *,
-    may_begin: Callable[[], bool] = lambda: True,
-    on_step: OnStep = lambda _, __: None,
-) -> Connection:
-    """Return a connection that is ready for MAIL; `on_step` is called as by `open_connection`.
-
-    `may_begin` is asked once the slot is reserved: another host may have been refused meanwhile.
-    Raises UpstreamUnavailable, NoRoomToConnect, and HistoryError before the connection begins.
-    """
-    # The token comes first: no slot is reserved while it is fetched.
-    login = await logins.current_server(judge)
-    if login.token is not None:
-        on_step("token", "access token available")
-    reservation = await throttle.call(
-        lambda throttle: throttle.reserve_connection(OPENING_SECONDS * SECOND_NS)
-    )
-    if isinstance(reservation, Wait):
-        raise NoRoomToConnect(reservation.limit.reason, reservation.until_ns)
-    try:
-        if not may_begin():
-            raise NoRoomToConnect("the account is paused", reservation.reserved_at_ns)
-        async with asyncio.timeout(OPENING_SECONDS):
-            connection = await open_connection(login, clock, on_step=on_step)
-    except TimeoutError:
-        text = f"the connection was not ready for mail within {OPENING_SECONDS} s"
-        raise UpstreamUnavailable(Answer(Verdict.PAUSE, Phase.CONNECT, None, text)) from None
-    except UpstreamUnavailable as unavailable:
-        answer = unavailable.answer
-        is_stop = answer.phase is Phase.AUTH and answer.verdict is Verdict.STOP
-        if is_stop and logins.refused(login.token):
-            # The next login fetches another token, which may work.
-            raise UpstreamUnavailable(answer._replace(verdict=Verdict.PAUSE, ruling=None)) from None
-        raise
-    finally:
-        throttle.ended(reservation)
-    logins.worked(login.token)
-    return connection
 
 
 class OfferedExtensions:
