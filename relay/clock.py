@@ -46,26 +46,6 @@ class SystemClock:
         return self._boot_id
 
 
-LEAST_STEP_NS = 10 * SECOND_NS
-
-
-class StepWatch:
-    """Detects that the wall clock was set.  Otherwise it advances like boottime, except for slews."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._ahead_ns = self._read_ns()
-
-    def stepped_ns(self) -> int:
-        """Return by how much the wall clock was set since the last call; 0 if by less than LEAST_STEP_NS."""
-        before_ns, self._ahead_ns = self._ahead_ns, self._read_ns()
-        step_ns = self._ahead_ns - before_ns
-        return step_ns if abs(step_ns) >= LEAST_STEP_NS else 0
-
-    def _read_ns(self) -> int:
-        return self._clock.wall_ns() - self._clock.boottime_ns()
-
-
 def shift_ns(written_at_ns: int, written_wall_ns: int, now_ns: int, wall_ns: int) -> int:
     """Return the number that converts a boottime instant of another boot to this boot, when added.
 

@@ -24,8 +24,8 @@ from relay.policy.model import SECRETS, Auth, OAuth2, Policy
 from relay.policy.secrets import NotLoggedIn, SecretError, read_secrets, secret_of
 from relay.policy.shipped import rules_of
 from relay.policy.source import read_policy
-from relay.sender.connections import Logins, NoRoomToConnect, open_with_slot, write_refresh_token
-from relay.sender.throttle_thread import ThrottleThread
+from relay.sender.connections import Logins, NoRoomToConnect, write_refresh_token
+from relay.sender.threads import ThrottleThread
 from relay.smtp.reply import Phase
 from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
@@ -103,7 +103,7 @@ async def _probed(policy: Policy, name: str) -> int:
             # The relay's next start will not say it, because the history is there by then.
             step("history", f"new history {history}: earlier mail is not counted")
         judge = Judge(rules_of(name, upstream))
-        await (await open_with_slot(throttle, logins, judge, clock, on_step=step)).close()
+        await (await logins.open(throttle, judge, on_step=step)).close()
     except UpstreamUnavailable as unavailable:
         answer = unavailable.answer
         # If no step at the upstream came before, the token failed, not the connection.

@@ -310,10 +310,7 @@ class Operator:
 
     async def _end(self, queued: Queued, verb: MessageVerb) -> None:
         message = await self._load(queued.queue_id)
-        if verb == "bounce":
-            await self._settling.bounce(message, queued, REMOVED)
-        else:
-            await self._settling.delete(message, queued)
+        await self._settling.end(message, queued, REMOVED if verb == "bounce" else None)
 
     async def _load_anywhere(self, queue_id: QueueId) -> tuple[Message, MessageView | None]:
         """Return a message, and its view if another host has it.  Raises NotDone."""

@@ -15,7 +15,7 @@ from relay.control.operations import ABSENT, BUSY, UNREAD, VERBS, MessageVerb, N
 from relay.mail.envelope import QueueId
 from relay.mail.header import names_of
 from relay.mail.text import clean
-from relay.sender.spool_thread import SpoolThread
+from relay.sender.threads import SpoolThread
 from relay.spool.interface import Full, Message, SharedSpool, Unavailable
 from relay.status.snapshot import MessageView, QueueState
 

@@ -22,12 +22,11 @@ from relay.policy.model import Policy, Upstream
 from relay.policy.shipped import rules_of
 from relay.queue.queued import WaitReason
 from relay.queue.upstream_queue import ThrottledMessage
-from relay.sender.attempt import Attempt, OfferedExtensions
-from relay.sender.connections import Logins, NoRoomToConnect, open_with_slot
+from relay.sender.connections import Logins, NoRoomToConnect, OfferedExtensions
 from relay.sender.host import Host, woken
 from relay.sender.pausing import Pausing, account_store
-from relay.sender.settling import Settling
-from relay.sender.throttle_thread import ThrottleThread
+from relay.sender.settling import Attempt, Settling
+from relay.sender.threads import ThrottleThread
 from relay.sender.transactions import Transactions
 from relay.smtp.reply import Phase
 from relay.telemetry.metrics import Telemetry
@@ -50,6 +49,9 @@ GRACE_SECONDS = 60.0
 """How long transactions in flight may take at a stop; most of them then end within a second."""
 ENOUGH_NS = 30 * SECOND_NS
 """After a failed connection, while others work, the pool opens none for at least this long."""
+_SERVER_KEYS = ("host", "port", "source_address", "tls", "ca_file", "tls_certificate", "tls_key")
+_OPENED_WITH = (*_SERVER_KEYS, "auth", "pipelining")
+"""The policy's keys with which a connection is opened."""
 SHORT_WAIT_NS = SECOND_NS
 """A shorter wait for room is not logged."""
 
@@ -306,8 +308,7 @@ class Account:
         offered = self._offered = OfferedExtensions()
 
         async def open_one() -> Connection:
-            to = self.throttle, self._logins, self._judge, self._clock
-            connection = await open_with_slot(*to, may_begin=self._may_begin)
+            connection = await self._logins.open(self.throttle, self._judge, may_begin=self._may_begin)
             offered.add(connection)
             self._metrics.count("relay_upstream_connects_total", self.name, "ready")
             self._events.tell(
@@ -414,18 +415,12 @@ class Account:
 
 def is_other_server(before: Upstream, after: Upstream) -> bool:
     """Return whether an edit names another server or login: no transaction may use old connections."""
-    return _opened_with(before) != _opened_with(after)
+    return any(getattr(before, key) != getattr(after, key) for key in _OPENED_WITH)
 
 
 def is_mended(name: str, before: Upstream, after: Upstream) -> bool:
     """Return whether an edit may have removed the cause of a pause."""
     return is_other_server(before, after) or rules_of(name, before) != rules_of(name, after)
-
-
-def _opened_with(upstream: Upstream) -> tuple[object, ...]:
-    where = (upstream.host, upstream.port, upstream.source_address)
-    shown = (upstream.tls, upstream.ca_file, upstream.tls_certificate, upstream.tls_key)
-    return (*where, *shown, upstream.auth, upstream.pipelining)
 
 
 def _too_large(attempt: Attempt, found: TooLarge) -> Answer:

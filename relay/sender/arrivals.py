@@ -20,11 +20,10 @@ from relay.queue.lines import earliest
 from relay.queue.queued import NO_REASON, ListedWords, Queued, State, WaitReason, origin_of
 from relay.queue.routes import WHOLE, Because, Choice, Part, Route
 from relay.queue.sorting import Sorted, Sorter
-from relay.sender.attempt import which_of
 from relay.sender.host import Host, seconds, woken
 from relay.sender.reports import REASON, OwedReports
-from relay.sender.settling import Settling
-from relay.sender.spool_thread import GATHERS_SECONDS
+from relay.sender.settling import Settling, which_of
+from relay.sender.threads import GATHERS_SECONDS
 from relay.spool.interface import Full, Message, Unavailable
 from relay.telemetry.metrics import Telemetry
 

@@ -13,25 +13,26 @@ durable before the access token that came with it is used.  A failure to write i
 
 The client's certificate is read for each connection too.  A pair that cannot be used pauses the upstream.
 Open connections go on with the pair that they showed.
+
+A reply to EHLO speaks for one host behind the upstream's name, on one day.  So a message that a connection
+cannot carry (8BITMIME, SMTPUTF8, SIZE) is deferred.  It bounces only if no connection of the last `LOOKS`
+looks could carry it.  Connections opened within `APART_NS` of a look's first belong to that look.  Looks
+are lost at a restart, and at an edit that names another server.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from relay.clock import SECOND_NS, Clock
+from relay.clock import SECOND_NS
+from relay.mail.envelope import Shape
 from relay.mail.text import clean
 from relay.policy.model import Auth, Mechanism, OAuth2, TokenMechanism, Upstream
-from relay.policy.secrets import (
-    AccountSecrets,
-    KeyPair,
-    NotLoggedIn,
-    SecretError,
-    read_key_pair,
-    read_secrets,
-)
-from relay.sender.throttle_thread import ThrottleThread
+from relay.policy.secrets import AccountSecrets, NotLoggedIn, SecretError, read_key_pair, read_secrets
+from relay.sender.threads import ThrottleThread
+from relay.smtp.extensions import Extensions
 from relay.smtp.reply import Phase
 from relay.smtp.sasl import BearerToken
 from relay.spool.disk.durable import Disk, opened
@@ -42,9 +43,13 @@ from relay.upstream.connection import Connection, OnStep, UpstreamServer, Upstre
 from relay.upstream.oauth.token_server import Ask, Denied, TokenAnswer
 from relay.upstream.oauth.token_server import ask as ask_server
 from relay.upstream.oauth.tokens import Tokens
+from relay.upstream.transaction import why_unfit
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Judge, Ruling, Scope, Verdict
 
+LOOKS = 3
+APART_NS = 5 * 60 * SECOND_NS
+"""Between two looks: a short fault of the upstream, such as a restart, is over by then."""
 LARGEST_TOKEN_BYTES = 16 * 1024
 OPENING_SECONDS = 1800
 """The longest that opening may take: 5 minutes for the greeting, 5 for EHLO (RFC 5321, 4.5.3.2), and more."""
@@ -78,7 +83,8 @@ class Logins:
         """Digest of the secrets used last, empty if there were none; None before the first read."""
         self._tokens: Tokens | None = None
         self._tokens_of: Auth | None = None
-        self._pair: KeyPair | None = None
+        self.certificate_ends_at_ns: int | None = None
+        """Wall clock: when the client's certificate ends; None without one."""
 
     async def current_server(self, judge: Judge) -> UpstreamServer:
         """Return the server and login for a new connection.  Raises UpstreamUnavailable."""
@@ -86,7 +92,10 @@ class Logins:
         mechanism: Mechanism | TokenMechanism = "auto" if auth is None else auth.mechanism
         password, token = None, None
         try:
-            pair = await self._read_pair(upstream)
+            pair = None
+            if upstream.tls_certificate is not None:
+                pair = await asyncio.to_thread(read_key_pair, upstream.tls_certificate, upstream.tls_key)
+            self.certificate_ends_at_ns = None if pair is None else pair.ends_at_ns
             if auth is not None and auth.oauth2 is not None:
                 mechanism = auth.oauth2.mechanism
                 token = await self._token(upstream, auth, auth.oauth2)
@@ -104,13 +113,49 @@ class Logins:
         user = None if auth is None else auth.user
         return UpstreamServer(upstream, self._hostname, user, password, mechanism, judge, token, pair)
 
-    def refused(self, token: BearerToken | None) -> bool:
-        """Record a refused login; return whether a login with another token is worthwhile."""
-        return token is not None and self._tokens is not None and self._tokens.refused(token.token)
+    async def open(
+        self,
+        throttle: ThrottleThread,
+        judge: Judge,
+        *,
+        may_begin: Callable[[], bool] = lambda: True,
+        on_step: OnStep = lambda _, __: None,
+    ) -> Connection:
+        """Return a connection that is ready for MAIL; `on_step` is called as by `open_connection`.
 
-    def worked(self, token: BearerToken | None) -> None:
-        if token is not None and self._tokens is not None:
-            self._tokens.worked(token.token)
+        `may_begin` is asked once the slot is reserved: another host may have been refused meanwhile.
+        Raises UpstreamUnavailable, NoRoomToConnect, and HistoryError before the connection begins.
+        """
+        # The token comes first: no slot is reserved while it is fetched.
+        server = await self.current_server(judge)
+        token, tokens = server.token, self._tokens
+        if token is not None:
+            on_step("token", "access token available")
+        reservation = await throttle.call(
+            lambda throttle: throttle.reserve_connection(OPENING_SECONDS * SECOND_NS)
+        )
+        if isinstance(reservation, Wait):
+            raise NoRoomToConnect(reservation.limit.reason, reservation.until_ns)
+        try:
+            if not may_begin():
+                raise NoRoomToConnect("the account is paused", reservation.reserved_at_ns)
+            async with asyncio.timeout(OPENING_SECONDS):
+                connection = await open_connection(server, self._telemetry.clock, on_step=on_step)
+        except TimeoutError:
+            text = f"the connection was not ready for mail within {OPENING_SECONDS} s"
+            raise UpstreamUnavailable(Answer(Verdict.PAUSE, Phase.CONNECT, None, text)) from None
+        except UpstreamUnavailable as unavailable:
+            answer = unavailable.answer
+            is_refused = answer.phase is Phase.AUTH and answer.verdict is Verdict.STOP
+            if is_refused and token is not None and tokens is not None and tokens.refused(token.token):
+                # The next login fetches another token, which may work.
+                raise UpstreamUnavailable(answer._replace(verdict=Verdict.PAUSE, ruling=None)) from None
+            raise
+        finally:
+            throttle.ended(reservation)
+        if token is not None and tokens is not None:
+            tokens.worked(token.token)
+        return connection
 
     async def has_new_password(self) -> bool:
         """Return whether the secrets differ from those last tried."""
@@ -122,11 +167,6 @@ class Logins:
             return False
         # With a refresh token that the relay wrote itself they are not new.
         return digest != self._last and (self._tokens is None or digest not in self._tokens.got_with)
-
-    @property
-    def certificate_ends_at_ns(self) -> int | None:
-        """Wall clock: when the client's certificate ends; None without one."""
-        return None if self._pair is None else self._pair.ends_at_ns
 
     async def close(self) -> None:
         if self._tokens is not None:
@@ -185,18 +225,6 @@ class Logins:
         life_seconds, is_rotated = answer.life_seconds, answer.refresh_token != ""
         events.tell("token_granted", upstream=name, life_seconds=life_seconds, is_rotated=is_rotated)
 
-    async def _read_pair(self, upstream: Upstream) -> KeyPair | None:
-        """Read the client's certificate and key; None without one.  Raises SecretError."""
-        pair = None
-        if upstream.tls_certificate is not None:
-            pair = await asyncio.to_thread(read_key_pair, upstream.tls_certificate, upstream.tls_key)
-            if pair != self._pair:
-                self._telemetry.events.tell(
-                    "client_certificate_loaded", upstream=self._name, certificate=pair.fingerprint
-                )
-        self._pair = pair
-        return pair
-
 
 def read_refresh_token(path: Path, disk: Disk) -> str | None:
     """Return the token in a file, None without a file.  Raises OSError and ValueError."""
@@ -224,45 +252,27 @@ def write_refresh_token(path: Path, disk: Disk, new: str, *, old: str | None = N
         return True
 
 
-async def open_with_slot(
-    throttle: ThrottleThread,
-    logins: Logins,
-    judge: Judge,
-    clock: Clock,
-    *,
-    may_begin: Callable[[], bool] = lambda: True,
-    on_step: OnStep = lambda _, __: None,
-) -> Connection:
-    """Return a connection that is ready for MAIL; `on_step` is called as by `open_connection`.
+class OfferedExtensions:
+    """The extensions that one server offered on its last connections."""
 
-    `may_begin` is asked once the slot is reserved: another host may have been refused meanwhile.
-    Raises UpstreamUnavailable, NoRoomToConnect, and HistoryError before the connection begins.
-    """
-    # The token comes first: no slot is reserved while it is fetched.
-    login = await logins.current_server(judge)
-    if login.token is not None:
-        on_step("token", "access token available")
-    reservation = await throttle.call(
-        lambda throttle: throttle.reserve_connection(OPENING_SECONDS * SECOND_NS)
-    )
-    if isinstance(reservation, Wait):
-        raise NoRoomToConnect(reservation.limit.reason, reservation.until_ns)
-    try:
-        if not may_begin():
-            raise NoRoomToConnect("the account is paused", reservation.reserved_at_ns)
-        async with asyncio.timeout(OPENING_SECONDS):
-            connection = await open_connection(login, clock, on_step=on_step)
-    except TimeoutError:
-        text = f"the connection was not ready for mail within {OPENING_SECONDS} s"
-        raise UpstreamUnavailable(Answer(Verdict.PAUSE, Phase.CONNECT, None, text)) from None
-    except UpstreamUnavailable as unavailable:
-        answer = unavailable.answer
-        is_stop = answer.phase is Phase.AUTH and answer.verdict is Verdict.STOP
-        if is_stop and logins.refused(login.token):
-            # The next login fetches another token, which may work.
-            raise UpstreamUnavailable(answer._replace(verdict=Verdict.PAUSE, ruling=None)) from None
-        raise
-    finally:
-        throttle.ended(reservation)
-    logins.worked(login.token)
-    return connection
+    def __init__(self) -> None:
+        self.is_dsn_refused = False
+        """The upstream refused DSN parameters (RFC 3461) that it had offered: the relay reports success."""
+        self.certificate_ends_at_ns: int | None = None
+        """Wall clock: when the server's certificate ends, as of the last connection."""
+        self._looks: deque[tuple[int, set[Extensions]]] = deque(maxlen=LOOKS)
+        """When each look began (boottime), and what was offered in it."""
+
+    def add(self, connection: Connection) -> None:
+        self.certificate_ends_at_ns = connection.certificate_ends_at_ns
+        at_ns = connection.opened_at_ns
+        if not self._looks or at_ns - self._looks[-1][0] >= APART_NS:
+            self._looks.append((at_ns, set()))
+        self._looks[-1][1].add(connection.extensions)
+
+    def judge(self, lack: Answer, shape: Shape) -> Answer:
+        """Return `lack`, as a BOUNCE if no connection of the last `LOOKS` looks could carry the message."""
+        offers = [each for _, offered in self._looks for each in offered]
+        if len(self._looks) == LOOKS and all(why_unfit(each, shape) is not None for each in offers):
+            return lack._replace(verdict=Verdict.BOUNCE)
+        return lack._replace(text=f"{lack.text}; another connection may accept it")

@@ -145,12 +145,10 @@ class Pausing:
         self.state, self._store, self.shield = AccountState(), store, Shield()
         self.is_tried = False
         """Whether a transaction or a refusal has shown since the start if the upstream works."""
-        self._is_retired = False
-        """Its account left the policy; another one may have its record by now."""
         self.relayed_from_ns = 0
         """When the latest transaction began that relayed something (boottime)."""
         self._refused_at_ns = 0
-        self._is_recalled = self._is_unsaved = False
+        self._is_unsaved = False
         self._saving: asyncio.Task[str] | None = None
         self._upstream = upstream
         self._events, self._metrics, self._clock = telemetry
@@ -180,34 +178,37 @@ class Pausing:
             await asyncio.to_thread(self._store.look)
         except (OSError, ValueError, Unavailable) as error:
             self._events.tell("pause_unrecorded", upstream=self._upstream, error=clean(str(error)))
-        self.learn()
+        now_ns = self._clock.boottime_ns()
+        if (found := self._store.news()) is not None:
+            if (started := at_a_start(found, now_ns)) != found:
+                self._store.record(Event(EventKind.RESTART, now_ns))
+            self._adopt(started, now_ns)
         if replaced is None:
             return
         # The messages in this line waited through the pauses of the replaced account.
-        self._become(_with_rests_of(self.state, replaced, self._clock.boottime_ns()))
+        self._become(_with_rests_of(self.state, replaced, now_ns))
         if replaced.operator is not None:
             self.apply(EventKind.KEEP, at_ns=replaced.spans[-1][0], pause=replaced.operator)
         elif self.state.operator is not None:
             self.end()
 
     def learn(self) -> None:
-        """Adopt the state that the store read: at a start the saved one, later that of another host."""
-        if (found := self._store.news()) is None:
-            return
-        state, now_ns = self.state, self._clock.boottime_ns()
-        if not self._is_recalled:
-            self._is_recalled = True
-            if (started := at_a_start(found, now_ns)) != found:
-                self._store.record(Event(EventKind.RESTART, now_ns))
-            found, state = started, _with_rests_of(state, started, now_ns)
-        self._become(with_shared(state, found, now_ns))
-        if state.in_a_row > 0 and self.state.in_a_row == 0:
+        """Adopt the state that another host of the account made, if there is a new one."""
+        if (found := self._store.news()) is not None:
+            self._adopt(found, self._clock.boottime_ns())
+
+    def _adopt(self, found: AccountState, now_ns: int) -> None:
+        """Take a state that was found, and count its pauses as this host's."""
+        before = self.state
+        self._become(with_shared(_with_rests_of(before, found, now_ns), found, now_ns))
+        if before.in_a_row > 0 and self.state.in_a_row == 0:
             # On another host an operator acted, or the upstream relayed something.
             self.shield.clear()
 
     def retire(self) -> AccountState:
         """Return the last state that is saved and announced: the account is used no more."""
-        self._is_retired = True
+        # Another account may have its record and its place in the queue by now.
+        self._store, self._on_change = AccountStore(), lambda _: None
         return self.state
 
     async def recorded(self) -> str:
@@ -264,7 +265,7 @@ class Pausing:
 
     def _apply(self, event: Event) -> None:
         after = step(self.state, event)
-        if after != self.state and not self._is_retired:
+        if after != self.state:
             self._store.record(event)
         self._become(after)
 
@@ -277,9 +278,8 @@ class Pausing:
         if rests != rested:
             change = "pauses" if rests else "resumes"
             self._metrics.count(f"relay_upstream_{change}_total", self._upstream)
-        if not self._is_retired:
-            self._save_soon()
-            self._on_change(self.availability)
+        self._save_soon()
+        self._on_change(self.availability)
         self._tell_word(before.operator, after.operator)
         self._tell_health(before, after)
 
@@ -290,11 +290,11 @@ class Pausing:
             self._saving = asyncio.create_task(self._save())
 
     async def _save(self) -> str:
-        error = ""
+        error, store = "", self._store
         while self._is_unsaved:
             self._is_unsaved, error = False, ""
             try:
-                await asyncio.to_thread(self._store.save, self.state)
+                await asyncio.to_thread(store.save, self.state)
             except (OSError, Unavailable) as failed:
                 error = clean(str(failed))
                 self._events.tell("pause_unrecorded", upstream=self._upstream, error=error)

@@ -27,7 +27,7 @@ from relay.policy.model import Policy
 from relay.queue.queued import Queued, State, WaitKind, WaitReason
 from relay.queue.upstream_queue import SLICE
 from relay.sender.host import Host, seconds, woken
-from relay.sender.throttle_thread import ThrottleThread
+from relay.sender.threads import ThrottleThread
 from relay.spool.identity import warning_id
 from relay.spool.interface import Message, Note, OwedReport, Report, Status
 from relay.telemetry.metrics import Telemetry

@@ -10,20 +10,22 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection
 
-from relay.clock import SECOND_NS, StepWatch
+from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
+from relay.queue.queued import Queued
 from relay.queue.queues import Queues
 from relay.sender.account import GRACE_SECONDS, Account, UpstreamView
 from relay.sender.arrivals import Arrivals
-from relay.sender.attempt import keys_of
 from relay.sender.connections import Logins
 from relay.sender.host import Host
 from relay.sender.reports import OwedReports
 from relay.sender.settling import Settling
-from relay.sender.spool_thread import SpoolThread
+from relay.sender.threads import SpoolThread
 from relay.spool.interface import Full, Spool, SpoolCounts, Unavailable
 from relay.telemetry.metrics import Telemetry
+from relay.throttle.admission import Place
+from relay.throttle.admission import keys_of as sender_keys_of
 from relay.verdicts.account import AccountState
 
 SUSPEND_NS = SECOND_NS
@@ -225,8 +227,7 @@ class Sender:
         stopping.add_done_callback(self._stopping.discard)
 
     async def _look_forever(self) -> None:
-        events, metrics, clock = self._telemetry
-        steps, look_seconds = StepWatch(clock), self._host.look_seconds
+        (events, metrics, clock), look_seconds = self._telemetry, self._host.look_seconds
         now_ns = clock.boottime_ns()
         while True:
             due_at = asyncio.get_running_loop().time() + look_seconds
@@ -238,9 +239,6 @@ class Sender:
             if now_ns - before_ns > (look_seconds + lag_seconds) * SECOND_NS + SUSPEND_NS:
                 # The timers of the loop stood still while this host was suspended.
                 self.wake()
-            if stepped_ns := steps.stepped_ns():
-                metrics.count("relay_clock_steps_total")
-                events.tell("clock_stepped", by_ns=stepped_ns)
             await self.look()
             for account in list(self.accounts.values()):
                 await account.look_at_secrets()
@@ -252,3 +250,14 @@ class Sender:
                 await self.spool_thread.call(lambda spool: spool.tidy())
             except (Full, Unavailable) as trouble:
                 self.spool_thread.tell(trouble)
+
+
+def keys_of(queued: Queued) -> list[Place]:
+    """Return the keys of limits that may make the message wait, whichever of its recipients go."""
+    by = queued.origin
+    sender, sender_domain, client, user = sender_keys_of(by.sent_reverse_path, by.client, by.user)
+    keys = [Place("sender", sender), Place("sender_domain", sender_domain)]
+    keys += [Place("client", client), Place("user", user)]
+    if queued.domain:
+        keys.append(Place("recipient_domain", queued.domain))
+    return keys

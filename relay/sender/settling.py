@@ -1,4 +1,4 @@
-"""After an attempt: make its outcome durable, then log it, then let the message go on.
+"""One attempt, and after it: make its outcome durable, then log it, then let the message go on.
 
 The order is the promise.  `relay.verdicts.decision` decides, and the spool's thread makes the decision
 durable.  Only then does the log say so, the queue in memory change, and the operator see it.
@@ -11,27 +11,97 @@ of which recipients its sender was told, depends on all parts.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 from weakref import WeakValueDictionary
 
 from relay.clock import SECOND_NS
 from relay.mail.dsn import Notify
-from relay.mail.envelope import QueueId, is_notice
+from relay.mail.envelope import Envelope, QueueId, Shape, is_notice
+from relay.mail.rewriting import Rewritten
 from relay.policy.model import Policy
-from relay.queue.queued import Queued, State, WaitKind, WaitReason
+from relay.queue.queued import RECIPIENTS_SHOWN, Queued, RecipientsLeft, State, WaitKind, WaitReason
 from relay.queue.queues import Queues
-from relay.sender.attempt import MARKS, Attempt, recipients_left
+from relay.sender.connections import OfferedExtensions
 from relay.sender.reports import REASON, OwedReports, Reporter
-from relay.sender.spool_thread import SpoolThread
+from relay.sender.threads import AGAIN_SECONDS, SpoolThread
 from relay.spool.interface import Absent, Corrupt, Message, Note, Report, Settlement, Status, Unavailable
 from relay.telemetry.events import NO_TRANSACTION, Delays, Subject, Via
 from relay.telemetry.metrics import Telemetry
+from relay.throttle.admission import domain_key
+from relay.throttle.throttle import Reservation
+from relay.upstream.connection import Connection
 from relay.verdicts.decision import Decision, Fate, Next, Terms
 from relay.verdicts.outcome import Answer
 
 REPLIES_KEPT, REPLIES_EACH = 1000, 32
 """Limits of `replies`: messages, and recipients of each."""
+MARKS = {Fate.RELAYED: Status.RELAYED, Fate.BOUNCED: Status.BOUNCED, Fate.EXPIRED: Status.EXPIRED}
 _WORST_FIRST = (Status.BOUNCED, Status.EXPIRED, Status.DELETED, Status.SUCCESS, Status.RELAYED)
+
+
+@dataclass(slots=True)
+class Attempt:
+    queued: Queued
+    message: Message
+    connection: Connection
+    offered: OfferedExtensions
+    """Of the connection's server."""
+    read_at_ns: int
+    """When the message was read, or earlier (boottime)."""
+    rewritten: Rewritten | None = None
+    """The form that is sent, if a route rewrites it; settlement, reports and log use the original."""
+    indices: list[int] = field(default_factory=list)
+    """Which recipients of the envelope the attempt is for."""
+    reservation: Reservation | None = None
+    """None if the upstream is not asked."""
+    deadline_ns: int = 0
+    """When the transaction must have ended (boottime)."""
+    ended_ns: int = 0
+    """Boottime; 0 while the transaction runs."""
+    conn_use: int = 1
+    """The number of this transaction on its connection, from 1."""
+    passes_dsn: bool = False
+    """The upstream gets the sender's DSN parameters (RFC 3461), and reports success itself."""
+
+    def __post_init__(self) -> None:
+        # A recipient that was deferred is not tried again before all others were tried.
+        untried = [index for index in self.left if index not in self.queued.tried]
+        self.indices = untried or list(self.left)
+        # The upstream reports to the reverse path that it got; a rewritten one is not the sender.
+        may_pass_dsn = self.connection.extensions.dsn and not self.offered.is_dsn_refused
+        self.passes_dsn = self.rewritten is None and may_pass_dsn
+
+    @property
+    def shape(self) -> Shape:
+        return self.message.shape if self.rewritten is None else self.rewritten.shape(self.message.shape)
+
+    @property
+    def sent_envelope(self) -> Envelope:
+        envelope, rewritten = self.message.envelope, self.rewritten
+        return envelope if rewritten is None else replace(envelope, reverse_path=rewritten.reverse_path)
+
+    @property
+    def left(self) -> tuple[int, ...]:
+        """Return the indices of this part's recipients that were left when the message was read."""
+        return self.queued.part.left(self.message.left)
+
+    def status_of(self, index: int, fate: Fate) -> Status:
+        is_told = fate is Fate.RELAYED and not self.passes_dsn
+        if is_told and self.message.envelope.tells_of(index, Notify.SUCCESS):
+            return Status.SUCCESS
+        return MARKS[fate]
+
+    @property
+    def took_ns(self) -> int:
+        return 0 if self.reservation is None else self.ended_ns - self.reservation.reserved_at_ns
+
+    @property
+    def delays(self) -> Delays:
+        if self.reservation is None:
+            return Delays()
+        queued_ns = self.reservation.reserved_at_ns - self.queued.arrived_at_ns
+        return Delays(queued_ns=queued_ns, transmitting_ns=self.took_ns)
 
 
 class Settling:
@@ -57,8 +127,6 @@ class Settling:
         """Set when a report was published, or a listener pulled the trigger: the spool has mail to claim."""
         self._locks: WeakValueDictionary[QueueId, asyncio.Lock] = WeakValueDictionary()
         """One for each message that is being settled."""
-        self._newest: dict[QueueId, Message] = {}
-        """Messages with an active part, as last settled, without content: the part was read before."""
         self.replies: OrderedDict[QueueId, dict[int, Note]] = OrderedDict()
         """For display: the upstream's last reply on each recipient that is deferred or failed."""
 
@@ -78,7 +146,6 @@ class Settling:
 
     def forget(self, queue_id: QueueId) -> None:
         self.queue.remove(queue_id)
-        self._newest.pop(queue_id, None)
         self.replies.pop(queue_id, None)
         self.spool_thread.forget(queue_id)
 
@@ -86,7 +153,7 @@ class Settling:
         """Make a decision about a message durable, then log it and let the message go on."""
         queued, fates, now_ns = attempt.queued, decision.fates, self._clock.wall_ns()
         async with self._lock(queued.queue_id):
-            attempt.message = message = self._as_settled(attempt.message)
+            attempt.message = message = await self._with_other_parts(attempt)
             marks = {i: attempt.status_of(i, fate) for i, (fate, _) in fates.items() if fate in MARKS}
             reported = [i for i, status in marks.items() if status.is_reported]
             deferred = [i for i, (fate, _) in fates.items() if fate is Fate.DEFERRED]
@@ -108,12 +175,10 @@ class Settling:
             self._go_on(after)
             if after.left:
                 self._put_back(attempt, decision)
-                self._keep(after)
 
     def finish(self, message: Message) -> None:
         """Have a message whose recipients are all done ended, after the report that it may owe."""
         self.queue.owe_report(message.queue_id, REASON)
-        self._newest.pop(message.queue_id, None)
         self._owed.ask(message.queue_id)
 
     async def report(self, queue_id: QueueId) -> bool:
@@ -139,61 +204,54 @@ class Settling:
             elif message.left:
                 return True
             if (after := await self._settle(message, what)) is not None:
-                self._keep(after)
                 self._go_on(after)
             return True
 
-    async def bounce(self, message: Message, queued: Queued, answer: Answer) -> None:
-        """Bounce all recipients left, by an operator's command.
+    async def end(self, message: Message, queued: Queued, answer: Answer | None) -> None:
+        """End all recipients left, by an operator's command: bounce them, or delete them if `answer` is None.
 
-        Raises Full, Unavailable, Absent and Corrupt, as `delete` does: nothing has happened yet.
+        No report tells of a deleted message, nor of its recipients that failed before.
+        Raises Full, Unavailable, Absent and Corrupt: nothing has happened yet.
         """
+        queue_id, envelope, left = message.queue_id, message.envelope, message.left
         at_ns, subject = self._clock.wall_ns(), _subject(message, queued)
-        notes = [Note(i, answer.status, "operator", answer.text, None, at_ns) for i in message.left]
-        await self._end_left(message, Status.BOUNCED, notes)
-        delays = Delays(queued_ns=max(0, at_ns - message.envelope.arrival_at_ns))
-        self._tell(subject, dict.fromkeys(message.left, (Fate.BOUNCED, answer)), delays, NO_TRANSACTION)
-
-    async def delete(self, message: Message, queued: Queued) -> None:
-        """Delete all recipients left, by an operator's command, without any report."""
-        subject = _subject(message, queued)
-        queue_id, message_id, envelope = message.queue_id, subject.names.message_id, message.envelope
-        if told := await self._end_left(message, Status.DELETED):
-            self._events.tell("report_omitted", queue_id=queue_id, nrcpt=len(told))
-        for index in message.left:
+        what = Settlement(queue_id, envelope, dict.fromkeys(left, Status.DELETED))
+        if answer is not None:
+            what.marks = dict.fromkeys(left, Status.BOUNCED)
+            what.notes = [Note(i, answer.status, "operator", answer.text, None, at_ns) for i in left]
+        elif (owed := message.owed_report) is not None:
+            # Told, so that it is not sent either if a power loss brings the message back.
+            what.told = owed.indices
+        async with self._lock(queue_id):
+            if (after := await self._settle(message, what, is_asked=True)) is not None:
+                self._go_on(after)
+        if answer is not None:
+            delays = Delays(queued_ns=max(0, at_ns - envelope.arrival_at_ns))
+            self._tell(subject, dict.fromkeys(left, (Fate.BOUNCED, answer)), delays, NO_TRANSACTION)
+            return
+        if what.told:
+            self._events.tell("report_omitted", queue_id=queue_id, nrcpt=len(what.told))
+        message_id, path = subject.names.message_id, envelope.reverse_path
+        for to in [envelope.recipients[index] for index in left]:
             self._events.tell(
                 "recipient_deleted",
                 subject,
                 queue_id=queue_id,
                 message_id=message_id,
-                reverse_path=envelope.reverse_path,
-                recipient=envelope.recipients[index],
+                reverse_path=path,
+                recipient=to,
             )
-        self._events.tell("deleted", queue_id=queue_id, message_id=message_id, nrcpt=len(message.left))
-
-    async def _end_left(self, message: Message, status: Status, notes: Sequence[Note] = ()) -> Sequence[int]:
-        """End all recipients left; return those of which no report tells because they were deleted."""
-        async with self._lock(message.queue_id):
-            message = self._as_settled(message)
-            what = Settlement(message.queue_id, message.envelope, dict.fromkeys(message.left, status), notes)
-            if status is Status.DELETED and (owed := message.owed_report) is not None:
-                # Told, so that it is not sent either if a power loss brings the message back.
-                what.told = owed.indices
-            if (after := await self._settle(message, what, is_asked=True)) is not None:
-                self._go_on(after)
-        return what.told
+        self._events.tell("deleted", queue_id=queue_id, message_id=message_id, nrcpt=len(left))
 
     async def warn(self, message: Message, delays: Sequence[Note], until_at_ns: int) -> bool:
         """Warn the sender, durably and once, that recipients wait; return False if no slot is free."""
         async with self._lock(message.queue_id):
-            message = self._as_settled(message)
-            if not message.is_warned:
-                if not await self._owed.may_warn():
-                    return False
-                report = self._reporter.warning(message, delays, until_at_ns)
-                what = Settlement(message.queue_id, message.envelope, report=report, is_warned=True)
-                if (after := await self._settle(message, what)) is not None:
-                    self._keep(after)
+            if not await self._owed.may_warn():
+                return False
+            report = self._reporter.warning(message, delays, until_at_ns)
+            await self._settle(
+                message, Settlement(message.queue_id, message.envelope, report=report, is_warned=True)
+            )
             for part in self.queue.parts(message.queue_id):
                 part.is_warned = True
             return True
@@ -208,19 +266,17 @@ class Settling:
     def _lock(self, queue_id: QueueId) -> asyncio.Lock:
         return self._locks.setdefault(queue_id, asyncio.Lock())
 
-    def _as_settled(self, message: Message) -> Message:
-        """Return a message as last settled, with the content that was read."""
-        newest = self._newest.get(message.queue_id)
-        if newest is None:
-            return message
-        return newest._replace(content=message.content, long_head=message.long_head)
-
-    def _keep(self, message: Message) -> None:
-        """Keep the settled message while a part of it is active that was read before."""
-        if any(part.state is State.ACTIVE for part in self.queue.parts(message.queue_id)):
-            self._newest[message.queue_id] = message._replace(content=None, long_head=b"")
-        else:
-            self._newest.pop(message.queue_id, None)
+    async def _with_other_parts(self, attempt: Attempt) -> Message:
+        """Return the message; if the attempt is for a part, with what was settled of the others meanwhile."""
+        while attempt.queued.part.indices is not None:
+            (message,) = await self.spool_thread.read([attempt.queued.queue_id])
+            if isinstance(message, Message):
+                return message
+            if not isinstance(message, Unavailable):
+                break  # the settlement raises the same error
+            self.spool_thread.tell(message)
+            await asyncio.sleep(AGAIN_SECONDS)
+        return attempt.message
 
     async def _settle(self, message: Message, what: Settlement, *, is_asked: bool = False) -> Message | None:
         """Settle durably, however long that takes; return the message as it is then, None if it is gone.
@@ -228,9 +284,8 @@ class Settling:
         If an operator asked for it, raise as `SpoolThread.change` does instead.
         """
         after = message.after(what.marks, what.notes)
-        if what.report is not None or what.told:
-            told, is_warned = message.told.union(what.told), message.is_warned or what.is_warned
-            after = after._replace(told=told, is_warned=is_warned)
+        if what.told:
+            after = after._replace(told=message.told.union(what.told))
         # The marks of relayed recipients must not wait for a report on the others.
         what.ends = not after.left and after.owed_report is None
         try:
@@ -295,7 +350,8 @@ class Settling:
         if decision.next is Next.FINISH:
             self.queue.end_part(queued)
             return
-        line.note_left(queued, recipients_left(attempt.message, queued, decision.gone()))
+        gone = decision.gone()
+        line.note_left(queued, which_of(attempt.message, [i for i in attempt.left if i not in gone]))
         queued.tried, queued.refusals = decision.tried, decision.refusals
         why = WaitReason(decision.reason, WaitKind.REFUSAL, decision.status)
         now_ns = self._clock.boottime_ns()
@@ -330,3 +386,10 @@ def _final(fate: Fate, answer: Answer) -> Answer:
     """Return the answer to record: an expired recipient failed for good, whatever the last reply was."""
     # RFC 3463, 3.5: X.4.7 is delivery time expired.
     return answer._replace(own_status="5.4.7") if fate is Fate.EXPIRED else answer
+
+
+def which_of(message: Message, left: Sequence[int]) -> RecipientsLeft:
+    recipients = [message.envelope.recipients[index] for index in left]
+    domains = {domain_key(each.rpartition("@")[2]) for each in recipients}
+    domain = domains.pop() if len(domains) == 1 else ""
+    return RecipientsLeft(len(recipients), domain, tuple(recipients[:RECIPIENTS_SHOWN]))

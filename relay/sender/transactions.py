@@ -19,10 +19,10 @@ from relay.mail.rewriting import FRONT_BYTES, Rewritten
 from relay.mail.text import clean
 from relay.queue.queued import Queued, State, WaitReason
 from relay.queue.routes import Because
-from relay.sender.attempt import Attempt, OfferedExtensions
+from relay.sender.connections import OfferedExtensions
 from relay.sender.pausing import Pausing
-from relay.sender.settling import Settling
-from relay.sender.throttle_thread import ThrottleThread
+from relay.sender.settling import Attempt, Settling
+from relay.sender.threads import ThrottleThread
 from relay.smtp.dot_stuffing import UnsendableContent
 from relay.smtp.reply import Phase
 from relay.spool.interface import Absent, Corrupt, Message, Unavailable

@@ -131,8 +131,6 @@ _ROWS: tuple[tuple[str, Level, str, str], ...] = (
      "listener {listener}: files loaded{users:, % users}{certificate:, certificate with SHA-256 %}", ""),
     ("listener_files_refused", _ERROR,
      "listener {listener}: files refused, the last good users and certificate stay: {error}", ""),
-    ("client_certificate_loaded", _NOTICE,
-     "upstream {upstream}: client certificate loaded, SHA-256 {certificate}", ""),
     ("listener_died", _ERROR, "listener {listener} died: pid {pid}, {status}", ""),
     ("listener_restarted", _NOTICE, "listener {listener} restarted: pid {pid}", ""),
     ("hook_failed", _WARNING, "notices to {hook} fail, and are tried again: {error}", ""),
@@ -146,7 +144,6 @@ _ROWS: tuple[tuple[str, Level, str, str], ...] = (
      "{queue_id}: deleted by the operator, recipients left: {nrcpt}{message_id:, message-id=%}", ""),
     ("recipient_deleted", _DEBUG,
      "{queue_id}: to=<{recipient}>, deleted by the operator", "message_id reverse_path"),
-    ("clock_stepped", _WARNING, "the clock of this host jumped by {by_seconds} s", ""),
     ("fault", _ERROR, "fault in {where}: {error}{client: (client %)}; {traceback}", ""),
 )  # fmt: skip
 

@@ -173,8 +173,6 @@ _ROWS: tuple[tuple[str, str | tuple[float, ...], str, str], ...] = (
     ("relay_host_history_age_seconds", "snapshot", "host upstream",
      "Time since the host last used the account of the upstream; only for a shared history."),
     ("relay_clock_timestamp_seconds", "snapshot", "", "The time of this scrape, by this host."),
-    ("relay_clock_steps_total", "counter", "",
-     "Jumps of this host's clock by 10 s or more while the relay ran."),
 )  # fmt: skip
 
 

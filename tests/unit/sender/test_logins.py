@@ -83,10 +83,9 @@ async def test_a_renewed_certificate_counts_from_the_next_connection_on_and_with
         relay.account.use_again(EventKind.RESUME)
         await relay.until_empty()
         assert len(host.relayed) == 1
-        for number, pem in enumerate((made.wrong_name, made.right), start=1):
+        for pem in (made.wrong_name, made.right):
             await relay.until(lambda: not relay.account.pool.open)
             put(tmp_path, pem)
             relay.accept()
             await relay.until_empty()
             assert host.relayed[-1].session.shown == der(pem)
-            assert relay.logged().count("client certificate loaded") == number

@@ -25,7 +25,6 @@ from tests.fakes.smarthost import CLOSE, DEFAULT, GAP, Script, Smarthost, Step, 
 from tests.unit.sender.in_process_relay import Relay, hurry, policy_of, virtual_clock
 
 HOUR_NS = 3600 * SECOND_NS
-DAY_NS = 24 * HOUR_NS
 LASTING = PauseAsked("anna")
 
 
@@ -117,18 +116,6 @@ async def test_the_operator_is_told_if_a_pause_is_not_on_disk(tmp_path: Path) ->
         assert told.startswith("resumed, but this was not saved; a restart may pause it again: ")
         path.rmdir()
         assert await relay.operator.pause("isp", LASTING) == OK
-
-
-async def test_a_step_of_the_wall_clock_is_logged_once(tmp_path: Path) -> None:
-    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port)) as relay:
-        relay.accept()
-        await relay.until_empty()
-        virtual_clock().step_wall(-365 * DAY_NS)
-        await relay.until(lambda: "the clock of this host jumped by -31536000" in relay.logged())
-        relay.accept()
-        await relay.until_empty()
-
-        assert relay.logged().count("the clock of this host jumped") == 1
 
 
 @pytest.mark.parametrize("after", ["the process", "the host"])

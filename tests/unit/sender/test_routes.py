@@ -10,7 +10,7 @@ from relay.control.operations import OK
 from relay.policy.model import Policy
 from relay.policy.units import HistorySettings
 from relay.queue.queued import State
-from relay.sender.attempt import APART_NS
+from relay.sender.connections import APART_NS
 from relay.sender.pausing import Pausing
 from relay.smtp.reply import Phase
 from relay.status.collector import SnapshotCollector

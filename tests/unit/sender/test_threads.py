@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from relay.sender.host import Batch, CallThread
-from relay.sender.spool_thread import MOST_BYTES_AT_HAND, SpoolThread
+from relay.sender.threads import MOST_BYTES_AT_HAND, SpoolThread
 from relay.spool.interface import Message, Settlement, Status
 from relay.spool.maildir.engine import MaildirSpool
 from tests.engines.spool.engine import MAILDIR, accept
