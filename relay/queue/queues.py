@@ -198,7 +198,8 @@ class Queues:
     def sort_anew(self, fresh: Sequence[Queued], now_ns: int) -> bool:
         """Use the lane and parts that an edit gives a message; return False while its old parts are active.
 
-        `fresh` is the message as a start would load it.
+        `fresh` is the message as a start would load it.  It goes on like that, but the pauses that it waited
+        for still count.
         """
         before = self.parts(fresh[0].queue_id)
         is_same = [(each.part, each.lane) for each in before] == [(each.part, each.lane) for each in fresh]
@@ -209,7 +210,12 @@ class Queues:
         for part in before:
             self._rest(part, now_ns)
         for part in fresh:
-            _carry_over(part, before)
+            was = [each for each in before if _overlap(each.part, part.part)] or before
+            part.paused_ns = max(each.paused_ns for each in was)
+            part.either_paused_ns = max(each.either_paused_ns for each in was)
+            part.choice = Choice(was[0].upstream)
+            if part.state is State.DEFERRED:
+                part.why = was[0].why
         for part in before:
             self._take_out(part)
         self._own(before[0], -1)
@@ -366,23 +372,6 @@ def _spills_ns(part: Queued, route: Route) -> int | None:
     if route.spill_after_ns is None or part.state is not State.WAITING or part.is_sitting_out:
         return None
     return max(part.ready_at_ns, part.stands_since_ns) + route.spill_after_ns
-
-
-def _carry_over(part: Queued, before: Sequence[Queued]) -> None:
-    """Give a new part, loaded as at a start, what only memory knows of the parts before it."""
-    was = [each for each in before if _overlap(each.part, part.part)] or before
-    last = max(was, key=lambda each: each.due_at_ns)
-    part.paused_ns = max(each.paused_ns for each in was)
-    part.either_paused_ns = max(each.either_paused_ns for each in was)
-    part.tried, part.choice = last.tried, last.choice
-    part.is_warned, part.ready_at_ns = last.is_warned, last.ready_at_ns
-    if part.choice.because is Because.PROBE:
-        part.choice = part.choice._replace(because=Because.PREFERRED)  # one of the parts may probe again
-    if part.state is State.WAITING and all(each.state is State.DEFERRED for each in was):
-        # The spool stores the next attempt only for a whole message.
-        part.state, part.due_at_ns = State.DEFERRED, max(each.due_at_ns for each in was)
-    if part.state is not State.WAITING:
-        part.why = last.why
 
 
 def _overlap(one: Part, other: Part) -> bool:
