@@ -52,7 +52,7 @@ class Queues:
         self._availabilities: dict[str, Availability] = {}
         self._proving: list[str] = []
         self._choices: dict[Route, Choice] = {}
-        """The last choice of each route.  It holds until its `until_ns`, or until a change begins a walk."""
+        """The choice of each route; only a walk changes it."""
         self._walk: deque[Queued] = deque()
         """Parts to look at: all parts after a change, and those that just became able to move."""
         self._looks: TimedHeap[Queued] = TimedHeap(lambda _, part: part.upstream != "")
@@ -237,24 +237,23 @@ class Queues:
             self._look_at(part, now_ns)
 
     def choice_of(self, route: Route, now_ns: int) -> Choice:
-        """Return where mail of a route goes now, apart from spilled and probing parts.
+        """Return where mail of a route goes, apart from spilled and probing parts, as the last walk found.
 
         Returns the same object until it changes, because many parts share it.
         """
+        if (choice := self._choices.get(route)) is None:
+            choice = self._choices[route] = self._chosen(route, now_ns)
+            self._walks_at_ns = earliest(self._walks_at_ns, choice.until_ns)
+        return choice
+
+    def _chosen(self, route: Route, now_ns: int) -> Choice:
         before = self._choices.get(route, Choice(route.upstreams[0], since_ns=now_ns))
-        is_settled = route in self._choices and self._walks_at_ns != AT_ONCE_NS
-        if is_settled and (before.until_ns is None or now_ns < before.until_ns):
-            return before
         choice = choose(route, self._availabilities, now_ns)._replace(since_ns=before.since_ns)
-        if choice == before:
-            return self._choices.setdefault(route, before)
         if (choice.upstream, choice.because) != (before.upstream, before.because):
             choice = choice._replace(since_ns=now_ns)
             if route in self._routes:
                 self.on_routed(route, choice, before.because)
-        self._choices[route] = choice
-        self._walks_at_ns = earliest(self._walks_at_ns, choice.until_ns)
-        return choice
+        return before if choice == before else choice
 
     def _change(self) -> None:
         self._proving = [name for name, each in self._availabilities.items() if each.is_proving]
@@ -264,7 +263,7 @@ class Queues:
     def _begin_walk(self, now_ns: int) -> None:
         present = self.where()
         routes = dict.fromkeys([*self._routes, *present])
-        self._choices = {route: self.choice_of(route, now_ns) for route in routes}
+        self._choices = {route: self._chosen(route, now_ns) for route in routes}
         untils_ns = [choice.until_ns for choice in self._choices.values()]
         is_settled = all(route.upstreams == (name,) for route, its in present.items() for name in its)
         if not is_settled and self._proving:
