@@ -18,7 +18,7 @@ from relay.clock import SECOND_NS
 from relay.mail.dsn import Notify
 from relay.mail.envelope import QueueId, is_notice
 from relay.policy.model import Policy
-from relay.queue.queued import Queued, State, WaitKind, WaitReason
+from relay.queue.queued import Queued, State, WaitReason
 from relay.queue.queues import Queues
 from relay.sender.attempt import MARKS, Attempt, recipients_left
 from relay.sender.reports import REASON, OwedReports, Reporter
@@ -296,7 +296,7 @@ class Settling:
             return
         line.note_left(queued, recipients_left(attempt.message, queued, decision.gone()))
         queued.tried, queued.refusals = decision.tried, decision.refusals
-        why = WaitReason(decision.reason, WaitKind.REFUSAL, decision.status)
+        why = WaitReason(decision.reason, decision.status)
         now_ns = self._clock.boottime_ns()
         match decision.next:
             case Next.GIVE_BACK:
