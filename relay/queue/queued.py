@@ -37,21 +37,13 @@ class State(enum.StrEnum):
     """No recipient is left; only the report about the failed recipients is owed."""
 
 
-class WaitKind(enum.Enum):
-    WORDS = "words"
-    """The text is only shown; no decision depends on it."""
-    REFUSAL = "refusal"
-    """The last reply of the upstream, or the failure that left no reply."""
-    SENDER_PAUSE = "sender pause"
-
-
 @dataclass(frozen=True, slots=True)
 class WaitReason:
     text: str
     """For showing only."""
-    kind: WaitKind = WaitKind.WORDS
     status: str = ""
-    """The enhanced status code of a REFUSAL (RFC 3463)."""
+    """The enhanced status code (RFC 3463) of the last refusal, or for a lost reply; empty before either."""
+    is_sender_pause: bool = False
 
 
 NO_REASON = WaitReason("")
@@ -177,7 +169,7 @@ class Queued:
     @property
     def is_sitting_out(self) -> bool:
         """Return whether the message waits only because its sender is paused."""
-        return self.state is State.WAITING and self.why.kind is WaitKind.SENDER_PAUSE
+        return self.state is State.WAITING and self.why.is_sender_pause
 
     @property
     def since_ns(self) -> int:

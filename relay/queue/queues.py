@@ -52,7 +52,7 @@ class Queues:
         self._availabilities: dict[str, Availability] = {}
         self._proving: list[str] = []
         self._choices: dict[Route, Choice] = {}
-        """The last choice of each route.  It holds until its `until_ns`, or until a change begins a walk."""
+        """The choice of each route; only a walk changes it."""
         self._walk: deque[Queued] = deque()
         """Parts to look at: all parts after a change, and those that just became able to move."""
         self._looks: TimedHeap[Queued] = TimedHeap(lambda _, part: part.upstream != "")
@@ -198,7 +198,8 @@ class Queues:
     def sort_anew(self, fresh: Sequence[Queued], now_ns: int) -> bool:
         """Use the lane and parts that an edit gives a message; return False while its old parts are active.
 
-        `fresh` is the message as a start would load it.
+        `fresh` is the message as a start would load it.  It goes on like that, but the pauses that it waited
+        for still count.
         """
         before = self.parts(fresh[0].queue_id)
         is_same = [(each.part, each.lane) for each in before] == [(each.part, each.lane) for each in fresh]
@@ -209,7 +210,12 @@ class Queues:
         for part in before:
             self._rest(part, now_ns)
         for part in fresh:
-            _carry_over(part, before)
+            was = [each for each in before if _overlap(each.part, part.part)] or before
+            part.paused_ns = max(each.paused_ns for each in was)
+            part.either_paused_ns = max(each.either_paused_ns for each in was)
+            part.choice = Choice(was[0].upstream)
+            if part.state is State.DEFERRED:
+                part.why = was[0].why
         for part in before:
             self._take_out(part)
         self._own(before[0], -1)
@@ -231,24 +237,23 @@ class Queues:
             self._look_at(part, now_ns)
 
     def choice_of(self, route: Route, now_ns: int) -> Choice:
-        """Return where mail of a route goes now, apart from spilled and probing parts.
+        """Return where mail of a route goes, apart from spilled and probing parts, as the last walk found.
 
         Returns the same object until it changes, because many parts share it.
         """
+        if (choice := self._choices.get(route)) is None:
+            choice = self._choices[route] = self._chosen(route, now_ns)
+            self._walks_at_ns = earliest(self._walks_at_ns, choice.until_ns)
+        return choice
+
+    def _chosen(self, route: Route, now_ns: int) -> Choice:
         before = self._choices.get(route, Choice(route.upstreams[0], since_ns=now_ns))
-        is_settled = route in self._choices and self._walks_at_ns != AT_ONCE_NS
-        if is_settled and (before.until_ns is None or now_ns < before.until_ns):
-            return before
         choice = choose(route, self._availabilities, now_ns)._replace(since_ns=before.since_ns)
-        if choice == before:
-            return self._choices.setdefault(route, before)
         if (choice.upstream, choice.because) != (before.upstream, before.because):
             choice = choice._replace(since_ns=now_ns)
             if route in self._routes:
                 self.on_routed(route, choice, before.because)
-        self._choices[route] = choice
-        self._walks_at_ns = earliest(self._walks_at_ns, choice.until_ns)
-        return choice
+        return before if choice == before else choice
 
     def _change(self) -> None:
         self._proving = [name for name, each in self._availabilities.items() if each.is_proving]
@@ -258,7 +263,7 @@ class Queues:
     def _begin_walk(self, now_ns: int) -> None:
         present = self.where()
         routes = dict.fromkeys([*self._routes, *present])
-        self._choices = {route: self.choice_of(route, now_ns) for route in routes}
+        self._choices = {route: self._chosen(route, now_ns) for route in routes}
         untils_ns = [choice.until_ns for choice in self._choices.values()]
         is_settled = all(route.upstreams == (name,) for route, its in present.items() for name in its)
         if not is_settled and self._proving:
@@ -366,23 +371,6 @@ def _spills_ns(part: Queued, route: Route) -> int | None:
     if route.spill_after_ns is None or part.state is not State.WAITING or part.is_sitting_out:
         return None
     return max(part.ready_at_ns, part.stands_since_ns) + route.spill_after_ns
-
-
-def _carry_over(part: Queued, before: Sequence[Queued]) -> None:
-    """Give a new part, loaded as at a start, what only memory knows of the parts before it."""
-    was = [each for each in before if _overlap(each.part, part.part)] or before
-    last = max(was, key=lambda each: each.due_at_ns)
-    part.paused_ns = max(each.paused_ns for each in was)
-    part.either_paused_ns = max(each.either_paused_ns for each in was)
-    part.tried, part.choice = last.tried, last.choice
-    part.is_warned, part.ready_at_ns = last.is_warned, last.ready_at_ns
-    if part.choice.because is Because.PROBE:
-        part.choice = part.choice._replace(because=Because.PREFERRED)  # one of the parts may probe again
-    if part.state is State.WAITING and all(each.state is State.DEFERRED for each in was):
-        # The spool stores the next attempt only for a whole message.
-        part.state, part.due_at_ns = State.DEFERRED, max(each.due_at_ns for each in was)
-    if part.state is not State.WAITING:
-        part.why = last.why
 
 
 def _overlap(one: Part, other: Part) -> bool:

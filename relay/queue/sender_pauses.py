@@ -36,11 +36,6 @@ class SenderPause:
     is_open: bool = True
     """The upstream relayed no mail of the sender since, and no operator ended the pause."""
 
-    @property
-    def rests(self) -> tuple[PauseSpan, ...]:
-        """Return the spans, ascending, in which the sender's mail waited or waits and did not age."""
-        return self.earlier if self.ages else (*self.earlier, (self.since_ns, self.until_ns))
-
 
 class SenderPauses:
     def __init__(self) -> None:
@@ -66,13 +61,12 @@ class SenderPauses:
             # This transaction was in flight when the pause began: it can only extend the pause.
             running.until_ns = max(running.until_ns, now_ns + asked_ns)
             return running.until_ns
-        pause = SenderPause(now_ns, now_ns, reason, ages)
-        if (before := self._pauses.pop(sender, None)) is not None:
-            pause.earlier = before.rests[-MOST_RESTS:]
-            if before.is_open:
-                pause.in_a_row = before.in_a_row + 1
-                pause.evident = before.evident + 1 if relayed_from_ns > before.since_ns else 0
-        elif len(self._pauses) >= MOST_RESTING:
+        pause = SenderPause(now_ns, now_ns, reason, ages, self.rests_of(sender)[-MOST_RESTS:])
+        before = self._pauses.pop(sender, None)
+        if before is not None and before.is_open:
+            pause.in_a_row = before.in_a_row + 1
+            pause.evident = before.evident + 1 if relayed_from_ns > before.since_ns else 0
+        if len(self._pauses) >= MOST_RESTING:
             # Forget the oldest pause: the sender's mail is tried again, which costs one refusal.
             del self._pauses[next(iter(self._pauses))]
         pause.until_ns += max(asked_ns, min(LONGEST_REST_NS, FIRST_REST_NS << min(pause.in_a_row, 10)))
@@ -92,7 +86,10 @@ class SenderPauses:
         return None if pause is None or pause.until_ns <= now_ns else pause
 
     def rests_of(self, sender: str) -> tuple[PauseSpan, ...]:
-        return () if (pause := self._pauses.get(sender)) is None else pause.rests
+        """Return the spans, ascending, in which the sender's mail waited or waits and did not age."""
+        if (pause := self._pauses.get(sender)) is None:
+            return ()
+        return pause.earlier if pause.ages else (*pause.earlier, (pause.since_ns, pause.until_ns))
 
     def is_alone(self, sender: str, relayed_from_ns: int) -> bool:
         """Return whether a refusal now completes a row that is evidently about the sender alone.

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from relay.queue.lanes import Arrangement, LaneQueue, Turn
 from relay.queue.lines import Counts, MessageLine, TimedHeap, earliest
-from relay.queue.queued import NO_REASON, Queued, RecipientsLeft, State, WaitKind, WaitReason
+from relay.queue.queued import NO_REASON, Queued, RecipientsLeft, State, WaitReason
 from relay.queue.sender_pauses import SenderPauses
 from relay.verdicts.account import PauseSpan, within_ns
 
@@ -205,7 +205,7 @@ class UpstreamQueue:
         """Return the key that a message, of any line, must wait for, until when, and why; else None."""
         of_pause = _pause_key(message.sender, message.refusals)
         if (pause := self.sender_pauses.current(message.sender, now_ns)) is not None:
-            return of_pause, pause.until_ns, WaitReason(pause.reason, WaitKind.SENDER_PAUSE)
+            return of_pause, pause.until_ns, WaitReason(pause.reason, is_sender_pause=True)
         if self._keys:  # rare
             lane = self._lanes.home_of(message.lane)
             for key in (of_pause, *self._keys_of(message)):
@@ -242,7 +242,7 @@ class UpstreamQueue:
             self._steps_left -= 1
             self._lanes.remove(turn.message)
             key = self._join(turn.message, *closed)
-            if len(key) == 1 and key.why.kind is not WaitKind.SENDER_PAUSE:
+            if len(key) == 1 and not key.why.is_sender_pause:
                 # The message that closed the key has left: this one may need less room.
                 self._open([key])
         return None

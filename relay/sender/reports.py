@@ -24,7 +24,7 @@ from relay.mail.dsn import Notify
 from relay.mail.envelope import Envelope, QueueId
 from relay.mail.report import Reason, ReportedRecipient, report
 from relay.policy.model import Policy
-from relay.queue.queued import Queued, State, WaitKind, WaitReason
+from relay.queue.queued import Queued, State, WaitReason
 from relay.queue.upstream_queue import SLICE
 from relay.sender.host import Host, seconds, woken
 from relay.sender.threads import ThrottleThread
@@ -234,7 +234,7 @@ class LateMail:
         status, text = "4.4.5", "the next mail server accepts no more mail from here at the moment"
         if queued.state is State.DEFERRED:
             status, text = why.status or UNKNOWN_STATUS, why.text or "refused for now"
-            if why.kind is WaitKind.REFUSAL:
+            if why.status:
                 replies = self._settling.replies.get(queued.queue_id, {})
         notes = [replies.get(i) or Note(i, status, "expired", text, None, wall_ns) for i in late]
         age_ns = self._clock.boottime_ns() - queued.arrived_at_ns

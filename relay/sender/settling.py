@@ -20,7 +20,7 @@ from relay.mail.dsn import Notify
 from relay.mail.envelope import Envelope, QueueId, Shape, is_notice
 from relay.mail.rewriting import Rewritten
 from relay.policy.model import Policy
-from relay.queue.queued import RECIPIENTS_SHOWN, Queued, RecipientsLeft, State, WaitKind, WaitReason
+from relay.queue.queued import RECIPIENTS_SHOWN, Queued, RecipientsLeft, State, WaitReason
 from relay.queue.queues import Queues
 from relay.sender.connections import OfferedExtensions
 from relay.sender.reports import REASON, OwedReports, Reporter
@@ -353,7 +353,7 @@ class Settling:
         gone = decision.gone()
         line.note_left(queued, which_of(attempt.message, [i for i in attempt.left if i not in gone]))
         queued.tried, queued.refusals = decision.tried, decision.refusals
-        why = WaitReason(decision.reason, WaitKind.REFUSAL, decision.status)
+        why = WaitReason(decision.reason, decision.status)
         now_ns = self._clock.boottime_ns()
         match decision.next:
             case Next.GIVE_BACK:
