@@ -8,7 +8,7 @@ Assumes: addresses passed `relay.mail.address`; host names, ids and status codes
 sender is not `<>`.
 """
 
-import base64
+import binascii
 import enum
 import hashlib
 import re
@@ -175,11 +175,13 @@ def _recipient_fields(each: ReportedRecipient, until_ns: int | None) -> dict[str
 
 
 def _text(kind: str, text: bytes) -> MIMEPart:
-    """Return a part of text, exact to the octet: as it is if that is possible, else in base64."""
+    """Return a part of text, legible and exact to the octet."""
     if _PLAIN_LINES.match(text):
         return _part({"Content-Type": kind}, text.decode())
-    fields = {"Content-Type": kind, "Content-Transfer-Encoding": "base64"}
-    return _part(fields, base64.encodebytes(text).decode())
+    # Line by line, so that a bare CR or LF is encoded like any other octet (RFC 2045, 6.7).
+    lines = [binascii.b2a_qp(line, istext=False).decode() for line in text.split(b"\r\n")]
+    fields = {"Content-Type": kind, "Content-Transfer-Encoding": "quoted-printable"}
+    return _part(fields, "\n".join(lines))
 
 
 def _part(fields: Mapping[str, str], payload: list[Message | str] | str = "") -> MIMEPart:

@@ -232,6 +232,7 @@ class Sender:
             due_at = asyncio.get_running_loop().time() + look_seconds
             await asyncio.sleep(look_seconds)
             lag_seconds = asyncio.get_running_loop().time() - due_at
+            metrics.observe("relay_event_loop_lag_seconds", span_ns=int(lag_seconds * SECOND_NS))
             metrics.count("relay_log_lost_lines_total", by=events.take_lines_lost())
             before_ns, now_ns = now_ns, clock.boottime_ns()
             if now_ns - before_ns > (look_seconds + lag_seconds) * SECOND_NS + SUSPEND_NS:

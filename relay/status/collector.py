@@ -132,6 +132,7 @@ def _of_upstream(upstream: UpstreamStatus, at_ns: int) -> Iterator[Number]:
     for limit in upstream.limits:
         yield "relay_limit_slots", limit.count, name, limit.label
         yield "relay_limit_used_slots", limit.used, name, limit.label
+        yield "relay_limit_window_seconds", limit.period_ns / SECOND_NS, name, limit.label
         opens_ns = at_ns if limit.opens_at_ns is None else limit.opens_at_ns
         yield "relay_limit_next_slot_timestamp_seconds", opens_ns / SECOND_NS, name, limit.label
 

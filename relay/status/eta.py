@@ -244,8 +244,6 @@ class Listing:
             message_id=shown.names.message_id,
             subject=shown.names.subject,
             client_queue_id=shown.names.client_queue_id,
-            upstream_choice=queued.choice.because,
-            instead_of=queued.choice.instead_of,
             rewritten_as="" if origin.sent_reverse_path == origin.reverse_path else origin.sent_reverse_path,
             host=self._host,
         )
@@ -258,7 +256,6 @@ def _as_one(one: MessageView, other: MessageView) -> MessageView:
     """
     first, second = sorted((one, other), key=lambda view: _FURTHEST_FIRST.index(view.state))
     last = max((first, second), key=lambda view: math.inf if view.eta_at_ns is None else view.eta_at_ns)
-    odd = first if first.upstream_because else second
     upstreams = dict.fromkeys(
         (first.upstream, *first.further_upstreams, second.upstream, *second.further_upstreams)
     )
@@ -270,7 +267,5 @@ def _as_one(one: MessageView, other: MessageView) -> MessageView:
         held_by=last.held_by,
         reason=last.reason,
         further_upstreams=tuple(upstreams)[1:],
-        upstream_because=odd.upstream_because,
-        upstream_choice=odd.upstream_choice,
-        instead_of=odd.instead_of,
+        upstream_because=first.upstream_because or second.upstream_because,
     )

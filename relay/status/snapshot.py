@@ -103,7 +103,6 @@ class UpstreamStatus:
     """From `relay.verdicts.account`; `state` does not tell `proving` from `used`."""
     paused_by: str = ""
     """Who paused it by `relay pause`; empty without such a pause."""
-    paused_since_at_ns: int | None = None
     proving_after: str = ""
     """While one message goes first: why the upstream was paused or stopped; empty if that is unknown."""
     certificate_ends_at_ns: int | None = None
@@ -362,10 +361,6 @@ class MessageView:
     """All, in the order of the envelope."""
     header: str = ""
     """As stored, so it is foreign text; empty if it was not read."""
-    upstream_choice: Because = Because.PREFERRED
-    """`upstream_because` as a value."""
-    instead_of: str = ""
-    """The upstream that is passed over for `upstream`; empty for none."""
     rewritten_as: str = ""
     """The sender that its upstream will see (`rewrite` of its route); empty if that is `reverse_path`."""
     host: str = ""

@@ -277,7 +277,6 @@ class StatusView:
             self._held_by(name, forecast, view, load),
             state.shown,
             "" if operator is None else operator.by,
-            None if operator is None else operator.since_at_ns,
             state.because if state.is_proving and not state.is_resting else "",
             seen.certificate_ends_at_ns,
             seen.client_certificate_ends_at_ns,

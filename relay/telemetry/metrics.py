@@ -53,6 +53,7 @@ class MetricRow(NamedTuple):
 
 DISK_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 NETWORK_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
+LAG_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
 WAIT_SECONDS = (0.1, 1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 12 * 3600.0, 86400.0, 3 * 86400.0)
 
 # Name, type, labels, meaning.  Buckets as the type: a histogram.  `snapshot`: a gauge read at a scrape.
@@ -102,6 +103,7 @@ _ROWS: tuple[tuple[str, str | tuple[float, ...], str, str], ...] = (
     ("relay_spool_errors_total", "counter", "", "Failures of the disk under the spool."),
     ("relay_limit_slots", "snapshot", "upstream limit", "N: the most that any window may hold."),
     ("relay_limit_used_slots", "snapshot", "upstream limit", "Slots that are occupied."),
+    ("relay_limit_window_seconds", "snapshot", "upstream limit", "T, with its guard."),
     ("relay_limit_next_slot_timestamp_seconds", "snapshot", "upstream limit",
      "When the next slot opens; the time of the scrape while there is room."),
     ("relay_throttle_wait_seconds", WAIT_SECONDS, "upstream",
@@ -164,6 +166,7 @@ _ROWS: tuple[tuple[str, str | tuple[float, ...], str, str], ...] = (
     ("relay_log_lost_lines_total", "counter", "",
      "Log lines that could not be written, or were dropped because the log was not read in time."),
     ("relay_faults_total", "counter", "", "Faults of the relay, without those in sessions of listeners."),
+    ("relay_event_loop_lag_seconds", LAG_SECONDS, "", "How late the event loop woke up."),
     ("relay_host_claimed_messages", "snapshot", "host", "Messages of a shared queue that the host claimed."),
     ("relay_host_lease_seconds", "snapshot", "host",
      "Time until other hosts may take over the host's messages; 0: now."),

@@ -99,7 +99,6 @@ class Book:
                     self._end(slot_id, at_ns)
 
     def decide(self, requests: Sequence[Request], transaction_ns: int) -> list[Admission]:
-        """Decide in order.  Once a request waits for a limit on all messages, all later ones wait too."""
         answers: list[Admission] = []
         waiting: Wait | None = None
         for request in requests:

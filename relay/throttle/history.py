@@ -60,7 +60,6 @@ Event = Slot | Ended
 
 
 def moved(event: Event, by_ns: int) -> Event:
-    """Return an event with its instants moved by `by_ns`."""
     if isinstance(event, Ended):
         return Ended(event.id, event.at_ns + by_ns)
     return event._replace(started_at_ns=event.started_at_ns + by_ns, until_ns=event.until_ns + by_ns)

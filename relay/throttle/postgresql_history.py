@@ -9,7 +9,8 @@ Time.  The history's clock is the server's clock plus an offset that is kept wit
 back.  A process compares it with its own boottime between two transactions.  If the server's clock was
 stepped by more than SKEW_NS and drift, the offset undoes the step for all hosts.  Not noticed: a step while
 no relay was running.  Rows have instants of the history's clock.  It was read at some instant of the round
-trip to the server; an event is converted, both ways, to the latest instant that this allows.
+trip to the server; an event is converted, both ways, to the latest instant that this allows.  If boottime
+and the history's clock have drifted apart by SKEW_NS since all events were converted, all are read again.
 
 Lost commits.  A failover to a standby that lacks commits would shorten the past.  Each process knows how far
 the history was, and each host keeps that in a file.  If the history is shorter, or another one has its name,
@@ -37,8 +38,6 @@ REPLACE_ABOVE_GROUPS = 4096
 ADVICE = (
     "stop the relays, wait for the longest period of the account's limits, remove each host's .mark, start"
 )
-
-
 # Other relays wait for the lock, so its holder sends few statements.
 _CLOCK_AND_NEWS: LiteralString = (
     f"SELECT {CLOCK_NS}, ARRAY(SELECT events FROM relay.history"  # noqa: S608 - a constant
@@ -101,11 +100,15 @@ class PostgresqlHistory:
         """The position of the last group that is known here; None if memory must begin anew."""
         self._seen: tuple[int, int, int] | None = None
         """The history's clock at the last transaction, and boottime just before and after it was read."""
+        self._whole_to_boottime_ns = 0
+        """The conversion, when all events were read last."""
         # State of the present transaction.
         self._connection: Connection
         self._row: AccountColumns
         self._clock_ns = 0
         """The history's clock at `now_ns`, or a little later."""
+        self._to_boottime_ns = 0
+        """Converts an instant of the history's clock to boottime, when added."""
         self.now_ns = 0
         self.news: Sequence[Event] = ()
         self.is_whole = False
@@ -125,7 +128,8 @@ class PostgresqlHistory:
                     self._connection.rollback()
         except (DatabaseError, OSError) as error:
             raise HistoryError(f"the history of {self._account.name}: {in_words(error)}") from error
-        self._cursor = self._row.last_position
+        if abs(self._to_boottime_ns - self._whole_to_boottime_ns) <= SKEW_NS:
+            self._cursor = self._row.last_position
 
     @property
     def is_long(self) -> bool:
@@ -150,7 +154,7 @@ class PostgresqlHistory:
             if position <= self._row.last_position:
                 return
             what = f"it lost {position - self._row.last_position} commits"
-        where = f"the history of {self._account.name} in the database"
+        where = f"the history of {self._account.name}"
         raise HistoryError(f"{where}: {what}; {NOTHING_SENT}.  To repair: {ADVICE}")
 
     def _learn(self, cursor: int | None) -> None:
@@ -162,8 +166,12 @@ class PostgresqlHistory:
         clock_ns, groups = one(self._connection, _CLOCK_AND_NEWS, (row.id, since))
         after_ns = self._clock.boottime_ns()
         self._tell_time(before_ns, clock_ns + row.offset_ns, after_ns)
-        later_ns = after_ns - self._clock_ns
-        self.news = [moved(event_of(fields), later_ns) for text in groups for fields in json.loads(text)]
+        self._to_boottime_ns = after_ns - self._clock_ns
+        if self.is_whole:
+            self._whole_to_boottime_ns = self._to_boottime_ns
+        self.news = [
+            moved(event_of(fields), self._to_boottime_ns) for text in groups for fields in json.loads(text)
+        ]
 
     def _tell_time(self, before_ns: int, clock_ns: int, after_ns: int) -> None:
         if self._seen is not None:

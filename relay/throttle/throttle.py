@@ -85,7 +85,6 @@ class View:
         return self._look(lambda book: book.oldest_leaves_in_ns(span_ns))
 
     def _look(self, question: Callable[[Book], Answer]) -> Answer:
-        """Answer a question as of now."""
         with self.mutex:
             self.book.advance(self._clock.boottime_ns())
             return question(self.book)

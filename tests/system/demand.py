@@ -20,6 +20,7 @@ DEBIAN_PACKAGES = {
     "mkfs.xfs": "xfsprogs",
     "mandoc": "mandoc",
     "postfix": "postfix",
+    "prometheus": "prometheus",
     "promtool": "prometheus",
     "nsenter": "util-linux",
     "setpriv": "util-linux",

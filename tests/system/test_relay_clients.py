@@ -11,6 +11,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from email import message_from_bytes
+from email.policy import SMTP
 from functools import partial
 from pathlib import Path
 
@@ -159,7 +161,16 @@ WAYS_IN: dict[str, tuple[tuple[str, ...], Callable[[int], AbstractContextManager
 WITHOUT_QUEUE = {"msmtp": MSMTP, "esmtp": ESMTP}
 
 
-TOGETHER = (*MSMTP, *ESMTP, "php-cli")
+DJANGO = """
+import json, sys
+{settings}
+from django.conf import settings
+settings.configure(**{{name: value for name, value in dict(globals()).items() if name.isupper()}})
+from django.core.mail import EmailMessage
+for recipient, (sender, subject, text) in json.load(sys.stdin).items():
+    EmailMessage(subject, text, sender, [recipient]).send()
+"""
+TOGETHER = (*MSMTP, *ESMTP, "python3-django", "php-cli")
 """The packages that share one machine apart."""
 
 
@@ -189,7 +200,7 @@ def _arrived(relay: WarmRelay, upstream: StrictSmarthost, count: int, *, traces:
 
 
 def test_every_named_snippet_has_a_test() -> None:
-    assert sorted(SNIPPETS) == sorted(["postfix", "php", "python", *WAYS_IN, *WITHOUT_QUEUE])
+    assert sorted(SNIPPETS) == sorted(["postfix", "php", "python", "django", *WAYS_IN, *WITHOUT_QUEUE])
 
 
 @pytest.mark.parametrize("name", WAYS_IN)
@@ -212,6 +223,26 @@ def test_a_client_without_a_queue_hands_over_its_messages_unchanged(
     for recipient, (sender, content) in SENT.items():
         submit(sender, recipient, content)
     assert _arrived(relay, upstream, len(SENT), traces=1) == SENT
+
+
+def test_django_sends_the_messages_that_it_composes(
+    programs: Apart, relay: WarmRelay, upstream: StrictSmarthost
+) -> None:
+    composed = {
+        f"r{number}@there.test": [f"b+{number}@front.test", f"Grüße {number}", f"Zoë,\n.\n{number}"]
+        for number in range(3)
+    }
+    program = DJANGO.format(settings=snippet("django", port=relay.port))
+    programs.run("/usr/bin/python3", "-c", program, stdin=json.dumps(composed).encode())
+
+    arrived = _arrived(relay, upstream, len(composed), traces=1)
+    messages = {
+        to: (sender, message_from_bytes(content, policy=SMTP)) for to, (sender, content) in arrived.items()
+    }
+    assert composed == {
+        to: [sender, message["Subject"], message.get_content().replace("\r\n", "\n").rstrip()]
+        for to, (sender, message) in messages.items()
+    }
 
 
 def test_php_mail_goes_by_relay_sendmail_and_fails_without_a_relay(

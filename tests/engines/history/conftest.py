@@ -3,7 +3,9 @@
 import contextlib
 import itertools
 import random
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
@@ -22,6 +24,23 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
 from tests.fakes.model_database import ModelDatabase
 from tests.fakes.postgresql import Server
+
+
+@dataclass
+class Running:
+    """The clock of a test, which also goes on with real time, as the clock of a server does."""
+
+    clock: FakeClock
+    began_ns: int = field(default_factory=time.monotonic_ns)
+
+    def wall_ns(self) -> int:
+        return self.clock.wall_ns()
+
+    def boottime_ns(self) -> int:
+        return self.clock.boottime_ns() + time.monotonic_ns() - self.began_ns
+
+    def boot_id(self) -> str:
+        return self.clock.boot_id()
 
 
 @pytest.fixture
@@ -75,7 +94,8 @@ def opened(request: pytest.FixtureRequest, clock: FakeClock, path: Path) -> Iter
             patched = patch.object(psycopg, "connect", ModelDatabase(random.Random(0)).connect)
         account = SharedAccount(Database(url), str(path))
         mark: Callable[[], HighWaterMark] = request.getfixturevalue("mark")
-        opens = lambda: PostgresqlHistory(account, mark(), clock, replace_above_groups=4)  # noqa: E731 - a mark for each
+        running = Running(clock)
+        opens = lambda: PostgresqlHistory(account, mark(), running, replace_above_groups=4)  # noqa: E731 - a mark for each
     with patched, contextlib.ExitStack() as closing:
 
         def opened() -> History:

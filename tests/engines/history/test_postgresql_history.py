@@ -4,9 +4,12 @@ import contextlib
 import io
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from random import Random
+from unittest.mock import patch
 
+import psycopg
 import pytest
 
 from relay.clock import SECOND_NS
@@ -30,6 +33,7 @@ from tests.engines.history.limits import TRANSACTION_NS, granted, messages, sett
 from tests.fakes.clock import FakeClock
 from tests.fakes.cut_line import CutLine
 from tests.fakes.interleaving import Pair, interleaved
+from tests.fakes.model_database import ModelDatabase
 from tests.fakes.postgresql import Server
 from tests.system.hosts import through
 from tests.system.waiting import wait_until
@@ -142,6 +146,61 @@ def test_a_step_of_the_servers_clock_frees_and_keeps_nothing(
         assert usage.used == 2
         assert {(at_ns - clock.boottime_ns()) // (60 * SECOND_NS) for at_ns, _ in usage.openings} <= {59, 60}
         each.close()
+
+
+class FarServer(ModelDatabase):
+    """A server whose clock is read `there_ns` after it was asked for, and told `back_ns` later."""
+
+    there_ns = back_ns = 0
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(Random(0))
+        self._clock = clock
+
+    def time_ns(self) -> int:
+        self._clock.advance(self.there_ns)
+        now_ns = self._clock.wall_ns()
+        self._clock.advance(self.back_ns)
+        return now_ns
+
+
+@pytest.mark.parametrize("legs_ms", [((0, 200), (200, 0)), ((200, 0), (0, 200))])
+def test_a_slow_server_makes_no_event_earlier(
+    legs_ms: Sequence[tuple[int, int]], clock: FakeClock, mark: Mark
+) -> None:
+    server = FarServer(clock)
+    account = SharedAccount(Database("postgresql://"), "isp")
+    ended_at_ns = 0
+    with patch.object(psycopg, "connect", server.connect):
+        for there_ms, back_ms in legs_ms:
+            server.there_ns, server.back_ns = there_ms * 10**6, back_ms * 10**6
+            history = PostgresqlHistory(account, mark(), clock)
+            with contextlib.closing(history), history.transaction() as transaction:
+                for event in transaction.news:
+                    assert isinstance(event, Ended)
+                    assert ended_at_ns <= event.at_ns <= ended_at_ns + SECOND_NS
+                ended_at_ns = ended_at_ns or clock.boottime_ns()
+                transaction.commit([Ended(1, ended_at_ns)])
+    assert ended_at_ns
+
+
+def test_a_host_whose_clock_runs_fast_frees_slots_by_the_clock_of_the_history(
+    clock: FakeClock, mark: Mark
+) -> None:
+    with patch.object(psycopg, "connect", FarServer(clock).connect):
+        history = PostgresqlHistory(SharedAccount(Database("postgresql://"), "isp"), mark(), clock)
+        account = Throttle(history, [messages(1, seconds=3600)], clock, transaction_ns=TRANSACTION_NS)
+        settle(account, clock, *granted(account, 1))
+        opens_at_ns = clock.boottime_ns() + HOUR_NS
+        for _ in range(5):
+            account.flush()
+            clock.advance(600 * SECOND_NS)
+            clock.step_wall(-SECOND_NS * 4 // 10)  # of the server; too little to be a step
+        for _ in range(2):
+            account.flush()
+        account.close()
+
+    assert account.usage()[0].opens_at_ns == opens_at_ns + 2 * SECOND_NS
 
 
 def test_a_restarted_host_recognises_lost_commits_and_another_database(

@@ -116,7 +116,7 @@ def test_each_recipient_counts_once_and_a_shared_reply_once(world: World) -> Non
 def test_each_call_changes_its_own_metric(world: World) -> None:
     metrics, isp = world.metrics, {"upstream": "isp"}
     metrics.observe("relay_throttle_wait_seconds", "isp", span_ns=30 * SECOND_NS)
-    metrics.observe("relay_history_duration_seconds", "isp", span_ns=-1)
+    metrics.observe("relay_event_loop_lag_seconds", span_ns=-1)
     metrics.read("relay_notices_waiting", lambda: 3)
     metrics.connect_failed("isp", answer(Verdict.DEFER, Phase.CONNECT, None))
     for fate in ("relayed", "relayed", "expired"):
@@ -125,7 +125,7 @@ def test_each_call_changes_its_own_metric(world: World) -> None:
     world.values(
         ("throttle_wait_seconds_bucket", isp | {"le": "60.0"}, 1),
         ("throttle_wait_seconds_bucket", isp | {"le": "10.0"}, 0),
-        ("history_duration_seconds_sum", isp, 0),
+        ("event_loop_lag_seconds_sum", {}, 0),
         ("notices_waiting", {}, 3),
         ("upstream_connects_total", isp | {"result": "failed"}, 1),
         ("upstream_replies_total", isp | {"phase": "connect", "code": "none"}, 1),
@@ -139,7 +139,7 @@ def test_a_scrape_shows_the_snapshot(world: World) -> None:
         ("queue_messages", {"state": "waiting"}, 400),
         ("queue_messages", {"state": "held"}, 0),
         ("queue_oldest_age_seconds", {"state": "deferred"}, 3600),
-        *(("limit_slots", limit, 8), ("limit_used_slots", limit, 8)),
+        *(("limit_slots", limit, 8), ("limit_used_slots", limit, 8), ("limit_window_seconds", limit, 60)),
         ("limit_next_slot_timestamp_seconds", limit, AT_NS / SECOND_NS + 20),
         ("upstream_connections", isp | {"use": "busy"}, 2),
         ("upstream_state", isp | {"state": "open"}, 1),
