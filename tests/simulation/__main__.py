@@ -68,7 +68,6 @@ def main() -> int:
     parser.add_argument("--world", choices=WORLDS, action="append")
     parser.add_argument("--engine", choices=ENGINES, action="append")
     parser.add_argument("--whole", action="store_true")
-    parser.add_argument("--tell", action="store_true")
     asked = parser.parse_args()
     seeds = range(asked.seed, asked.seed + asked.count)
     began, outcomes = time.monotonic(), list[Outcome]()
@@ -76,8 +75,6 @@ def main() -> int:
         if engine not in WORLDS[world].engines:
             continue
         script = drawn(WORLDS[world], seed, engine)
-        if asked.tell:
-            _say(told(script))
         try:
             outcome = Story(script).run()
         except Broken as broken:

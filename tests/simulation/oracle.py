@@ -11,8 +11,7 @@ from itertools import pairwise
 from relay.clock import SECOND_NS
 from relay.policy.lane import LimitSettings
 from tests.simulation.client import Copy, asked_for
-from tests.simulation.liveness import late_in_failover, late_in_fair_weather
-from tests.simulation.manners import Manners
+from tests.simulation.manners import Manners, late_in_failover, late_in_fair_weather
 from tests.simulation.past import Past, Regime, key_of, key_of_sender
 from tests.simulation.script import Crash, Feel, Send, SetClock
 from tests.simulation.upstream import FAILING, Ledger, Mood, Seen, Taken

@@ -36,7 +36,7 @@ from tests.simulation.client import PORT, Client, Copy
 from tests.simulation.loop import Life, SimulatedClock, SimulatedLoop, Stuck, sleep_until
 from tests.simulation.oracle import Broken
 from tests.simulation.past import Blow, Past, Regime
-from tests.simulation.relay import SimulatedDisk, SimulatedHost, SimulatedRelay, parsed
+from tests.simulation.relay import SimulatedDisk, SimulatedHost, SimulatedRelay, SimulatedStore, parsed
 from tests.simulation.script import (
     CUT,
     FOR_GOOD_S,
@@ -52,7 +52,6 @@ from tests.simulation.script import (
     Send,
     SetClock,
 )
-from tests.simulation.store import SimulatedStore
 from tests.simulation.upstream import Ledger, Upstream
 from tests.simulation.worlds import PORTS, WORLDS
 

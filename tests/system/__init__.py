@@ -3,9 +3,7 @@
 No test here imports the relay: tests reach it by SMTP, its command line, HTTP and signals.
 
 namespaces   hosts on this machine with a network and a clock of their own
-apart        an overlay of this machine, for packages that conflict with Postfix
-postfix      an MTA in front of the relay, or an upstream behind it (SASL, TLS, a mailbox)
-dovecot      checks the passwords of such an upstream's logins
+postfix      an MTA in front of the relay, or an upstream behind it (SASL by Dovecot, TLS, a mailbox)
 smtp_tools   smtp-source, smtp-sink and swaks
 relay        the relay itself, as an operator runs it
 strict_smarthost  an upstream in the test's process, which judges and records every transaction

@@ -7,10 +7,8 @@ import pytest
 
 DEBIAN_PACKAGES = {
     "buildah": "buildah",
-    "btrfs": "btrfs-progs",
     "chromium-headless-shell": "chromium-headless-shell",
     "dovecot": "dovecot-core",
-    "e2fsck": "e2fsprogs",
     "haproxy": "haproxy",
     "faketime": "faketime",
     "ip": "iproute2",
@@ -30,7 +28,6 @@ DEBIAN_PACKAGES = {
     "systemd-analyze": "systemd",
     "tc": "iproute2",
     "unshare": "util-linux",
-    "xfs_repair": "xfsprogs",
 }
 
 

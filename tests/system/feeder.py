@@ -100,15 +100,21 @@ class Feeder:
         self._port = port
         self._letter = letter
         self._numbers = itertools.count(first)
-        self._allowed = ahead
+        self._allowed = self.granted = ahead
+        """How many messages may still be handed over, and how many of all."""
         self._more = threading.Condition()
         self._is_stopping = False
         self._threads = [threading.Thread(target=self._feed, name=f"client {n}") for n in range(CLIENTS)]
 
     def allow(self, more: int) -> None:
         with self._more:
+            self.granted += more
             self._allowed += more
             self._more.notify_all()
+
+    def allow_up_to(self, wanted: int) -> None:
+        """Let so many messages be handed over in all, without those that were granted before."""
+        self.allow(max(0, wanted - self.granted))
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -152,7 +158,8 @@ class Feeder:
             else:
                 session.sendmail(each.sender, each.recipients, each.content, ["BODY=8BITMIME"])
         except (OSError, smtplib.SMTPException):
-            self.allow(1)
+            with self._more:
+                self._allowed += 1
             raise
         self.acknowledged.add(each.number)
 

@@ -63,10 +63,8 @@ class Verdict:
     """Messages that arrived changed, each with what is wrong."""
     unexplained: list[str]
     """Recipients that got another copy, or were tried again after a refusal, without a kill in between."""
-    relayed: int
-    """Transactions that the upstream took."""
     reports: int
-    """Those of them that were reports."""
+    """Transactions of reports that the upstream took."""
     duplicates: int
     """Extra copies, counted for each recipient."""
     repeated: dict[int, set[int]]
@@ -111,7 +109,6 @@ def judge(
         foreign=set(copies) - written,
         corrupt=corrupt,
         unexplained=unexplained + _tried_again(tried, kills, unreadable or Kills()),
-        relayed=len(relayed),
         reports=sum(not each.reverse_path for each in relayed),
         duplicates=sum(len(each) - 1 for each in copies.values()),
         repeated=repeated,
@@ -143,20 +140,14 @@ def _tried_again(tried: Sequence[tuple[str, int]], *reasons: Kills) -> list[str]
     ]
 
 
-def told_relayed_twice(log: Sequence[str]) -> list[str]:
-    """Return ids and recipients that the log calls sent more than once; it says so once that is durable."""
-    sent = Counter(
-        found[1] for line in log if (found := re.search(r"\]: (\S+: to=<.*?>), .* status=sent", line))
-    )
-    assert sent, "the log tells of nobody"
-    return [recipient for recipient, times in sent.items() if times > 1]
+RELAYED, ENDED = r"\]: (\S+: to=<.*?>), .* status=sent", r"\]: (\S+): removed"
 
 
-def told_ended_twice(log: Iterable[str]) -> list[str]:
-    """Return ids that the log calls removed more than once; it says so once that is durable."""
-    removed = Counter(found[1] for line in log if (found := re.search(r"\]: (\S+): removed", line)))
-    assert removed, "the log tells of no end"
-    return [queue_id for queue_id, times in removed.items() if times > 1]
+def told_twice(log: Iterable[str], event: str) -> list[str]:
+    """Return what the log calls RELAYED, or ENDED, more than once; it says so once that is durable."""
+    told = Counter(found[1] for line in log if (found := re.search(event, line)))
+    assert told, "the log tells of nobody"
+    return [each for each, times in told.items() if times > 1]
 
 
 def _explain(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.system.feeder import Feeder, Letter, letter
-from tests.system.kills import Kills, Verdict, judge, told_relayed_twice
+from tests.system.kills import RELAYED, Kills, Verdict, judge, told_twice
 from tests.system.strict_smarthost import StrictSmarthost, boottime_ns
 from tests.system.waiting import wait_until
 from tests.system.warm import WarmRelay
@@ -91,7 +91,6 @@ class Ordeal:
         self.edit()
         self.relay.start()
         self.feeder = Feeder(self.relay.port, ahead=0, letter=terms.letter)
-        self._granted = 0
 
     @property
     def seen(self) -> int:
@@ -109,7 +108,7 @@ class Ordeal:
                 self.happened[act] += 1
             wait_until(lambda: self._is_fed_and_saw(self.terms.times * self.terms.between))
             self.ended_ns = boottime_ns()
-            wait_until(lambda: len(self.feeder.acknowledged) >= self._granted)
+            wait_until(lambda: len(self.feeder.acknowledged) >= self.feeder.granted)
         self.relay.write_policy()
         if self._paused is not None:
             self.pause()
@@ -124,9 +123,7 @@ class Ordeal:
             yield from self.dice.sample(self.terms.acts, len(self.terms.acts))
 
     def _is_fed_and_saw(self, count: int) -> bool:
-        wanted = int(self.seen / self.terms.per_letter) + self.terms.backlog
-        self.feeder.allow(max(0, wanted - self._granted))
-        self._granted = max(self._granted, wanted)
+        self.feeder.allow_up_to(int(self.seen / self.terms.per_letter) + self.terms.backlog)
         return self.seen >= count
 
     # Acts.
@@ -183,7 +180,6 @@ class Ordeal:
     def stop(self) -> None:
         # A client that waits for the feeder reads no 421, and the relay would wait for it.
         self.feeder.allow(BEFORE_A_STOP)
-        self._granted += BEFORE_A_STOP
         self.relay.write_policy()
         assert self.relay.stop() == 0
         self.relay.start()
@@ -293,7 +289,7 @@ def undergo(folder: Path, terms: Terms) -> Found:
     tried = [each for host in hosts for each in host.tried]
     verdict = judge(seen, tried, ordeal.kills, feeder.acknowledged, feeder.attempted, letter=terms.letter)
     verdict.assert_good(connections=terms.connections * len(hosts))
-    assert told_relayed_twice(relay.log()) == []
+    assert told_twice(relay.log(), RELAYED) == []
     assert [line for line in relay.log() if " stopped: " in line] == []
     assert [host.ledger.refused + host.ledger.cut_offs for host in hosts] == [0] * len(hosts)
     most = max(host.ledger.most_in_any_window() for host in hosts)

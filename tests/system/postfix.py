@@ -2,7 +2,8 @@
 
 `front()` is the MTA that a site already has: it takes mail by SMTP or by its sendmail, and
 sends all of it to a smarthost.  `smarthost()` is an upstream: it demands STARTTLS and a
-login, and delivers everything to one maildir.
+login, and delivers everything to one maildir.  `passwords()` is a Dovecot that checks these logins: only its
+authentication server runs, and Postfix reaches it by a socket, as on a real site.
 
 Nothing of the machine's own Postfix is read or touched: configuration, queue, data, log
 and password are below `home`.  That lies in the system's folder for temporary files,
@@ -15,6 +16,7 @@ import re
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +27,7 @@ from typing import Any, Self
 
 from tests.fakes.certificates import make_certificates
 from tests.system.demand import find, missing_program
-from tests.system.waiting import HANG_S, free_port, wait_until
+from tests.system.waiting import HANG_S, free_port, wait_for_answer, wait_until
 
 NOBODY = 65534
 """The id of Debian's user `nobody` and group `nogroup`."""
@@ -90,7 +92,7 @@ master.cf wakes the queue manager each second too: mail that it takes up again m
 def why_missing() -> str | None:
     if os.geteuid() != 0:
         return "Postfix needs root to start"
-    return missing_program("postfix")
+    return missing_program("postfix", "dovecot")
 
 
 _FIELD = re.compile(rb"(Return-Path|X-Original-To|Delivered-To): (.*)\n")
@@ -229,7 +231,7 @@ def front(smarthost_port: int, **settings: str) -> AbstractContextManager[Postfi
 def smarthost(**settings: str) -> AbstractContextManager[Postfix]:
     """Run a smarthost that demands STARTTLS and AUTH and delivers everything to `mailbox`.
 
-    `settings` are parameters of main.cf that override ours, and name the checker of logins (`dovecot`).
+    `settings` are parameters of main.cf that override ours, and name the checker of logins (`passwords`).
     """
     return _running(settings, _smarthost)
 
@@ -267,3 +269,59 @@ def _make_maildir(home: Path) -> None:
         path = home / "mail" / "all" / folder
         path.mkdir(parents=True)
         os.chown(path, NOBODY, NOBODY)
+
+
+DOVECOT_CONF = """
+base_dir = {home}/run
+state_dir = {home}/state
+log_path = {home}/log
+protocols =
+ssl = no
+auth_mechanisms = {mechanisms}
+# Whoever is refused is told at once.
+auth_failure_delay = 0
+passdb {{
+  driver = passwd-file
+  args = {users}
+}}
+service anvil {{
+  unix_listener anvil-auth-penalty {{
+    mode = 0
+  }}
+}}
+service auth {{
+  unix_listener {home}/sasl {{
+    mode = 0666
+  }}
+}}
+"""
+
+
+@contextmanager
+def passwords(users: Mapping[str, str], mechanisms: str) -> Iterator[dict[str, str]]:
+    """Run a Dovecot that checks these passwords; yield the settings of a `smarthost` that asks it."""
+    home = Path(tempfile.mkdtemp(prefix="relay-dovecot-"))
+    try:
+        home.chmod(0o755)
+        file = home / "users"
+        file.touch(0o600)
+        file.write_text("".join(f"{user}:{{PLAIN}}{password}\n" for user, password in users.items()))
+        # Dovecot's workers read the file of passwords as that user.
+        shutil.chown(file, "dovecot")
+        text = DOVECOT_CONF.format(home=home, mechanisms=mechanisms, users=file)
+        (home / "dovecot.conf").write_text(text)
+        command = [str(find("dovecot")), "-F", "-c", str(home / "dovecot.conf")]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+
+        def reach() -> None:
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(home / "sasl"))
+
+        try:
+            wait_for_answer(reach, process)
+            yield {"smtpd_sasl_type": "dovecot", "smtpd_sasl_path": str(home / "sasl")}
+        finally:
+            process.terminate()
+            process.wait(HANG_S)
+    finally:
+        shutil.rmtree(home, ignore_errors=True)

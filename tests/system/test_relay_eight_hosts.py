@@ -23,7 +23,7 @@ from tests.fakes.postgresql import Server
 from tests.system import namespaces
 from tests.system.demand import demand
 from tests.system.feeder import Feeder
-from tests.system.kills import Kills, judge, told_ended_twice, told_relayed_twice
+from tests.system.kills import ENDED, RELAYED, Kills, judge, told_twice
 from tests.system.namespaces import Place, clock_wrong_by
 from tests.system.processes import halted
 from tests.system.strict_smarthost import StrictSmarthost
@@ -91,7 +91,6 @@ class Host:
         self.clock = clock_wrong_by(WRONG_DAYS[number])
         self.first = number * OF_ONE
         self.kills = Kills()
-        self.granted = 0
         self.dice = random.Random(f"{world.terms.seed} {number}")
         relay.warm, relay.network = world.warm, place.network
 
@@ -118,9 +117,8 @@ class Host:
 
     def feed(self, seen: int) -> None:
         """Let the clients hand over until this host has `BACKLOG_WINDOWS` more than arrived."""
-        wanted = seen + int(BACKLOG_WINDOWS * self.world.terms.count / len(WRONG_DAYS))
-        self.feeder.allow(max(0, wanted - self.granted))
-        self.granted = max(self.granted, wanted)
+        ahead = int(BACKLOG_WINDOWS * self.world.terms.count / len(WRONG_DAYS))
+        self.feeder.allow_up_to(seen + ahead)
 
     def undergo(self, kind: str) -> None:
         # Fails if the relay ended by itself.
@@ -245,9 +243,9 @@ def undergo(folder: Path, terms: Terms, outside: Outside) -> tuple[Counter[str],
         logs = [each.relay.log() for each in hosts]
     if terms.is_queue_shared:
         # A host that lost its claim during a transaction logs what the upstream took, but no end.
-        assert told_ended_twice(itertools.chain(*logs)) == []
+        assert told_twice(itertools.chain(*logs), ENDED) == []
     else:
-        assert [told_relayed_twice(each) for each in logs] == [[]] * len(hosts)
+        assert [told_twice(each, RELAYED) for each in logs] == [[]] * len(hosts)
     assert (audit.returncode, audit.stderr) == (0, "")
     seen, most = upstream.seen(), upstream.ledger.most_in_any_window()
     duplicates = judged(world, hosts, seen)

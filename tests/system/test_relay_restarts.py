@@ -81,17 +81,6 @@ def test_a_250_that_came_while_the_relay_was_halted_counts_after_its_deadline(
     assert host.ledger.relayed == 2
 
 
-def test_a_second_relay_on_a_spool_exits_and_names_the_first(tmp_path: Path, host: StrictSmarthost) -> None:
-    with WarmRelay(tmp_path, {"isp": host.upstream()}) as relay:
-        second = relay.command("run")
-
-        assert second.returncode == os.EX_TEMPFAIL
-        assert f"process {relay.pid} owns the queue" in second.stderr
-        relay.send(TO)
-        relay.wait_until_empty()
-    assert host.ledger.relayed == 1
-
-
 def test_verbose_logs_the_connections_to_a_listener_process(tmp_path: Path) -> None:
     relay = WarmRelay(tmp_path, {"isp": NOBODY}, listen={"processes": 1})
     relay.options = ("--verbose",)

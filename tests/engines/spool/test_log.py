@@ -45,7 +45,6 @@ from tests.fakes.disk import READS, Fault, Killed, ModelDisk
 
 ROOT = "/var/spool"
 CONTENT = b"Subject: minutes\r\n\r\n" + b"All agreed.\r\n" * 20
-Told = list[tuple[str, str]]
 
 
 class TestLogOnTheModel(FailingConformance):
@@ -61,26 +60,26 @@ class TestLogOnTheKernel(Conformance):
         return OnDisk(LogOnModel(str(tmp_path / "spool")), RealDisk())
 
 
-class Life:
-    """A listener and an owner on one disk."""
+class Life(OnDisk):
+    """A listener and an owner on one disk; faults of `disk` hit the owner."""
+
+    disk: ModelDisk
 
     def __init__(self, disk: ModelDisk, segment_bytes: int = 4000, checkpoint_bytes: int = 8000) -> None:
-        self.kind = LogOnModel(ROOT, (segment_bytes, checkpoint_bytes))
-        self.engine = OnDisk(self.kind, disk)
-        self.disk = disk
-        self.told: Told = []
+        self.lengths = segment_bytes, checkpoint_bytes
+        super().__init__(LogOnModel(ROOT, self.lengths), disk)
         self.most_bytes = 0
         """The size of the log before the last checkpoint."""
 
-    def open(self) -> Spool:
-        return self.kind.spool(self.disk, self.engine.clock, lambda *told: self.told.append(told))
+    def start(self) -> Spool:
+        return self.kind.spool(self.disk, self.clock, self.tell)
 
-    def listener(self, view: ModelDisk, seed: int = 3) -> Intake:
-        return self.kind.listener(view, self.engine.clock, random.Random(seed).randbytes)
+    def listener(self, view: ModelDisk) -> Intake:
+        return self.kind.listener(view, self.clock, random.Random(3).randbytes)
 
     def age(self, rounds: int) -> list[Message]:
         """Let mail come and go; return what is left: a held and half done message of each round."""
-        spool, intake = self.open(), self.engine.intake()
+        spool, intake = self.start(), self.intake()
         claimed(spool)
         for _ in range(rounds):
             for _ in range(10):
@@ -92,16 +91,16 @@ class Life:
         self.most_bytes = log_bytes(self.disk)
         intake.close()
         spool.close()
-        return claimed(self.again(self.disk.after_kill()).open())
+        return claimed(self.again(self.disk.after_kill()).start())
 
     def again(self, disk: ModelDisk) -> "Life":
-        return Life(disk, self.kind.segment_bytes, self.kind.checkpoint_bytes)
+        return Life(disk, *self.lengths)
 
     def check(self, image: ModelDisk, left: Sequence[Message], *, told: int = 0) -> None:
         """Fail unless two starts on the image find these messages, and tell of so much damage at most."""
         life = self.again(image)
         for _ in range(2):
-            spool = life.open()
+            spool = life.start()
             assert claimed(spool) == left
             spool.close()
         assert len(life.told) <= told
@@ -159,10 +158,9 @@ def flipped(disk: ModelDisk, path: str, at: int) -> ModelDisk:
 
 def test_a_start_keeps_damaged_octets_and_loses_no_other_message() -> None:
     life = Life(ModelDisk(), 1_000_000, 1_000_000)
-    engine = life.engine
-    intake = engine.intake()
+    intake = life.intake()
     queue_ids = [accept(intake, content=CONTENT) for _ in range(6)]
-    spool = life.open()
+    spool = life.start()
     found = claimed(spool)
     settle(spool, Settlement(queue_ids[5], ENVELOPE, EVERY, ends=True))
     for queue_id in queue_ids[:2]:
@@ -172,7 +170,7 @@ def test_a_start_keeps_damaged_octets_and_loses_no_other_message() -> None:
         for at in range(0, size, 173):
             image = flipped(life.disk.after_kill(), path, at)
             again = Life(image, 1_000_000, 1_000_000)
-            spool = again.open()
+            spool = again.start()
             listed = {message.queue_id: message for message in claimed(spool)}
             is_room = "sender" in path and image.peek(path)[at:].strip(b"\0") in (b"", b"\1")
             missing = set(queue_ids[:5]) - set(listed)
@@ -185,7 +183,7 @@ def test_a_start_keeps_damaged_octets_and_loses_no_other_message() -> None:
             spool.close()
             # Damage is reported once, and a damaged segment is never removed.
             told = len(again.told)
-            spool = again.open()
+            spool = again.start()
             page = claimed(spool)
             assert {message.queue_id for message in page} == set(listed)
             settle(
@@ -202,14 +200,14 @@ def test_a_start_keeps_damaged_octets_and_loses_no_other_message() -> None:
 def test_damage_of_a_listeners_last_message_is_not_taken_for_a_torn_write(*, dies: bool) -> None:
     life = Life(ModelDisk())
     view = life.disk.another()
-    life.open().close()
+    life.start().close()
     intake = life.listener(view)
     first, last = (accept(intake, content=CONTENT) for _ in range(2))
     if dies:
         view.die()
     (path,) = segments(life.disk)
     flipped(life.disk, path, (life.disk.length(path) or 0) - 100)
-    assert [message.queue_id for message in claimed(life.open())] == [first]
+    assert [message.queue_id for message in claimed(life.start())] == [first]
     assert len(life.told) == len(life.disk.names(f"{ROOT}/corrupt")) == 1
     assert last.encode() in life.disk.peek(f"{ROOT}/corrupt/{life.disk.names(f'{ROOT}/corrupt')[0]}")
 
@@ -227,14 +225,14 @@ def test_an_end_does_not_count_if_its_report_is_damaged() -> None:
     (path,) = segments(life.disk, "sender")
     image = flipped(life.disk.after_kill(), path, life.disk.peek(path).index(b"sorry"))
     again = Life(image, 100_000, 100_000)
-    (found,) = claimed(again.open())
+    (found,) = claimed(again.start())
     assert (found.queue_id, found.left, found.notes) == (message.queue_id, (), (note(1),))
     assert found.owed_report is not None
     assert len(again.told) == 1
 
 
 def begun(life: Life, count: int) -> tuple[Spool, list[Message]]:
-    intake, spool = life.engine.intake(), life.open()
+    intake, spool = life.intake(), life.start()
     for _ in range(count):
         accept(intake, content=CONTENT)
     return spool, claimed(spool)
@@ -255,7 +253,7 @@ def test_a_full_disk_leaves_settlements_undone_but_marks_relayed_recipients() ->
     life.disk.heal()
     for image in (life.disk.after_kill(), ModelDisk(life.disk.platter.after_cut(()))):
         again = Life(image, 100_000, 100_000)
-        one, two = claimed(again.open())
+        one, two = claimed(again.start())
         assert one.statuses == (RELAYED, Status.TODO, RELAYED)
         assert (one.notes, two.is_held, two.left) == ((), False, (1, 2))
         assert not again.told
@@ -284,7 +282,7 @@ def test_leftovers_of_a_full_disk_never_complete_a_group_that_a_crash_tore() -> 
     assert len(images) > 100
     for image in images:
         again = Life(image, 1_000_000, 1_000_000)
-        message = claimed(again.open())[0]
+        message = claimed(again.start())[0]
         assert (message.queue_id, message.told, message.notes) == (first.queue_id, frozenset(), (note(0),))
 
 
@@ -302,25 +300,25 @@ def test_leftovers_of_a_failed_call_are_void_after_the_next_settlement(kind: str
     assert read(spool, messages[0].queue_id).left == (0, 1, 2)
     for image in (life.disk.after_kill(), *life.disk.cuts(random.Random(0), 64)):
         again = Life(image, 100_000, 100_000)
-        assert [m.queue_id for m in claimed(again.open())] == [messages[0].queue_id, messages[2].queue_id]
+        assert [m.queue_id for m in claimed(again.start())] == [messages[0].queue_id, messages[2].queue_id]
         assert not again.told
 
 
 def test_marks_survive_restarts_of_the_owner_while_the_listener_lives() -> None:
     life = Life(ModelDisk(), 1000, 1)
-    intake, spool = life.engine.intake(), life.open()
+    intake, spool = life.intake(), life.start()
     assert claimed(spool) == []
     for _ in range(10):
         queue_id = accept(intake, content=CONTENT)
         (message,) = claimed(spool)
         settle(spool, Settlement(queue_id, ENVELOPE, {0: RELAYED}))
         spool.close()
-        spool = life.open()
+        spool = life.start()
         *_, message = claimed(spool)
         assert (message.queue_id, message.left) == (queue_id, (1, 2))
     intake.close()
     spool.close()
-    spool = life.open()
+    spool = life.start()
     everything = claimed(spool)
     assert len(everything) == 10
     settle(
@@ -340,11 +338,11 @@ def test_at_any_instant_an_owner_claims_exactly_the_accepted_messages(
     looks = 0
     for nth in itertools.count(1):
         life = Life(ModelDisk())
-        spool = life.open()
+        spool = life.start()
         spool.claim(1)
         view, calls = life.disk.another(), itertools.count(1)
         chance = random.Random(3).randbytes
-        intake = LogOnModel(ROOT, (segment_bytes, 1)).listener(view, life.engine.clock, chance)
+        intake = LogOnModel(ROOT, (segment_bytes, 1)).listener(view, life.clock, chance)
         accepted: list[QueueId] = []
         found: list[QueueId] = []
 
@@ -373,7 +371,7 @@ def test_at_any_instant_an_owner_claims_exactly_the_accepted_messages(
 
 def test_tidying_keeps_long_content_while_its_listener_announces_it() -> None:
     life, content = Life(ModelDisk()), b"Subject: minutes\r\n\r\n" + b"All agreed.\r\n" * 30_000
-    intake, spool = life.engine.intake(), life.open()
+    intake, spool = life.intake(), life.start()
     accept(intake)
     claimed(spool)
     queue_id = accept(intake, content=content)
@@ -409,7 +407,7 @@ def test_a_hold_survives_on_mail_whose_listener_was_killed_in_accept() -> None:
         page = spool.claim(9)
         settle(spool, *(Settlement(message.queue_id, ENVELOPE, is_held=True) for message in page))
         for image in life.disk.cuts(random.Random(nth), 30):
-            found = claimed(Life(image).open())
+            found = claimed(Life(image).start())
             assert {m.queue_id for m in found if m.is_held} == {m.queue_id for m in (first, *page)}
             held += len(page)
     assert held
@@ -421,7 +419,7 @@ def test_a_listener_that_begins_a_stream_is_not_taken_for_dead(
 ) -> None:
     """Only a start, or the hourly tidying, at that very instant refuses its mail; the client comes again."""
     life = Life(ModelDisk())
-    spool, view = life.open(), life.disk.another()
+    spool, view = life.start(), life.disk.another()
     if not starts:
         assert claimed(spool) == []
     intake = life.listener(view)
@@ -451,14 +449,14 @@ def test_an_unreadable_lock_delays_a_start_and_later_only_its_own_stream() -> No
     life.disk.poke(lock, raw[:20])
     assert claimed(spool) == []
     life.disk.poke(lock, raw)
-    other = life.engine.intake()
+    other = life.intake()
     life.disk.fail(Fault(1, errno.EIO, forever=True, kinds=READS, path=lock))
     accepted = accept(other, content=CONTENT)
     assert [found.queue_id for found in spool.claim(9)] == [accepted]
     life.disk.heal()
     spool.close()
     for is_torn in (True, False):
-        spool = life.open()
+        spool = life.start()
         if is_torn:
             life.disk.poke(lock, raw[:20])
         else:
@@ -473,7 +471,7 @@ def test_an_unreadable_lock_delays_a_start_and_later_only_its_own_stream() -> No
 
 def test_long_content_without_a_message_is_removed_and_other_content_stays() -> None:
     life = Life(ModelDisk())
-    spool, intake = life.open(), life.engine.intake()
+    spool, intake = life.start(), life.intake()
     long = accept(intake, content=bytes(300_000))
     draft = intake.draft()
     draft.append(bytes(1000))
@@ -492,7 +490,7 @@ def test_long_content_without_a_message_is_removed_and_other_content_stays() -> 
 
 def test_long_content_stays_although_its_record_is_not_read_yet() -> None:
     life = Life(ModelDisk(), 10_000_000, 10_000_000)
-    spool, intake = life.open(), life.engine.intake()
+    spool, intake = life.start(), life.intake()
     assert claimed(spool) == []
     many = [accept(intake, content=bytes(200_000)) for _ in range(3)]
     long = accept(intake, content=bytes(300_000))
@@ -503,11 +501,11 @@ def test_long_content_stays_although_its_record_is_not_read_yet() -> None:
 
 def test_long_content_whose_record_is_damaged_is_set_aside() -> None:
     life = Life(ModelDisk())
-    life.open().close()
-    long = accept(life.engine.intake(), content=bytes(300_000))
+    life.start().close()
+    long = accept(life.intake(), content=bytes(300_000))
     (path,) = segments(life.disk)
     flipped(life.disk, path, (life.disk.length(path) or 0) - 4)
-    assert claimed(life.open()) == []
+    assert claimed(life.start()) == []
     assert long in life.disk.names(f"{ROOT}/corrupt")
     assert [name for name, _ in life.told][-1] == long
 
@@ -518,7 +516,7 @@ def test_an_unreadable_sector_is_not_taken_for_an_empty_one() -> None:
     settle(spool, *(Settlement(m.queue_id, ENVELOPE, EVERY, ends=True) for m in messages[:2]))
     for path in segments(life.disk):
         again = Life(life.disk.after_kill())
-        spool = again.open()
+        spool = again.start()
         again.disk.fail(Fault(1, errno.EIO, forever=True, kinds=READS, path=path))
         for _ in range(2):
             with pytest.raises(Unavailable):
