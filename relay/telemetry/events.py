@@ -200,8 +200,8 @@ class Events:
         """Lines not written, except those that a `LogStream` lost; lines that `take_lines_lost` returned."""
         self._watchers: dict[str, tuple[Watcher, ...]] = {}
         """By the name of the event."""
-        self._tells_shortage_at_ns = 0
-        """When a shortage may be logged again (boottime)."""
+        self._tells_shortage_at_ns: dict[str, int] = {}
+        """For each place, when it may be logged again (boottime).  There is a handful of places."""
         self._is_journal = _is_journal(stream)
         self._begins = f" {hostname or socket.gethostname()} relay[{os.getpid()}]: "
 
@@ -284,9 +284,10 @@ class Events:
         )
 
     def shortage(self, *, where: str, error: str) -> None:
-        """Log a lack of descriptors or memory, at most once a minute: it is one for the whole process."""
-        if (now_ns := self._clock.boottime_ns()) >= self._tells_shortage_at_ns:
-            self._tells_shortage_at_ns = now_ns + SHORTAGE_AGAIN_NS
+        """Log a lack of descriptors or memory, at most once a minute for each place."""
+        now_ns = self._clock.boottime_ns()
+        if now_ns >= self._tells_shortage_at_ns.get(where, now_ns):
+            self._tells_shortage_at_ns[where] = now_ns + SHORTAGE_AGAIN_NS
             self.tell("shortage", where=where, error=error)
 
     def fault(self, *, where: str, error: BaseException, client: str | None = None) -> None:
