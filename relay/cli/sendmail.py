@@ -224,7 +224,8 @@ def drain(
     """Hand the messages of a maildir over to the relay, and remove each once it is durably the relay's.
 
     Sender and recipient are those of Return-Path and Delivered-To, which programs that deliver into a
-    maildir write on top.  Both lines are removed.  Refused messages stay.
+    maildir write on top.  Both lines are removed.  Refused messages stay, and so does `relay-drain.lock`, by
+    which only one drain at a time works on a maildir.
     """
     if prefix and (recipients or takes_header):
         raise click.UsageError("--prefix changes Delivered-To, which is not read with --to or -t")

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+AT_ONCE = 8
 PAUSE_S = 1.0
 """The wait after a failed accept, as in asyncio's own servers."""
 
@@ -46,20 +47,21 @@ class Acceptor:
         self._loop.add_reader(self._bound, self._accept)
 
     def _accept(self) -> None:
-        """Accept one connection; if there are more, the loop calls again once open ones had their turn."""
-        try:
-            accepted, peer = self._bound.accept()
-        except (BlockingIOError, ConnectionAbortedError):
-            return  # another process was first, or the client is gone
-        except OSError as error:
-            self._loop.remove_reader(self._bound)
-            self._pause = self._loop.call_later(PAUSE_S, self._go_on)
-            self._on_error(error)
-            return
-        accepted.setblocking(False)  # noqa: FBT003 - as above
-        opening = self._loop.create_task(self._receive(accepted, peer))
-        self._opening.add(opening)
-        opening.add_done_callback(functools.partial(self._opened, accepted))
+        """Accept the connections that wait, but only some, so that open ones have their turn."""
+        for _ in range(AT_ONCE):
+            try:
+                accepted, peer = self._bound.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return  # none is left, or another process was first, or the client is gone
+            except OSError as error:
+                self._loop.remove_reader(self._bound)
+                self._pause = self._loop.call_later(PAUSE_S, self._go_on)
+                self._on_error(error)
+                return
+            accepted.setblocking(False)  # noqa: FBT003 - as above
+            opening = self._loop.create_task(self._receive(accepted, peer))
+            self._opening.add(opening)
+            opening.add_done_callback(functools.partial(self._opened, accepted))
 
     def _opened(self, accepted: socket.socket, opening: "asyncio.Task[None]") -> None:
         self._opening.discard(opening)
