@@ -10,7 +10,7 @@ back.  A process compares it with its own boottime between two transactions.  If
 stepped by more than SKEW_NS and drift, the offset undoes the step for all hosts.  Not noticed: a step while
 no relay was running.  Rows have instants of the history's clock.  It was read at some instant of the round
 trip to the server; an event is converted, both ways, to the latest instant that this allows.  If boottime
-and the history's clock have drifted apart by SKEW_NS since all events were converted, all are read again.
+has gained SKEW_NS on the history's clock since all events were converted, all are read again.
 
 Lost commits.  A failover to a standby that lacks commits would shorten the past.  Each process knows how far
 the history was, and each host keeps that in a file.  If the history is shorter, or another one has its name,
@@ -101,14 +101,12 @@ class PostgresqlHistory:
         self._seen: tuple[int, int, int] | None = None
         """The history's clock at the last transaction, and boottime just before and after it was read."""
         self._whole_to_boottime_ns = 0
-        """The conversion, when all events were read last."""
+        """What converted instants of the history's clock to boottime, when all events were read last."""
         # State of the present transaction.
         self._connection: Connection
         self._row: AccountColumns
         self._clock_ns = 0
         """The history's clock at `now_ns`, or a little later."""
-        self._to_boottime_ns = 0
-        """Converts an instant of the history's clock to boottime, when added."""
         self.now_ns = 0
         self.news: Sequence[Event] = ()
         self.is_whole = False
@@ -128,7 +126,7 @@ class PostgresqlHistory:
                     self._connection.rollback()
         except (DatabaseError, OSError) as error:
             raise HistoryError(f"the history of {self._account.name}: {in_words(error)}") from error
-        if abs(self._to_boottime_ns - self._whole_to_boottime_ns) <= SKEW_NS:
+        if self.now_ns - self._clock_ns <= self._whole_to_boottime_ns + SKEW_NS:
             self._cursor = self._row.last_position
 
     @property
@@ -166,11 +164,11 @@ class PostgresqlHistory:
         clock_ns, groups = one(self._connection, _CLOCK_AND_NEWS, (row.id, since))
         after_ns = self._clock.boottime_ns()
         self._tell_time(before_ns, clock_ns + row.offset_ns, after_ns)
-        self._to_boottime_ns = after_ns - self._clock_ns
+        to_boottime_ns = after_ns - self._clock_ns
         if self.is_whole:
-            self._whole_to_boottime_ns = self._to_boottime_ns
+            self._whole_to_boottime_ns = to_boottime_ns
         self.news = [
-            moved(event_of(fields), self._to_boottime_ns) for text in groups for fields in json.loads(text)
+            moved(event_of(fields), to_boottime_ns) for text in groups for fields in json.loads(text)
         ]
 
     def _tell_time(self, before_ns: int, clock_ns: int, after_ns: int) -> None:

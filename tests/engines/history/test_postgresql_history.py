@@ -184,6 +184,18 @@ def test_a_slow_server_makes_no_event_earlier(
     assert ended_at_ns
 
 
+def test_a_slow_reply_makes_no_host_read_everything_again(clock: FakeClock, mark: Mark) -> None:
+    server, whole = FarServer(clock), list[bool]()
+    with patch.object(psycopg, "connect", server.connect):
+        history = PostgresqlHistory(SharedAccount(Database("postgresql://"), "isp"), mark(), clock)
+        for back_s in (0, 1, 0, 1, 1):
+            server.back_ns = back_s * SECOND_NS
+            with history.transaction() as transaction:
+                whole.append(transaction.is_whole)
+        history.close()
+    assert whole == [True, False, False, False, False]
+
+
 def test_a_host_whose_clock_runs_fast_frees_slots_by_the_clock_of_the_history(
     clock: FakeClock, mark: Mark
 ) -> None:
@@ -310,6 +322,18 @@ class Host:
 @pytest.fixture
 def hosts(account: SharedAccount) -> tuple[Host, Host]:
     return Host(account, YEAR_NS, 1001 * SECOND_NS), Host(account, -YEAR_NS, 5_000_002 * SECOND_NS)
+
+
+async def test_a_reservation_learns_the_pause_of_another_host_under_its_lock(
+    account: SharedAccount, hosts: tuple[Host, Host], mark: Mark
+) -> None:
+    one, other = hosts
+    history = PostgresqlHistory(account, mark(), other.clock, on_state=other.row.note_row)
+    await one.meet(EventKind.PAUSE)
+    with history.transaction():
+        other.pausing.learn()
+    history.close()
+    assert other.state.health is Health.PAUSED
 
 
 async def test_a_pause_ends_on_all_hosts_at_one_instant(hosts: tuple[Host, Host]) -> None:
