@@ -66,7 +66,7 @@ def audit(target: Target, *, as_json: bool) -> int:
     for name, upstream in policy.upstreams.items():
         place, limits = policy.history_of(name), with_ceilings(upstream, policy.lanes)
         try:
-            found = count(recorded_book(place, (), RealDisk(), clock).slots(), limits)
+            found = count(recorded_book(place, RealDisk(), clock).slots(), limits)
         except HistoryError as error:
             say(f"{name}: {error}", err=True)
             code = os.EX_DATAERR if place.database is None else os.EX_TEMPFAIL

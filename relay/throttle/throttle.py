@@ -202,15 +202,15 @@ def open_history(
     return PostgresqlHistory(account, HighWaterMark(f"{place.path}.mark", disk), clock, on_state=on_state)
 
 
-def recorded_book(place: HistoryPlace, limits: Sequence[Limit], disk: Disk, clock: Clock) -> Book:
-    """Return what a relay that starts now would know of the account's past.
+def recorded_book(place: HistoryPlace, disk: Disk, clock: Clock) -> Book:
+    """Return what a relay that starts now would know of the account's past, without limits.
 
     Raises PermissionError, and HistoryError if such a relay would send nothing.
     """
     if place.database is not None:
         with contextlib.closing(open_history(place, disk, clock)) as history, history.transaction():
-            return book_of(history.news, history.now_ns, limits)
+            return book_of(history.news, history.now_ns, ())
     try:
-        return book_of(read_events(place.path, disk, clock), clock.boottime_ns(), limits)
+        return book_of(read_events(place.path, disk, clock), clock.boottime_ns(), ())
     except DamagedHistory as damage:
         raise refusal(str(place.path), damage) from damage

@@ -93,7 +93,7 @@ def test_fsck_and_a_start_agree_on_damage_and_a_damaged_history_grants_nothing(
     assert _is_damaged(used, clock) == is_damage
     account = throttle(used, Unsynced(), clock, LIMITS)
     if not is_damage:
-        known = len(recorded_book(HistoryPlace(used, "isp", None), (), Unsynced(), clock).slots())
+        known = len(recorded_book(HistoryPlace(used, "isp", None), Unsynced(), clock).slots())
         assert known == (0 if before is None else 4)
         assert len(granted(account, *[1] * 9)) == 9 - known
         assert not _is_damaged(used, clock)
@@ -103,7 +103,7 @@ def test_fsck_and_a_start_agree_on_damage_and_a_damaged_history_grants_nothing(
             ask(account, 1)
     assert (used.read_bytes() if used.is_file() else None) == before
     with pytest.raises(HistoryError, match="isp"):
-        recorded_book(HistoryPlace(used, "isp", None), (), Unsynced(), clock).slots()
+        recorded_book(HistoryPlace(used, "isp", None), Unsynced(), clock).slots()
 
 
 def test_damage_at_any_byte_grants_nothing(used: Path, clock: FakeClock) -> None:

@@ -60,9 +60,8 @@ class Practised(NamedTuple):
         """Return the number of occupied slots of each limit, read from the history's file."""
         policy, clock = parse_policy(self.policy_path.read_bytes(), self.policy_path), SystemClock()
         upstream = policy.upstreams["isp"]
-        limits = with_ceilings(upstream, {})
-        book = recorded_book(policy.history_of("isp"), limits, RealDisk(), clock)
-        return [usage.used for usage in View(book, clock).usage()]
+        past = View(recorded_book(policy.history_of("isp"), RealDisk(), clock), clock)
+        return [usage.used for usage in past.judged_by(with_ceilings(upstream, {})).usage()]
 
     def consent(self) -> None:
         self.refresh_token.touch(0o600)
