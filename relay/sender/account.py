@@ -49,8 +49,10 @@ GRACE_SECONDS = 60.0
 """How long transactions in flight may take at a stop; most of them then end within a second."""
 ENOUGH_NS = 30 * SECOND_NS
 """After a failed connection, while others work, the pool opens none for at least this long."""
-_SERVER_KEYS = ("host", "port", "source_address", "tls", "ca_file", "tls_certificate", "tls_key")
-_OPENED_WITH = (*_SERVER_KEYS, "auth", "pipelining")
+_OPENED_WITH = (
+    *("host", "port", "source_address", "tls", "ca_file", "tls_certificate", "tls_key"),
+    *("auth", "pipelining"),
+)
 """The policy's keys with which a connection is opened."""
 SHORT_WAIT_NS = SECOND_NS
 """A shorter wait for room is not logged."""

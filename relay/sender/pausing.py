@@ -287,10 +287,10 @@ class Pausing:
         """Save the state in the background; of several states in a row, the last is enough."""
         self._is_unsaved = True
         if self._saving is None or self._saving.done():
-            self._saving = asyncio.create_task(self._save())
+            self._saving = asyncio.create_task(self._save(self._store))
 
-    async def _save(self) -> str:
-        error, store = "", self._store
+    async def _save(self, store: AccountStore) -> str:
+        error = ""
         while self._is_unsaved:
             self._is_unsaved, error = False, ""
             try:

@@ -157,6 +157,17 @@ async def test_an_edit_ends_a_stop_only_if_it_may_have_removed_the_cause(tmp_pat
         assert relay.sender.totals["bounced"] == 2  # the message, and the report of it
 
 
+async def test_a_stop_just_before_its_account_is_replaced_is_kept(tmp_path: Path) -> None:
+    world = World(tmp_path / "isp.pause")
+    world.do("stop")
+    world.pausing.retire()
+    assert await world.pausing.recorded() == ""
+    world.store.look()
+    kept = world.store.news()
+    assert kept is not None
+    assert kept.is_stopped
+
+
 def with_password(folder: Path) -> str:
     secret = folder / "password"
     secret.touch(0o600)
