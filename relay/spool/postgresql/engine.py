@@ -323,9 +323,7 @@ class PostgresqlSpool:
             return [self._settle_one(each, there) for each in settlements]
 
     def _settle_one(self, each: Settlement, there: dict[str, _Found]) -> Failure | None:
-        if (found := there.get(each.queue_id)) is None:
-            # A repeated end is done.
-            return None if each.ends else Absent(each.queue_id)
+        found = there.get(each.queue_id) or Absent(each.queue_id)
         if not isinstance(found, Message):
             return found
         try:
