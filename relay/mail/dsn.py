@@ -107,7 +107,7 @@ def parse_ret(value: str) -> Ret:
 
 
 def parse_envid(value: str) -> str:
-    """Return the value unchanged.  Raises Malformed."""
+    """Raise Malformed."""
     if len(value) > MAX_ENVID:
         raise Malformed(f"ENVID is longer than {MAX_ENVID} characters")
     if not _XTEXT.match(value):

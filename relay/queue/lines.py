@@ -76,7 +76,7 @@ class TimedHeap(Generic[Entry]):
 
 
 def earliest(*instants_ns: int | None) -> int | None:
-    """Return the earliest instant; None stands for never."""
+    """None stands for never."""
     return min((each for each in instants_ns if each is not None), default=None)
 
 

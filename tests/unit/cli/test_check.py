@@ -11,8 +11,9 @@ from argon2 import PasswordHasher
 from relay.policy.secrets import read_users
 from relay.policy.source import PolicyError, parse_policy
 from relay.throttle.admission import Request
+from relay.throttle.throttle import Throttle
 from tests.unit.cli.conftest import Run
-from tests.unit.cli.control import POLICY, relay_up, write_policy
+from tests.unit.cli.control import POLICY, charged, relay_up, write_policy
 from tests.unit.cli.terminal import forked
 from tests.unit.policy.examples import INTERFACE, SMALL, with_upstream
 
@@ -111,16 +112,24 @@ def test_plan_tells_what_an_edit_would_do(edited: Path, run: Run) -> None:
         up.do(up.relay.account.throttle.reserve([Request(1)] * 2))
         found = json.loads(run("plan", "--json", str(edited)).out)
         out = run("plan", str(edited)).out
-        # Mail that was counted without a key counts for every key.
-        edited.write_text(edited.read_text().replace("per: 1h", "per: 1h, for_each: sender"))
-        (of_each,) = json.loads(run("plan", "--json", str(edited)).out)["over"]
 
     (over,) = found["over"]
     assert (over["limit"], over["used"]) == ("1 messages per 1h", 2)
     assert "exceeded at once: isp: 1 messages per 1h: 2 of 1 used, nothing goes until 20" in out
     assert "in force: all have gone in 0s" in out
     assert "edited:   all have gone in" in out
-    assert (of_each["limit"], of_each["used"]) == ("1 messages per 1h for each sender", 2)
+
+
+def test_plan_tells_of_a_limit_for_each_key_that_mail_without_keys_exceeds(edited: Path, run: Run) -> None:
+    of_each = LIMITED.replace("per: 1h", "per: 1h, for_each: sender")
+    charged(parse_policy(LIMITED.encode(), edited), [1, 1])
+    charged(parse_policy(of_each.encode(), edited), [1])
+    edited.write_text(of_each.replace("messages: 3", "messages: 1"))
+    with relay_up(edited.parent, LIMITED) as up:
+        # The relay reads the history at its first decision.
+        up.do(up.relay.account.throttle.call(Throttle.flush))
+        (over,) = json.loads(run("plan", "--json", str(edited)).out)["over"]
+    assert (over["limit"], over["used"]) == ("1 messages per 1h for each sender", 2)
 
 
 def test_plan_of_another_history_forecasts_nothing_for_it(edited: Path, run: Run) -> None:

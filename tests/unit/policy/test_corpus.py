@@ -49,9 +49,17 @@ def test_every_real_reply_has_its_right_verdict() -> None:
         assert case.window_ns in (None, ruling.window_ns), where
         assert ruling.may_probe == case.probe, where
         assert case.known in (None, general.layer is not Layer.DEFAULT), where
-        assert case.place.startswith("theirs") or Verdict.BOUNCE not in (ruling.verdict, general.verdict), (
-            where
-        )
+
+
+def test_no_refusal_of_the_account_is_ever_a_bounce_whichever_provider_gives_it() -> None:
+    bounced = [
+        f"{case.place} {case.phase}: {case.reply}"
+        for case in cases("own")
+        for ruling in (by_provider(case), by_anybody(case))
+        if ruling.verdict is Verdict.BOUNCE
+    ]
+
+    assert not bounced, "\n".join(bounced)
 
 
 def otherwise(case: Case) -> Iterator[tuple[Phase, Reply]]:
