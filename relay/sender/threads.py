@@ -70,17 +70,10 @@ class SpoolThread:
 
     async def settle(self, settlement: Settlement) -> None:
         """Make an outcome durable, however long that takes.  Raises Absent, Corrupt."""
-        is_repeated = False
         while True:
             try:
-                await self.change(settlement)
-                break
-            except Absent:
-                if not (is_repeated and settlement.ends):
-                    raise
-                break  # the first call ended it, and its reply was lost
+                return await self.change(settlement)
             except (Full, Unavailable) as trouble:
-                is_repeated = True
                 self.tell(trouble)
                 await asyncio.sleep(AGAIN_SECONDS)
 

@@ -6,7 +6,7 @@ of the queue.  Both are synchronous.  One thread at a time calls an engine, exce
 
 Guarantees: when a call returns, its effect is durable, except for hints (`Settlement.next_attempt_at_ns`).
 Every call may be repeated with the same arguments, also after a crash or an error in it.  In a queue that
-hosts share, the message of a repeated end is Absent: this host or another one ended it.
+hosts share, the message of a repeated end is Absent: this host or another one may have ended it.
 Does not: sort, cache or count (the sender does), or decide what becomes of a message.
 tests/engines/spool/conformance.py is the suite that every engine passes.
 """

@@ -1,6 +1,5 @@
 """The PostgreSQL engine: the common suite, and tests of what only a shared database has."""
 
-import asyncio
 import contextlib
 import itertools
 import random
@@ -18,7 +17,6 @@ import pytest
 
 from relay.mail.envelope import QueueId
 from relay.policy.source import parse_policy
-from relay.sender.threads import SpoolThread
 from relay.spool import engines
 from relay.spool.convert import convert
 from relay.spool.database import DatabaseError
@@ -30,7 +28,6 @@ from relay.spool.identity import report_id
 from relay.spool.interface import (
     INLINE_BYTES,
     Absent,
-    Full,
     Intake,
     Message,
     Report,
@@ -56,12 +53,10 @@ from tests.engines.spool.engine import (
     settle,
 )
 from tests.engines.spool.test_convert import fill, told_by
-from tests.fakes.clock import FakeClock
 from tests.fakes.cut_line import CutLine
 from tests.fakes.interleaving import BLOCKED, Pair, interleaved
 from tests.fakes.model_database import ModelDatabase
 from tests.fakes.postgresql import Server
-from tests.fakes.virtual_time import InTurn, VirtualTimeLoop
 from tests.system.hosts import through
 
 LONG = CONTENT + bytes(2 * INLINE_BYTES)
@@ -311,23 +306,6 @@ def test_a_claim_repeated_after_a_lost_reply_waits_for_its_own_locked_rows(
         held = f"SELECT 1 FROM relay.message WHERE queue_id = '{ids[1]}' FOR UPDATE"
         meet_lock(url, held, lambda: found.extend(message.queue_id for message in claimed(spool)))
     assert found == ids
-
-
-def test_an_end_whose_reply_was_lost_is_done_once_it_is_repeated(hosts: Hosts, server: Server) -> None:
-    told: list[Full | Unavailable] = []
-    with (
-        CutLine(server.port) as line,
-        asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(FakeClock())) as runner,
-    ):
-        by_line(hosts[0], line)
-        spool, queue_id = hosts[0].start(), accept(hosts[0].intake())
-        claimed(spool)
-        line.cut(b"COMMIT")
-        sender = SpoolThread(spool, told.append, InTurn)
-        runner.run(sender.settle(Settlement(queue_id, ENVELOPE, EVERY, ends=True)))
-        assert (line.cuts, len(told)) == (1, 1)
-        with pytest.raises(Absent):
-            read(spool, queue_id)
 
 
 def test_a_start_that_fails_after_its_commit_leaves_no_lease(hosts: Hosts, server: Server) -> None:
