@@ -5,15 +5,13 @@ command line holds.  It carries out the verbs of `relay.control.operations.TABLE
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from inspect import isasyncgen
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator
+from pydantic import Field
 
 from relay.control.operations import (
     ABSENT,
@@ -67,14 +65,7 @@ REMOVED = Answer(
 _TOLD: Mapping[MessageVerb, str] = {"hold": "held", "release": "released", "retry": "retried"}
 """The event of each verb that moves a message; the other verbs end it."""
 
-
-def _checked(name: str) -> str:
-    if not QUEUE_ID_PATTERN.match(name):
-        raise ValueError("not a queue id")
-    return name
-
-
-AskedId = Annotated[QueueId, AfterValidator(_checked)]
+AskedId = Annotated[QueueId, Field(pattern=QUEUE_ID_PATTERN)]
 """An id from outside, checked because it becomes part of a path."""
 
 
@@ -92,11 +83,7 @@ class Operator:
         """Carry out the verbs of operators on other hosts with the same queue, for ever."""
         await self._other_hosts.serve(self._each)
 
-    async def _load_queue(self, queue_ids: Collection[QueueId] | None = None) -> None:
-        """Load the queue, or these messages, into memory.  A running relay has them there already."""
-
     async def snapshot(self) -> Snapshot:
-        await self._load_queue()
         await self._sender.look()
         return self._status_view.snapshot()
 
@@ -111,7 +98,6 @@ class Operator:
 
         With all recipients left if `is_whole` or the filters need them, and the message can be read.
         """
-        await self._load_queue()
         aside = await self._spool_thread.call(lambda spool: spool.set_aside(MOST_SET_ASIDE_LISTED))
         listing = self._status_view.listing()
         # To sort a million ids that are nearly in order takes about 50 ms.
@@ -160,7 +146,6 @@ class Operator:
         return status_view.plan(policy)
 
     async def show(self, queue_id: AskedId) -> MessageView:
-        await self._load_queue((queue_id,))
         message, view = await self._load_anywhere(queue_id)
         envelope = message.envelope
         if not (view := view or self._status_view.listing().message(queue_id, _left(message))):
@@ -208,11 +193,7 @@ class Operator:
             )
 
     async def content(self, queue_id: AskedId) -> AsyncGenerator[bytes, None]:
-        await self._load_queue((queue_id,))
-        message, _ = await self._load_anywhere(queue_id)
-        if message.content is not None:
-            yield message.content
-            return
+        await self._load_anywhere(queue_id)
         try:
             async for chunk in self._spool_thread.content(queue_id):
                 yield chunk
@@ -222,7 +203,6 @@ class Operator:
     async def act(
         self, verb: MessageVerb, queue_ids: Sequence[AskedId], states: Sequence[QueueState] = ()
     ) -> Results:
-        await self._load_queue(queue_ids)
         results = dict(await self._each(verb, queue_ids, states))
         unknown = [each for each, of in results.items() if of in (ABSENT, UNREAD)]
         if unknown and self._spool_thread.is_shared:
@@ -254,11 +234,12 @@ class Operator:
         self, verb: MessageVerb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
     ) -> Results:
         """Act on AT_ONCE messages at a time: they share syncs, and other work goes on in between."""
-        left, results = iter(dict.fromkeys(queue_ids)), dict[QueueId, str]()
+        left, results = list(dict.fromkeys(queue_ids)), dict[QueueId, str]()
         try:
-            while some := list(islice(left, AT_ONCE)):
+            for start in range(0, len(left), AT_ONCE):
+                some = left[start : start + AT_ONCE]
                 acting = (self._one(verb, each, states) for each in some)
-                results |= dict(zip(some, await asyncio.gather(*acting), strict=True))
+                results |= zip(some, await asyncio.gather(*acting), strict=True)
         finally:
             self._sender.wake()
         return results
@@ -331,14 +312,13 @@ class Operator:
         return message
 
 
-async def values(answer: Any) -> AsyncGenerator[Any, None]:
-    """Yield the values that a call of the operator yields, or the one that it returns."""
-    if not isasyncgen(answer):
-        yield await answer
-        return
-    async with aclosing(answer):
-        async for value in answer:
-            yield value
+def values(answer: Awaitable[Any] | AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    """Return the values that a call of the operator yields, or the one that it returns."""
+    return _only(answer) if isinstance(answer, Awaitable) else answer
+
+
+async def _only(answer: Awaitable[Any]) -> AsyncGenerator[Any, None]:
+    yield await answer
 
 
 def _left(message: Message) -> tuple[str, ...]:
