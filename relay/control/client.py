@@ -54,7 +54,7 @@ class ControlClient(Session):
                 asking.shutdown(socket.SHUT_RDWR)
 
     def ask(self, kind: type[_Kind], name: str, **arguments: object) -> Iterator[_Kind]:
-        read = _reader(cast("Any", kind)) or _as_it_is
+        read = _reader(cast("Any", kind))
         for line in self._lines(name, encode(arguments)):
             try:
                 ((what, said),) = json.loads(line).items()
@@ -120,44 +120,32 @@ def encode(value: object) -> bytes:
 
 
 def _plain(value: Any) -> object:
-    match value:
-        case bytes():
-            return base64.b64encode(value).decode("ascii")
-        case _:
-            pairs = ((each, getattr(value, each.name)) for each in fields(value))
-            return {each.name: its for each, its in pairs if its != each.default}
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    pairs = ((each, getattr(value, each.name)) for each in fields(value))
+    return {each.name: its for each, its in pairs if its != each.default}
 
 
 @cache
-def _reader(kind: Any) -> Callable[[Any], Any] | None:
-    """Return a function that makes a value of `kind` from a JSON value; None if that is one already.
-
-    Long queues pass through here, so a plain value costs no call.
-    """
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    """Return a function that makes a value of `kind` from a JSON value."""
     origin, parts = get_origin(kind), get_args(kind)
     if is_dataclass(kind):
-        make: Any = kind
         readers = {name: _reader(its) for name, its in get_type_hints(kind).items()}
+        make = cast("Callable[..., Any]", kind)
         return lambda value: make(**{
-            name: its if (read := readers[name]) is None else read(its)
-            for name, its in value.items()
-            if name in readers
+            name: readers[name](its) for name, its in value.items() if name in readers
         })  # fmt: skip
     if origin in (Union, UnionType):
-        of_part = next((read for part in parts if (read := _reader(part)) is not None), None)
-        return of_part and (lambda value: None if value is None else of_part(value))
-    if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
-        of_key, of_value = (_reader(part) or _as_it_is for part in parts)
+        read = _reader(next(part for part in parts if part is not NoneType))
+        return lambda value: None if value is None else read(value)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        of_key, of_value = map(_reader, parts)
         return lambda value: {of_key(key): of_value(its) for key, its in value.items()}
     if isinstance(origin, type):
-        of_each = _reader(parts[0]) or _as_it_is
+        of_each = _reader(parts[0])
         return lambda value: origin(map(of_each, value))
     if kind is bytes:
         return base64.b64decode
-    # The rest are types of JSON, Literal texts, and enums, which are made from a text.
-    is_plain = kind in (str, int, float, bool, NoneType) or not isinstance(kind, type)
-    return None if is_plain else kind
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
+    # A type of JSON and an enum make themselves of a value; a NewType and a Literal leave it as it is.
+    return kind if isinstance(kind, type) else lambda value: value
