@@ -116,16 +116,13 @@ class Operator:
 
     async def _whole(self, rows: Sequence[MessageView]) -> list[MessageView]:
         """Return the rows with all recipients left; a message that cannot be read stays as it is."""
-        partial_ids = [row.queue_id for row in rows if len(row.recipients) != row.recipients_left]
-        messages = await self._spool_thread.read(partial_ids)
-        # The marks on disk are ahead of memory.
-        left = {message.queue_id: _left(message) for message in messages if isinstance(message, Message)}
-        return [
-            replace(row, recipients=left[row.queue_id], recipients_left=len(left[row.queue_id]))
-            if row.queue_id in left
-            else row
-            for row in rows
-        ]
+        partial = {row.queue_id: row for row in rows if len(row.recipients) != row.recipients_left}
+        for message in await self._spool_thread.read(list(partial)):
+            if isinstance(message, Message):
+                # The marks on disk are ahead of memory.
+                left, row = _left(message), partial[message.queue_id]
+                partial[message.queue_id] = replace(row, recipients=left, recipients_left=len(left))
+        return [partial.get(row.queue_id, row) for row in rows]
 
     async def summary(self, filters: Filters, by: By, limit: int | None = None) -> list[GroupRow]:
         adding = Summary(by)
@@ -152,33 +149,25 @@ class Operator:
             raise NotDone(ABSENT)
         return replace(
             view,
-            client=envelope.client,
             helo=envelope.helo,
             protocol=envelope.protocol,
-            user=envelope.user,
             ret=envelope.dsn.ret or "",
-            envid=decode_xtext(envelope.dsn.envid) if envelope.dsn.envid else "",
+            envid=decode_xtext(envelope.dsn.envid),
             recipient_statuses=tuple(self._recipients(message, view.next_attempt_at_ns)),
             header=message.head.partition(b"\r\n\r\n")[0].decode("utf-8", "replace"),
         )
 
     def _recipients(self, message: Message, next_attempt_at_ns: int | None) -> Iterator[RecipientView]:
         numbers = route_numbers_of(self._status_view.policy.routes)
-        parts = {
-            index: each
-            for each in self._queue.parts(message.queue_id)
-            for index in each.part.left(message.left)
-        }
-        notes = {note.index: note for note in message.notes} | dict(
-            self._settling.replies.get(message.queue_id, {})
-        )
-        for index, (address, status) in enumerate(
-            zip(message.envelope.recipients, message.statuses, strict=True)
-        ):
+        parts = self._queue.parts(message.queue_id)
+        part_of = {index: each for each in parts for index in each.part.left(message.left)}
+        notes = {note.index: note for note in message.notes}
+        notes |= self._settling.replies.get(message.queue_id, {})
+        for index, address in enumerate(message.envelope.recipients):
+            status, part = message.statuses[index], part_of.get(index)
+            route = None if part is None else part.part.route
             # The note of a relayed recipient is for its report, or from an earlier attempt.
             note = None if status.is_relayed else notes.get(index)
-            notify, orcpt = message.envelope.dsn.of(index)
-            part = parts.get(index)
             yield RecipientView(
                 address,
                 status.word,
@@ -186,10 +175,9 @@ class Operator:
                 None if note is None else note.at_ns,
                 next_attempt_at_ns if status is Status.TODO else None,
                 index in message.told,
-                () if part is None or part.part.route is None else numbers.get(part.part.route, ()),
+                () if route is None else numbers.get(route, ()),
                 "" if part is None else part.upstream,
-                notify,
-                orcpt,
+                *message.envelope.dsn.of(index),
             )
 
     async def content(self, queue_id: AskedId) -> AsyncGenerator[bytes, None]:
@@ -253,11 +241,9 @@ class Operator:
             return CHANGED
         if state is State.ACTIVE:
             return BUSY
-        why_not = TABLE[verb].unless.get(state)
-        if why_not == UNCHANGED and any(each.state is State.DEFERRED for each in parts):
-            # One part waits, but another one has a back-off that the verb can end.
-            why_not = TABLE[verb].unless.get(State.DEFERRED)
-        if why_not is not None:
+        if any(each.state is State.DEFERRED for each in parts):
+            state = State.DEFERRED  # other parts may wait, but a verb can end the back-off of this one
+        if (why_not := TABLE[verb].unless.get(state)) is not None:
             return why_not
         before, result = self._queue.seize(queue_id), OK
         try:

@@ -92,7 +92,6 @@ class OtherHosts:
         due_at_ns = message.next_attempt_at_ns if (message.next_attempt_at_ns or 0) > now_ns else None
         state = QueueState.DEFERRED if due_at_ns else QueueState.WAITING
         state = QueueState.HELD if message.is_held else state if left else QueueState.REPORTING
-        names = names_of(message.head)
         return MessageView(
             message.queue_id,
             state,
@@ -105,8 +104,6 @@ class OtherHosts:
             next_attempt_at_ns=due_at_ns,
             client=envelope.client,
             user=envelope.user,
-            message_id=names.message_id,
-            subject=names.subject,
-            client_queue_id=names.client_queue_id,
             host=host,
+            **names_of(message.head)._asdict(),
         )
