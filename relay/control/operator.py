@@ -143,7 +143,7 @@ class Operator:
         return status_view.plan(policy)
 
     async def show(self, queue_id: AskedId) -> MessageView:
-        message, view = await self._load_anywhere(queue_id)
+        message, view = await self._load(queue_id)
         envelope = message.envelope
         if not (view := view or self._status_view.listing().message(queue_id, _left(message))):
             raise NotDone(ABSENT)
@@ -181,7 +181,7 @@ class Operator:
             )
 
     async def content(self, queue_id: AskedId) -> AsyncGenerator[bytes, None]:
-        await self._load_anywhere(queue_id)
+        await self._load(queue_id)
         try:
             async for chunk in self._spool_thread.content(queue_id):
                 yield chunk
@@ -276,26 +276,19 @@ class Operator:
         self._queue.put_back(queue_id, states, why=why, ready_at_ns=self._status_view.clock.boottime_ns())
 
     async def _end(self, queued: Queued, verb: MessageVerb) -> None:
-        message = await self._load(queued.queue_id)
+        message, _ = await self._load(queued.queue_id)
         await self._settling.end(message, queued, REMOVED if verb == "bounce" else None)
 
-    async def _load_anywhere(self, queue_id: QueueId) -> tuple[Message, MessageView | None]:
+    async def _load(self, queue_id: QueueId) -> tuple[Message, MessageView | None]:
         """Return a message, and its view if another host has it.  Raises NotDone."""
-        is_elsewhere = queue_id not in self._queue and self._spool_thread.is_shared
-        if is_elsewhere and (found := await self._other_hosts.found(queue_id)) is not None:
-            return found
-        return await self._load(queue_id), None
-
-    async def _load(self, queue_id: QueueId) -> Message:
-        """Raise NotDone if the message is not in the queue, or cannot be read."""
         if queue_id not in self._queue:
+            if self._spool_thread.is_shared and (found := await self._other_hosts.found(queue_id)):
+                return found
             raise NotDone(UNREAD if self._sender.is_reading else ABSENT)
         (message,) = await self._spool_thread.read([queue_id])
-        if isinstance(message, Absent | Corrupt):
-            raise NotDone(ABSENT)
-        if isinstance(message, Exception):
-            raise NotDone(clean(str(message)))
-        return message
+        if not isinstance(message, Message):
+            raise NotDone(clean(str(message)) if isinstance(message, Unavailable) else ABSENT)
+        return message, None
 
 
 def values(answer: Awaitable[Any] | AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
