@@ -22,15 +22,13 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from relay.control.operations import NotDone, Session, Unreachable
 
 SOCKET_NAME = "control.sock"
 ANSWER_SECONDS = 120.0
 """How long the command line waits for the next byte."""
-_OTHER_VERSION = "the answer cannot be read: the relay runs another version; restart it"
-_Kind = TypeVar("_Kind")
 
 
 class ControlClient(Session):
@@ -53,24 +51,21 @@ class ControlClient(Session):
             with contextlib.suppress(OSError):
                 asking.shutdown(socket.SHUT_RDWR)
 
-    def ask(self, kind: type[_Kind], name: str, **arguments: object) -> Iterator[_Kind]:
-        read = _reader(cast("Any", kind))
+    def ask(self, kind: Any, name: str, **arguments: object) -> Iterator[Any]:
+        readers: dict[str, Callable[[Any], Any]] = {"value": _reader(kind), "end": str, "refused": str}
         for line in self._lines(name, encode(arguments)):
             try:
                 ((what, said),) = json.loads(line).items()
-                value = read(said) if what == "value" else said
+                value = readers[what](said)
             # RecursionError: a line of brackets nests too deep for json.
             except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-                raise Unreachable(_OTHER_VERSION) from error
-            match what:
-                case "value":
-                    yield value
-                case "end":
-                    return
-                case "refused":
-                    raise NotDone(said)
-                case _:
-                    raise Unreachable(_OTHER_VERSION)
+                why = "the answer cannot be read: the relay runs another version; restart it"
+                raise Unreachable(why) from error
+            if what == "end":
+                return
+            if what == "refused":
+                raise NotDone(value)
+            yield value
         raise Unreachable("the answer is incomplete: the relay broke off; see its log")
 
     def _lines(self, name: str, content: bytes) -> Iterator[bytes]:
@@ -132,7 +127,7 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
     origin, parts = get_origin(kind), get_args(kind)
     if is_dataclass(kind):
         readers = {name: _reader(its) for name, its in get_type_hints(kind).items()}
-        make = cast("Callable[..., Any]", kind)
+        make: Any = kind
         return lambda value: make(**{
             name: readers[name](its) for name, its in value.items() if name in readers
         })  # fmt: skip

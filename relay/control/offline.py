@@ -14,7 +14,7 @@ import sys
 from collections.abc import AsyncGenerator, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from relay.clock import SystemClock
 from relay.control.operations import Session
@@ -30,8 +30,6 @@ from relay.status.status_view import StatusView
 from relay.telemetry.events import Events, Level
 from relay.telemetry.metrics import Metrics, Telemetry
 from relay.telemetry.outcomes import OutcomeStore
-
-_Kind = TypeVar("_Kind")
 
 
 @contextmanager
@@ -69,7 +67,7 @@ class _Offline(Session):
         self._operator, self._runner = Operator(self._sender, self._status_view, events), runner
         runner.get_loop().call_soon(self._outcomes.start)
 
-    def ask(self, kind: type[_Kind], name: str, **arguments: Any) -> Iterator[_Kind]:  # noqa: ARG002 - as it comes
+    def ask(self, kind: Any, name: str, **arguments: Any) -> Iterator[Any]:  # noqa: ARG002 - as it comes
         self._runner.run(self._load(name, **arguments))
         answer = values(getattr(self._operator, name)(**arguments))
         while (value := self._runner.run(_next(answer))) is not None:

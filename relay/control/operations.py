@@ -134,7 +134,7 @@ class Session(ABC):
         return self._one(str, "policy")
 
     def rows(self, filters: Filters = EVERYTHING, *, is_whole: bool = False) -> Iterator[list[MessageView]]:
-        """Yield the messages that match, in slices, oldest first.
+        """Yield the messages that match, in slices, oldest first and corrupt ones last.
 
         Of long lists of recipients only the first ones, unless `is_whole` or the filters need them.  The
         queue changes meanwhile: a message that is there from the beginning to the end is listed once, one

@@ -94,10 +94,6 @@ class Operator:
     async def rows(
         self, filters: Filters = EVERYTHING, *, is_whole: bool = False
     ) -> AsyncGenerator[list[MessageView], None]:
-        """Yield matching messages, oldest first and corrupt ones last, in slices between turns of the loop.
-
-        With all recipients left if `is_whole` or the filters need them, and the message can be read.
-        """
         aside = await self._spool_thread.call(lambda spool: spool.set_aside(MOST_SET_ASIDE_LISTED))
         listing = self._status_view.listing()
         # To sort a million ids that are nearly in order takes about 50 ms.

@@ -60,10 +60,10 @@ class OtherHosts:
         except NotDone as why:
             return dict.fromkeys(queue_ids, str(why))
         # A message that ended without an answer was relayed.
-        results = dict.fromkeys(hosts, ABSENT)
-        for each, answer in answers.items():
-            results[each] = answer or f"requested from {hosts[each] or 'the next host'}; no answer yet"
-        return results
+        return {
+            each: answers.get(each, ABSENT) or f"requested from {host or 'the next host'}; no answer yet"
+            for each, host in hosts.items()
+        }
 
     async def serve(self, act: Act) -> None:
         """Carry out the wishes of other hosts, for ever; return if the queue is not shared."""
