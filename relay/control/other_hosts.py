@@ -34,7 +34,7 @@ class OtherHosts:
     async def listed(self) -> AsyncIterator[list[MessageView]]:
         """Yield all messages of other hosts, in order, a page at a time.  Raises NotDone."""
         first = ""
-        while page := await self._asked(lambda spool, first=first: spool.others(first, ROWS_AT_ONCE)):  # type: ignore[misc]  # bound now
+        while page := await self._asked(lambda spool: spool.others(first, ROWS_AT_ONCE)):  # noqa: B023 - called now
             yield [self._row(*each) for each in page]
             first = f"{page[-1][0].queue_id}!"  # comes right after that id in the database's order
 
@@ -77,7 +77,7 @@ class OtherHosts:
                         results = await act(verb, queue_ids, [QueueState(each) for each in states])
                     # The wishes without a final result stay, and are read again.
                     done = {each: of for each, of in results.items() if of not in (BUSY, UNREAD, ABSENT)}
-                    await self._asked(lambda spool, wish=wish, done=done: spool.answer(wish, done))  # type: ignore[misc]  # bound now
+                    await self._asked(lambda spool: spool.answer(wish, done))  # noqa: B023 - called now
             except NotDone:
                 pass  # the sender reports the spool's trouble
 
