@@ -38,11 +38,9 @@ class ControlClient(Session):
 
     def is_up(self) -> bool:
         """Return whether a relay listens.  Raises PermissionError if this user may not connect."""
-        try:
-            with self._connected():
-                return True
-        except (FileNotFoundError, ConnectionRefusedError):
-            return False
+        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError), self._connected():
+            return True
+        return False
 
     def close(self) -> None:
         """Break off the questions of other threads."""

@@ -25,7 +25,7 @@ from relay.sender.host import Host
 from relay.sender.sender import Sender
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import open_spool
-from relay.status.snapshot import Condition, PolicyStatus
+from relay.status.snapshot import Condition, PolicyStatus, Snapshot
 from relay.status.status_view import StatusView
 from relay.telemetry.events import Events, Level
 from relay.telemetry.metrics import Metrics, Telemetry
@@ -67,8 +67,8 @@ class _Offline(Session):
         self._operator, self._runner = Operator(self._sender, self._status_view, events), runner
         runner.get_loop().call_soon(self._outcomes.start)
 
-    def ask(self, kind: Any, name: str, **arguments: Any) -> Iterator[Any]:  # noqa: ARG002 - as it comes
-        self._runner.run(self._load(name, **arguments))
+    def ask(self, kind: Any, name: str, **arguments: Any) -> Iterator[Any]:
+        self._runner.run(self._load(kind, **arguments))
         answer = values(getattr(self._operator, name)(**arguments))
         while (value := self._runner.run(_next(answer))) is not None:
             yield value
@@ -78,14 +78,14 @@ class _Offline(Session):
         await self._sender.stop()
 
     async def _load(
-        self, name: str, *, queue_id: QueueId | None = None, queue_ids: Collection[QueueId] = (), **_: object
+        self, kind: Any, *, queue_id: QueueId | None = None, queue_ids: Collection[QueueId] = (), **_: object
     ) -> None:
         """Load the messages that the call names, else the whole queue, as a running relay has it."""
         # At most IDS_AT_ONCE messages are named in one call.
         named = queue_ids if queue_id is None else [queue_id]
         if self._sender.is_reading and not (named and await self._sender.read_only(named)):
             await self._sender.read()
-        if name == "snapshot":
+        if kind is Snapshot:
             await self._status_view.look_at_hosts()
 
 

@@ -27,7 +27,7 @@ from relay.control.operations import (
     NotDone,
     Results,
 )
-from relay.control.other_hosts import OtherHosts
+from relay.control.other_hosts import OtherHosts, recipients_left
 from relay.mail.dsn import decode_xtext
 from relay.mail.envelope import QUEUE_ID_PATTERN, Envelope, QueueId
 from relay.mail.text import clean
@@ -116,7 +116,7 @@ class Operator:
         for message in await self._spool_thread.read(list(partial)):
             if isinstance(message, Message):
                 # The marks on disk are ahead of memory.
-                left, row = _left(message), partial[message.queue_id]
+                left, row = recipients_left(message), partial[message.queue_id]
                 partial[message.queue_id] = replace(row, recipients=left, recipients_left=len(left))
         return [partial.get(row.queue_id, row) for row in rows]
 
@@ -141,7 +141,7 @@ class Operator:
     async def show(self, queue_id: AskedId) -> MessageView:
         message, view = await self._load(queue_id)
         envelope = message.envelope
-        if not (view := view or self._status_view.listing().message(queue_id, _left(message))):
+        if not (view := view or self._status_view.listing().message(queue_id, recipients_left(message))):
             raise NotDone(ABSENT)
         return replace(
             view,
@@ -261,11 +261,9 @@ class Operator:
 
     async def _move(self, queue_id: QueueId, verb: MessageVerb) -> None:
         # For `retry` too: if the relay is down, the hint makes the next start try the message at once.
-        at_ns = None if verb == "hold" else 0
-        is_held = {"hold": True, "release": False}.get(verb)
-        await self._spool_thread.change(
-            Settlement(queue_id, _NOT_READ, next_attempt_at_ns=at_ns, is_held=is_held)
-        )
+        what = Settlement(queue_id, _NOT_READ, next_attempt_at_ns=None if verb == "hold" else 0)
+        what.is_held = {"hold": True, "release": False}.get(verb)
+        await self._spool_thread.change(what)
         self._events.tell(_TOLD[verb], queue_id=queue_id)
         state, why = (State.HELD, HELD_REASON) if verb == "hold" else (State.WAITING, NO_REASON)
         states = dict.fromkeys(self._queue.parts(queue_id), state)
@@ -294,7 +292,3 @@ def values(answer: Awaitable[Any] | AsyncGenerator[Any, None]) -> AsyncGenerator
 
 async def _only(answer: Awaitable[Any]) -> AsyncGenerator[Any, None]:
     yield await answer
-
-
-def _left(message: Message) -> tuple[str, ...]:
-    return tuple(message.envelope.recipients[index] for index in message.left)

@@ -88,7 +88,7 @@ class OtherHosts:
             raise NotDone(clean(str(trouble))) from trouble
 
     def _row(self, message: Message, host: str) -> MessageView:
-        envelope, left, now_ns = message.envelope, message.left, self._clock.wall_ns()
+        envelope, now_ns, left = message.envelope, self._clock.wall_ns(), recipients_left(message)
         due_at_ns = message.next_attempt_at_ns if (message.next_attempt_at_ns or 0) > now_ns else None
         state = QueueState.DEFERRED if due_at_ns else QueueState.WAITING
         state = QueueState.HELD if message.is_held else state if left else QueueState.REPORTING
@@ -100,10 +100,14 @@ class OtherHosts:
             max(0, now_ns - envelope.arrival_at_ns),
             envelope.reverse_path,
             len(left),
-            tuple(envelope.recipients[index] for index in left),
+            left,
             next_attempt_at_ns=due_at_ns,
             client=envelope.client,
             user=envelope.user,
             host=host,
             **names_of(message.head)._asdict(),
         )
+
+
+def recipients_left(message: Message) -> tuple[str, ...]:
+    return tuple(message.envelope.recipients[index] for index in message.left)

@@ -20,9 +20,6 @@ from relay.policy.document import MAX_BYTES
 from relay.status.http import ConnectionLimit
 from relay.telemetry.events import Events
 
-LONGEST_QUESTION_BYTES = 2 * MAX_BYTES
-"""Enough for the longest policy as a JSON text."""
-
 
 class ControlServer:
     def __init__(self, spool: Path, operator: Operator, events: Events) -> None:
@@ -33,7 +30,8 @@ class ControlServer:
         self._connections = ConnectionLimit(events, "the control socket")
 
     async def start(self) -> None:
-        app = web.Application(client_max_size=LONGEST_QUESTION_BYTES)
+        # The longest question has the longest policy as a JSON text.
+        app = web.Application(client_max_size=2 * MAX_BYTES)
         app.add_routes([web.post("/call/{method}", self._answer)])
         await self._connections.receive(app, self._bind)
 
