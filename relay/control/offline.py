@@ -65,6 +65,7 @@ class _Offline(Session):
         self._status_view = StatusView(self._sender, policy, hostname, clock, status)
         self._status_view.condition, self._status_view.refusing_because = Condition.DOWN, "the relay is down"
         self._operator, self._runner = Operator(self._sender, self._status_view, events), runner
+        # With the first call: it needs a loop that runs.
         runner.get_loop().call_soon(self._outcomes.start)
 
     def ask(self, kind: Any, name: str, **arguments: Any) -> Iterator[Any]:
