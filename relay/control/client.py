@@ -22,15 +22,13 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from relay.control.operations import NotDone, Session, Unreachable
 
 SOCKET_NAME = "control.sock"
 ANSWER_SECONDS = 120.0
 """How long the command line waits for the next byte."""
-_OTHER_VERSION = "the answer cannot be read: the relay runs another version; restart it"
-_Kind = TypeVar("_Kind")
 
 
 class ControlClient(Session):
@@ -40,11 +38,9 @@ class ControlClient(Session):
 
     def is_up(self) -> bool:
         """Return whether a relay listens.  Raises PermissionError if this user may not connect."""
-        try:
-            with self._connected():
-                return True
-        except (FileNotFoundError, ConnectionRefusedError):
-            return False
+        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError), self._connected():
+            return True
+        return False
 
     def close(self) -> None:
         """Break off the questions of other threads."""
@@ -53,24 +49,21 @@ class ControlClient(Session):
             with contextlib.suppress(OSError):
                 asking.shutdown(socket.SHUT_RDWR)
 
-    def ask(self, kind: type[_Kind], name: str, **arguments: object) -> Iterator[_Kind]:
-        read = _reader(cast("Any", kind)) or _as_it_is
+    def ask(self, kind: Any, name: str, **arguments: object) -> Iterator[Any]:
+        readers: dict[str, Callable[[Any], Any]] = {"value": _reader(kind), "end": str, "refused": str}
         for line in self._lines(name, encode(arguments)):
             try:
                 ((what, said),) = json.loads(line).items()
-                value = read(said) if what == "value" else said
+                value = readers[what](said)
             # RecursionError: a line of brackets nests too deep for json.
             except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-                raise Unreachable(_OTHER_VERSION) from error
-            match what:
-                case "value":
-                    yield value
-                case "end":
-                    return
-                case "refused":
-                    raise NotDone(said)
-                case _:
-                    raise Unreachable(_OTHER_VERSION)
+                why = "the answer cannot be read: the relay runs another version; restart it"
+                raise Unreachable(why) from error
+            if what == "end":
+                return
+            if what == "refused":
+                raise NotDone(value)
+            yield value
         raise Unreachable("the answer is incomplete: the relay broke off; see its log")
 
     def _lines(self, name: str, content: bytes) -> Iterator[bytes]:
@@ -120,44 +113,32 @@ def encode(value: object) -> bytes:
 
 
 def _plain(value: Any) -> object:
-    match value:
-        case bytes():
-            return base64.b64encode(value).decode("ascii")
-        case _:
-            pairs = ((each, getattr(value, each.name)) for each in fields(value))
-            return {each.name: its for each, its in pairs if its != each.default}
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    pairs = ((each, getattr(value, each.name)) for each in fields(value))
+    return {each.name: its for each, its in pairs if its != each.default}
 
 
 @cache
-def _reader(kind: Any) -> Callable[[Any], Any] | None:
-    """Return a function that makes a value of `kind` from a JSON value; None if that is one already.
-
-    Long queues pass through here, so a plain value costs no call.
-    """
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    """Return a function that makes a value of `kind` from a JSON value."""
     origin, parts = get_origin(kind), get_args(kind)
     if is_dataclass(kind):
-        make: Any = kind
         readers = {name: _reader(its) for name, its in get_type_hints(kind).items()}
+        make: Any = kind
         return lambda value: make(**{
-            name: its if (read := readers[name]) is None else read(its)
-            for name, its in value.items()
-            if name in readers
+            name: readers[name](its) for name, its in value.items() if name in readers
         })  # fmt: skip
     if origin in (Union, UnionType):
-        of_part = next((read for part in parts if (read := _reader(part)) is not None), None)
-        return of_part and (lambda value: None if value is None else of_part(value))
-    if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
-        of_key, of_value = (_reader(part) or _as_it_is for part in parts)
+        read = _reader(next(part for part in parts if part is not NoneType))
+        return lambda value: None if value is None else read(value)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        of_key, of_value = map(_reader, parts)
         return lambda value: {of_key(key): of_value(its) for key, its in value.items()}
     if isinstance(origin, type):
-        of_each = _reader(parts[0]) or _as_it_is
+        of_each = _reader(parts[0])
         return lambda value: origin(map(of_each, value))
     if kind is bytes:
         return base64.b64decode
-    # The rest are types of JSON, Literal texts, and enums, which are made from a text.
-    is_plain = kind in (str, int, float, bool, NoneType) or not isinstance(kind, type)
-    return None if is_plain else kind
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
+    # A type of JSON and an enum make themselves of a value; a NewType and a Literal leave it as it is.
+    return kind if isinstance(kind, type) else lambda value: value

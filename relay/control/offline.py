@@ -14,7 +14,7 @@ import sys
 from collections.abc import AsyncGenerator, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from relay.clock import SystemClock
 from relay.control.operations import Session
@@ -31,38 +31,21 @@ from relay.telemetry.events import Events, Level
 from relay.telemetry.metrics import Metrics, Telemetry
 from relay.telemetry.outcomes import OutcomeStore
 
-_Kind = TypeVar("_Kind")
-
 
 @contextmanager
 def offline(policy: Policy) -> Iterator[Session]:
     """Raise SpoolBusy, OSError (PermissionError: another user's spool), WrongSpool."""
     refuse_strangers(policy.spool)
     with asyncio.Runner() as runner:
-        operator = OfflineOperator(policy)
-        runner.run(operator.begin())
+        session = _Offline(policy, runner)
         try:
-            yield _Offline(runner, operator)
+            yield session
         finally:
-            runner.run(operator.close())
+            runner.run(session.close())
 
 
 class _Offline(Session):
-    def __init__(self, runner: asyncio.Runner, operator: "OfflineOperator") -> None:
-        self._runner, self._operator = runner, operator
-
-    def ask(self, kind: type[_Kind], name: str, **arguments: object) -> Iterator[_Kind]:  # noqa: ARG002 - as it comes
-        answer = values(getattr(self._operator, name)(**arguments))
-        while (value := self._runner.run(_next(answer))) is not None:
-            yield value
-
-
-async def _next(answer: AsyncGenerator[Any, None]) -> Any:
-    return await anext(answer, None)
-
-
-class OfflineOperator(Operator):
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, runner: asyncio.Runner) -> None:
         clock, disk, hostname = SystemClock(), RealDisk(), policy.hostname or socket.getfqdn()
         events = Events(sys.stderr, "text", clock, hostname=hostname, level=Level.WARNING)
         telemetry = Telemetry(events, Metrics(), clock)
@@ -70,34 +53,48 @@ class OfflineOperator(Operator):
         spool = open_spool(
             policy, disk, clock, lambda name, why: events.tell("corrupt", queue_id=name, reason=why)
         )
-        host = Host(clock, disk)
-        sender = Sender(spool, host, policy=policy, hostname=hostname, telemetry=telemetry, on_fault=_fail)
-        status_view = StatusView(sender, policy, hostname, clock, PolicyStatus("", clock.wall_ns()))
-        status_view.condition, status_view.refusing_because = Condition.DOWN, "the relay is down"
-        super().__init__(sender, status_view, events)
+        self._sender = Sender(
+            spool,
+            Host(clock, disk),
+            policy=policy,
+            hostname=hostname,
+            telemetry=telemetry,
+            on_fault=lambda error: events.fault(where="control", error=error),
+        )
+        status = PolicyStatus("", clock.wall_ns())
+        self._status_view = StatusView(self._sender, policy, hostname, clock, status)
+        self._status_view.condition, self._status_view.refusing_because = Condition.DOWN, "the relay is down"
+        self._operator, self._runner = Operator(self._sender, self._status_view, events), runner
+        # With the first call: it needs a loop that runs.
+        runner.get_loop().call_soon(self._outcomes.start)
 
-    async def begin(self) -> None:
-        self._outcomes.start()
+    def ask(self, kind: Any, name: str, **arguments: Any) -> Iterator[Any]:
+        self._runner.run(self._load(kind, **arguments))
+        answer = values(getattr(self._operator, name)(**arguments))
+        while (value := self._runner.run(_next(answer))) is not None:
+            yield value
 
     async def close(self) -> None:
         await self._outcomes.close()
         await self._sender.stop()
 
-    async def snapshot(self) -> Snapshot:
-        await self._status_view.look_at_hosts()
-        return await super().snapshot()
-
-    async def _load_queue(self, queue_ids: Collection[QueueId] | None = None) -> None:
+    async def _load(
+        self, kind: Any, *, queue_id: QueueId | None = None, queue_ids: Collection[QueueId] = (), **_: object
+    ) -> None:
+        """Load the messages that the call names, else the whole queue, as a running relay has it."""
         # At most IDS_AT_ONCE messages are named in one call.
-        if self._sender.is_reading and (queue_ids is None or not await self._sender.read_only(queue_ids)):
+        named = queue_ids if queue_id is None else [queue_id]
+        if self._sender.is_reading and not (named and await self._sender.read_only(named)):
             await self._sender.read()
+        if kind is Snapshot:
+            await self._status_view.look_at_hosts()
+
+
+async def _next(answer: AsyncGenerator[Any, None]) -> Any:
+    return await anext(answer, None)
 
 
 def refuse_strangers(spool: Path) -> None:
     """Raise PermissionError in another user's spool: files of root there would stop the relay's start."""
     if spool.exists() and (owner := spool.stat().st_uid) != os.geteuid():
         raise PermissionError(errno.EPERM, f"it belongs to uid {owner}; run this as that user", str(spool))
-
-
-def _fail(error: BaseException) -> None:
-    raise error

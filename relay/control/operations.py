@@ -15,10 +15,10 @@ from relay.mail.envelope import QueueId
 from relay.queue.queued import State
 from relay.status.filters import EVERYTHING, By, Filters, GroupRow, arranged
 from relay.status.snapshot import MessageView, QueueState, Snapshot
+from relay.verdicts.account import PauseAsked
 
 if TYPE_CHECKING:
     from relay.status.plan import Plan
-    from relay.verdicts.account import PauseAsked
 
 OK = "ok"
 UNCHANGED = "unchanged"
@@ -134,7 +134,7 @@ class Session(ABC):
         return self._one(str, "policy")
 
     def rows(self, filters: Filters = EVERYTHING, *, is_whole: bool = False) -> Iterator[list[MessageView]]:
-        """Yield the messages that match, in slices, oldest first.
+        """Yield the messages that match, in slices, oldest first and corrupt ones last.
 
         Of long lists of recipients only the first ones, unless `is_whole` or the filters need them.  The
         queue changes meanwhile: a message that is there from the beginning to the end is listed once, one
@@ -185,7 +185,7 @@ class Session(ABC):
                 return results | dict.fromkeys(queue_ids[start:], UNANSWERED)
         return results
 
-    def pause(self, upstream: str, asked: "PauseAsked") -> str:
+    def pause(self, upstream: str, asked: PauseAsked) -> str:
         """Begin no transaction.  Return OK once the pause is durable, or what went wrong."""
         return self._one(str, "pause", upstream=upstream, asked=asked)
 

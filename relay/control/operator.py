@@ -5,15 +5,13 @@ command line holds.  It carries out the verbs of `relay.control.operations.TABLE
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from inspect import isasyncgen
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator
+from pydantic import Field
 
 from relay.control.operations import (
     ABSENT,
@@ -29,7 +27,7 @@ from relay.control.operations import (
     NotDone,
     Results,
 )
-from relay.control.other_hosts import OtherHosts
+from relay.control.other_hosts import OtherHosts, recipients_left
 from relay.mail.dsn import decode_xtext
 from relay.mail.envelope import QUEUE_ID_PATTERN, Envelope, QueueId
 from relay.mail.text import clean
@@ -67,14 +65,7 @@ REMOVED = Answer(
 _TOLD: Mapping[MessageVerb, str] = {"hold": "held", "release": "released", "retry": "retried"}
 """The event of each verb that moves a message; the other verbs end it."""
 
-
-def _checked(name: str) -> str:
-    if not QUEUE_ID_PATTERN.match(name):
-        raise ValueError("not a queue id")
-    return name
-
-
-AskedId = Annotated[QueueId, AfterValidator(_checked)]
+AskedId = Annotated[QueueId, Field(pattern=QUEUE_ID_PATTERN)]
 """An id from outside, checked because it becomes part of a path."""
 
 
@@ -92,11 +83,7 @@ class Operator:
         """Carry out the verbs of operators on other hosts with the same queue, for ever."""
         await self._other_hosts.serve(self._each)
 
-    async def _load_queue(self, queue_ids: Collection[QueueId] | None = None) -> None:
-        """Load the queue, or these messages, into memory.  A running relay has them there already."""
-
     async def snapshot(self) -> Snapshot:
-        await self._load_queue()
         await self._sender.look()
         return self._status_view.snapshot()
 
@@ -107,11 +94,6 @@ class Operator:
     async def rows(
         self, filters: Filters = EVERYTHING, *, is_whole: bool = False
     ) -> AsyncGenerator[list[MessageView], None]:
-        """Yield matching messages, oldest first and corrupt ones last, in slices between turns of the loop.
-
-        With all recipients left if `is_whole` or the filters need them, and the message can be read.
-        """
-        await self._load_queue()
         aside = await self._spool_thread.call(lambda spool: spool.set_aside(MOST_SET_ASIDE_LISTED))
         listing = self._status_view.listing()
         # To sort a million ids that are nearly in order takes about 50 ms.
@@ -130,16 +112,13 @@ class Operator:
 
     async def _whole(self, rows: Sequence[MessageView]) -> list[MessageView]:
         """Return the rows with all recipients left; a message that cannot be read stays as it is."""
-        partial_ids = [row.queue_id for row in rows if len(row.recipients) != row.recipients_left]
-        messages = await self._spool_thread.read(partial_ids)
-        # The marks on disk are ahead of memory.
-        left = {message.queue_id: _left(message) for message in messages if isinstance(message, Message)}
-        return [
-            replace(row, recipients=left[row.queue_id], recipients_left=len(left[row.queue_id]))
-            if row.queue_id in left
-            else row
-            for row in rows
-        ]
+        partial = {row.queue_id: row for row in rows if len(row.recipients) != row.recipients_left}
+        for message in await self._spool_thread.read(list(partial)):
+            if isinstance(message, Message):
+                # The marks on disk are ahead of memory.
+                left, row = recipients_left(message), partial[message.queue_id]
+                partial[message.queue_id] = replace(row, recipients=left, recipients_left=len(left))
+        return [partial.get(row.queue_id, row) for row in rows]
 
     async def summary(self, filters: Filters, by: By, limit: int | None = None) -> list[GroupRow]:
         adding = Summary(by)
@@ -160,40 +139,31 @@ class Operator:
         return status_view.plan(policy)
 
     async def show(self, queue_id: AskedId) -> MessageView:
-        await self._load_queue((queue_id,))
-        message, view = await self._load_anywhere(queue_id)
+        message, view = await self._load(queue_id)
         envelope = message.envelope
-        if not (view := view or self._status_view.listing().message(queue_id, _left(message))):
+        if not (view := view or self._status_view.listing().message(queue_id, recipients_left(message))):
             raise NotDone(ABSENT)
         return replace(
             view,
-            client=envelope.client,
             helo=envelope.helo,
             protocol=envelope.protocol,
-            user=envelope.user,
             ret=envelope.dsn.ret or "",
-            envid=decode_xtext(envelope.dsn.envid) if envelope.dsn.envid else "",
+            envid=decode_xtext(envelope.dsn.envid),
             recipient_statuses=tuple(self._recipients(message, view.next_attempt_at_ns)),
             header=message.head.partition(b"\r\n\r\n")[0].decode("utf-8", "replace"),
         )
 
     def _recipients(self, message: Message, next_attempt_at_ns: int | None) -> Iterator[RecipientView]:
         numbers = route_numbers_of(self._status_view.policy.routes)
-        parts = {
-            index: each
-            for each in self._queue.parts(message.queue_id)
-            for index in each.part.left(message.left)
-        }
-        notes = {note.index: note for note in message.notes} | dict(
-            self._settling.replies.get(message.queue_id, {})
-        )
-        for index, (address, status) in enumerate(
-            zip(message.envelope.recipients, message.statuses, strict=True)
-        ):
+        parts = self._queue.parts(message.queue_id)
+        part_of = {index: each for each in parts for index in each.part.left(message.left)}
+        notes = {note.index: note for note in message.notes}
+        notes |= self._settling.replies.get(message.queue_id, {})
+        for index, address in enumerate(message.envelope.recipients):
+            status, part = message.statuses[index], part_of.get(index)
+            route = None if part is None else part.part.route
             # The note of a relayed recipient is for its report, or from an earlier attempt.
             note = None if status.is_relayed else notes.get(index)
-            notify, orcpt = message.envelope.dsn.of(index)
-            part = parts.get(index)
             yield RecipientView(
                 address,
                 status.word,
@@ -201,18 +171,13 @@ class Operator:
                 None if note is None else note.at_ns,
                 next_attempt_at_ns if status is Status.TODO else None,
                 index in message.told,
-                () if part is None or part.part.route is None else numbers.get(part.part.route, ()),
+                () if route is None else numbers.get(route, ()),
                 "" if part is None else part.upstream,
-                notify,
-                orcpt,
+                *message.envelope.dsn.of(index),
             )
 
     async def content(self, queue_id: AskedId) -> AsyncGenerator[bytes, None]:
-        await self._load_queue((queue_id,))
-        message, _ = await self._load_anywhere(queue_id)
-        if message.content is not None:
-            yield message.content
-            return
+        await self._load(queue_id)
         try:
             async for chunk in self._spool_thread.content(queue_id):
                 yield chunk
@@ -222,7 +187,6 @@ class Operator:
     async def act(
         self, verb: MessageVerb, queue_ids: Sequence[AskedId], states: Sequence[QueueState] = ()
     ) -> Results:
-        await self._load_queue(queue_ids)
         results = dict(await self._each(verb, queue_ids, states))
         unknown = [each for each, of in results.items() if of in (ABSENT, UNREAD)]
         if unknown and self._spool_thread.is_shared:
@@ -254,11 +218,12 @@ class Operator:
         self, verb: MessageVerb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
     ) -> Results:
         """Act on AT_ONCE messages at a time: they share syncs, and other work goes on in between."""
-        left, results = iter(dict.fromkeys(queue_ids)), dict[QueueId, str]()
+        left, results = list(dict.fromkeys(queue_ids)), dict[QueueId, str]()
         try:
-            while some := list(islice(left, AT_ONCE)):
+            for start in range(0, len(left), AT_ONCE):
+                some = left[start : start + AT_ONCE]
                 acting = (self._one(verb, each, states) for each in some)
-                results |= dict(zip(some, await asyncio.gather(*acting), strict=True))
+                results |= zip(some, await asyncio.gather(*acting), strict=True)
         finally:
             self._sender.wake()
         return results
@@ -272,11 +237,9 @@ class Operator:
             return CHANGED
         if state is State.ACTIVE:
             return BUSY
-        why_not = TABLE[verb].unless.get(state)
-        if why_not == UNCHANGED and any(each.state is State.DEFERRED for each in parts):
-            # One part waits, but another one has a back-off that the verb can end.
-            why_not = TABLE[verb].unless.get(State.DEFERRED)
-        if why_not is not None:
+        if any(each.state is State.DEFERRED for each in parts):
+            state = State.DEFERRED  # other parts may wait, but a verb can end the back-off of this one
+        if (why_not := TABLE[verb].unless.get(state)) is not None:
             return why_not
         before, result = self._queue.seize(queue_id), OK
         try:
@@ -298,48 +261,34 @@ class Operator:
 
     async def _move(self, queue_id: QueueId, verb: MessageVerb) -> None:
         # For `retry` too: if the relay is down, the hint makes the next start try the message at once.
-        at_ns = None if verb == "hold" else 0
-        is_held = {"hold": True, "release": False}.get(verb)
-        await self._spool_thread.change(
-            Settlement(queue_id, _NOT_READ, next_attempt_at_ns=at_ns, is_held=is_held)
-        )
+        what = Settlement(queue_id, _NOT_READ, next_attempt_at_ns=None if verb == "hold" else 0)
+        what.is_held = {"hold": True, "release": False}.get(verb)
+        await self._spool_thread.change(what)
         self._events.tell(_TOLD[verb], queue_id=queue_id)
         state, why = (State.HELD, HELD_REASON) if verb == "hold" else (State.WAITING, NO_REASON)
         states = dict.fromkeys(self._queue.parts(queue_id), state)
         self._queue.put_back(queue_id, states, why=why, ready_at_ns=self._status_view.clock.boottime_ns())
 
     async def _end(self, queued: Queued, verb: MessageVerb) -> None:
-        message = await self._load(queued.queue_id)
+        message, _ = await self._load(queued.queue_id)
         await self._settling.end(message, queued, REMOVED if verb == "bounce" else None)
 
-    async def _load_anywhere(self, queue_id: QueueId) -> tuple[Message, MessageView | None]:
+    async def _load(self, queue_id: QueueId) -> tuple[Message, MessageView | None]:
         """Return a message, and its view if another host has it.  Raises NotDone."""
-        is_elsewhere = queue_id not in self._queue and self._spool_thread.is_shared
-        if is_elsewhere and (found := await self._other_hosts.found(queue_id)) is not None:
-            return found
-        return await self._load(queue_id), None
-
-    async def _load(self, queue_id: QueueId) -> Message:
-        """Raise NotDone if the message is not in the queue, or cannot be read."""
         if queue_id not in self._queue:
+            if self._spool_thread.is_shared and (found := await self._other_hosts.found(queue_id)):
+                return found
             raise NotDone(UNREAD if self._sender.is_reading else ABSENT)
         (message,) = await self._spool_thread.read([queue_id])
-        if isinstance(message, Absent | Corrupt):
-            raise NotDone(ABSENT)
-        if isinstance(message, Exception):
-            raise NotDone(clean(str(message)))
-        return message
+        if not isinstance(message, Message):
+            raise NotDone(clean(str(message)) if isinstance(message, Unavailable) else ABSENT)
+        return message, None
 
 
-async def values(answer: Any) -> AsyncGenerator[Any, None]:
-    """Yield the values that a call of the operator yields, or the one that it returns."""
-    if not isasyncgen(answer):
-        yield await answer
-        return
-    async with aclosing(answer):
-        async for value in answer:
-            yield value
+def values(answer: Awaitable[Any] | AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    """Return the values that a call of the operator yields, or the one that it returns."""
+    return _only(answer) if isinstance(answer, Awaitable) else answer
 
 
-def _left(message: Message) -> tuple[str, ...]:
-    return tuple(message.envelope.recipients[index] for index in message.left)
+async def _only(answer: Awaitable[Any]) -> AsyncGenerator[Any, None]:
+    yield await answer

@@ -34,7 +34,7 @@ class OtherHosts:
     async def listed(self) -> AsyncIterator[list[MessageView]]:
         """Yield all messages of other hosts, in order, a page at a time.  Raises NotDone."""
         first = ""
-        while page := await self._asked(lambda spool, first=first: spool.others(first, ROWS_AT_ONCE)):  # type: ignore[misc]  # bound now
+        while page := await self._asked(lambda spool: spool.others(first, ROWS_AT_ONCE)):  # noqa: B023 - called now
             yield [self._row(*each) for each in page]
             first = f"{page[-1][0].queue_id}!"  # comes right after that id in the database's order
 
@@ -60,10 +60,10 @@ class OtherHosts:
         except NotDone as why:
             return dict.fromkeys(queue_ids, str(why))
         # A message that ended without an answer was relayed.
-        results = dict.fromkeys(hosts, ABSENT)
-        for each, answer in answers.items():
-            results[each] = answer or f"requested from {hosts[each] or 'the next host'}; no answer yet"
-        return results
+        return {
+            each: answers.get(each, ABSENT) or f"requested from {host or 'the next host'}; no answer yet"
+            for each, host in hosts.items()
+        }
 
     async def serve(self, act: Act) -> None:
         """Carry out the wishes of other hosts, for ever; return if the queue is not shared."""
@@ -77,7 +77,7 @@ class OtherHosts:
                         results = await act(verb, queue_ids, [QueueState(each) for each in states])
                     # The wishes without a final result stay, and are read again.
                     done = {each: of for each, of in results.items() if of not in (BUSY, UNREAD, ABSENT)}
-                    await self._asked(lambda spool, wish=wish, done=done: spool.answer(wish, done))  # type: ignore[misc]  # bound now
+                    await self._asked(lambda spool: spool.answer(wish, done))  # noqa: B023 - called now
             except NotDone:
                 pass  # the sender reports the spool's trouble
 
@@ -88,11 +88,10 @@ class OtherHosts:
             raise NotDone(clean(str(trouble))) from trouble
 
     def _row(self, message: Message, host: str) -> MessageView:
-        envelope, left, now_ns = message.envelope, message.left, self._clock.wall_ns()
+        envelope, now_ns, left = message.envelope, self._clock.wall_ns(), recipients_left(message)
         due_at_ns = message.next_attempt_at_ns if (message.next_attempt_at_ns or 0) > now_ns else None
         state = QueueState.DEFERRED if due_at_ns else QueueState.WAITING
         state = QueueState.HELD if message.is_held else state if left else QueueState.REPORTING
-        names = names_of(message.head)
         return MessageView(
             message.queue_id,
             state,
@@ -101,12 +100,14 @@ class OtherHosts:
             max(0, now_ns - envelope.arrival_at_ns),
             envelope.reverse_path,
             len(left),
-            tuple(envelope.recipients[index] for index in left),
+            left,
             next_attempt_at_ns=due_at_ns,
             client=envelope.client,
             user=envelope.user,
-            message_id=names.message_id,
-            subject=names.subject,
-            client_queue_id=names.client_queue_id,
             host=host,
+            **names_of(message.head)._asdict(),
         )
+
+
+def recipients_left(message: Message) -> tuple[str, ...]:
+    return tuple(message.envelope.recipients[index] for index in message.left)

@@ -6,7 +6,9 @@ Assumes: its process holds the spool's lock.
 import asyncio
 import contextlib
 import socket
+from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 from pydantic import ConfigDict, TypeAdapter
@@ -18,9 +20,6 @@ from relay.policy.document import MAX_BYTES
 from relay.status.http import ConnectionLimit
 from relay.telemetry.events import Events
 
-LONGEST_QUESTION_BYTES = 2 * MAX_BYTES
-"""Enough for the longest policy as a JSON text."""
-
 
 class ControlServer:
     def __init__(self, spool: Path, operator: Operator, events: Events) -> None:
@@ -31,7 +30,8 @@ class ControlServer:
         self._connections = ConnectionLimit(events, "the control socket")
 
     async def start(self) -> None:
-        app = web.Application(client_max_size=LONGEST_QUESTION_BYTES)
+        # The longest question has the longest policy as a JSON text.
+        app = web.Application(client_max_size=2 * MAX_BYTES)
         app.add_routes([web.post("/call/{method}", self._answer)])
         await self._connections.receive(app, self._bind)
 
@@ -53,29 +53,25 @@ class ControlServer:
         with short_path(self._spool) as path:
             Path(path).unlink(missing_ok=True)
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
+    async def _answer(self, request: web.Request) -> web.Response:
         if (call := self._calls.get(request.match_info["method"])) is None:
             raise web.HTTPNotFound(text="no such call; after an upgrade restart the relay")
         try:
             answer = call.validate_json(await request.read())
         except ValueError:
             raise web.HTTPBadRequest(text="invalid arguments; after an upgrade restart the relay") from None
-        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-        # A client that goes away ends its answer; that is no fault.
-        with contextlib.suppress(ConnectionError):
-            await response.prepare(request)
-            try:
-                async with contextlib.aclosing(values(answer)) as each:
-                    async for value in each:
-                        # A slow reader holds up its listing here.
-                        await response.write(encode({"value": value}) + b"\n")
-                        await asyncio.sleep(0)
-                await response.write(encode({"end": ""}) + b"\n")
-            except NotDone as why:
-                await response.write(encode({"refused": str(why)}) + b"\n")
-            except ConnectionError:
-                raise
-            except Exception as error:  # noqa: BLE001 - the answer without an end tells the client
-                self._events.fault(where="control", error=error)
-            await response.write_eof()
-        return response
+        # A client that goes away ends its answer; aiohttp knows that this is no fault.
+        return web.Response(body=self._lines(answer), content_type="application/x-ndjson")
+
+    async def _lines(self, answer: Any) -> AsyncGenerator[bytes, None]:
+        try:
+            async with contextlib.aclosing(values(answer)) as each:
+                async for value in each:
+                    # A slow reader holds up its listing here.
+                    yield encode({"value": value}) + b"\n"
+                    await asyncio.sleep(0)
+            yield encode({"end": ""}) + b"\n"
+        except NotDone as why:
+            yield encode({"refused": str(why)}) + b"\n"
+        except Exception as error:  # noqa: BLE001 - the answer without an end tells the client
+            self._events.fault(where="control", error=error)

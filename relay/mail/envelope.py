@@ -14,7 +14,7 @@ from relay.mail.dsn import NOTHING_ASKED, DsnRequest, Notify
 QueueId = NewType("QueueId", str)
 """The name of a message while it is queued: unique for ever, sorts by time."""
 
-QUEUE_ID_PATTERN = re.compile(r"[0-9a-z]{16}(?:r[0-9]{0,7}|w)?\Z")
+QUEUE_ID_PATTERN = re.compile(r"\A[0-9a-z]{16}(?:r[0-9]{0,7}|w)?\Z")
 """Sixteen characters.  For a report on a message follow `r` and perhaps a number, for a delay warning `w`.
 Every id is checked before it becomes part of a path.
 """

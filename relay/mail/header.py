@@ -12,7 +12,7 @@ from encodings import normalize_encoding
 from encodings.aliases import aliases
 from typing import NamedTuple
 
-HEAD_BYTES = 32 * 1024
+_READ_BYTES = 32 * 1024
 LONGEST_MESSAGE_ID = 998
 """The most characters kept of a Message-ID: as many as a line may have (RFC 5322, 2.1.1)."""
 LONGEST_SUBJECT = 200
@@ -80,15 +80,15 @@ def _value(found: re.Match[bytes]) -> str:
 
 
 def message_id_of(content: bytes) -> str | None:
-    """Return the first Message-ID in the first HEAD_BYTES: unfolded, cut, and otherwise unchecked."""
-    values = (_value(found) for found in _fields(content[:HEAD_BYTES]) if found[1].lower() == b"message-id")
+    """Return the first Message-ID in the first _READ_BYTES: unfolded, cut, and otherwise unchecked."""
+    values = (_value(found) for found in _fields(content[:_READ_BYTES]) if found[1].lower() == b"message-id")
     return next(values, "")[:LONGEST_MESSAGE_ID] or None
 
 
 def names_of(content: bytes) -> Names:
-    """Return the names in the first HEAD_BYTES of stored content, which has our Received field on top."""
+    """Return the names in the first _READ_BYTES of stored content, which has our Received field on top."""
     values: dict[bytes, list[str]] = {b"message-id": [], b"subject": [], b"received": []}
-    for found in _fields(content[:HEAD_BYTES]):
+    for found in _fields(content[:_READ_BYTES]):
         if (of_name := values.get(found[1].lower())) is not None and len(of_name) < 2:
             of_name.append(_value(found))
     message_id, subject = ([*values[name], ""][0] for name in (b"message-id", b"subject"))

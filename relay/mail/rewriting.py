@@ -28,13 +28,14 @@ _TRACE = {b"received", b"return-path"}
 class Rewritten:
     reverse_path: str
     front: bytes
+    """The header to send, in place of the first `replaced_bytes` of the content."""
     replaced_bytes: int
 
     def shape(self, of_stored: Shape) -> Shape:
         return replace(of_stored, size_bytes=of_stored.size_bytes + len(self.front) - self.replaced_bytes)
 
     def content(self, stored: bytes) -> bytes:
-        return self.front + stored[self.replaced_bytes :] if self.front else stored
+        return self.front + stored[self.replaced_bytes :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +59,12 @@ class Rewriting:
         """Return what is sent for a message; `front` is its first FRONT_BYTES, or all of its content."""
         sender = self.reverse_path(reverse_path)
         fields, rest = split_header(front)
-        if b"\r\n" not in rest and (rest != b"" or len(front) >= FRONT_BYTES):
-            return Rewritten(sender, b"", 0)
         # Replaces a field without an address; empty for a report, unless the rule is an address.
         instead = sender if self.rule.startswith("@") else self.rule
-        written = self._written(fields, instead)
-        if written == fields:
-            return Rewritten(sender, b"", 0)
-        return Rewritten(sender, b"".join(written), sum(map(len, fields)))
+        # A header that goes on behind `front`, or ends inside a line, stays as it is.
+        if b"\r\n" in rest or (not rest and len(front) < FRONT_BYTES):
+            fields = self._written(fields, instead)
+        return Rewritten(sender, b"".join(fields), len(front) - len(rest))
 
     def _written(self, fields: Sequence[bytes], instead: str) -> list[bytes]:
         names = list(map(field_name, fields))
