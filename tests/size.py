@@ -1,9 +1,11 @@
 """`make size`: prints how many lines rooms, tests and pages have, beside their budgets; exits 1 above one.
 
-Every line counts, also blank ones and docstrings: a reader scrolls through all of them.
+Every line counts, also blank ones and docstrings: a reader scrolls through all of them.  The files that only
+several hosts with a database need have a budget of their own, and count in no room.
 """
 
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -28,17 +30,29 @@ ROOMS = {
     "cli": 2_650,
 }
 """The budget of each room in lines; a room imports only rooms above it."""
-ALL_ROOMS, TESTS = 27_000, 35_000
+SEVERAL_HOSTS = (
+    "spool/database/*.py",
+    "spool/postgresql/*.py",
+    "throttle/postgresql_history.py",
+    "sender/account_row.py",
+    "control/other_hosts.py",
+    "cli/database.py",
+)
+ALL_ROOMS, OF_SEVERAL_HOSTS, TESTS = 27_000, 1_600, 35_000
 PAGES = {"README.md": 150, "ARCHITECTURE.md": 250, "docs/*.md": 2_200, "docs/dev/*.md": 800}
 
 
-def lines_of(pattern: str) -> int:
-    return sum(len(path.read_bytes().splitlines()) for path in ROOT.glob(pattern))
+def lines_of(pattern: str, without: Collection[Path] = ()) -> int:
+    return sum(len(path.read_bytes().splitlines()) for path in ROOT.glob(pattern) if path not in without)
 
 
 def main() -> int:
-    sizes = {f"relay/{room}": (lines_of(f"relay/{room}/**/*.py"), budget) for room, budget in ROOMS.items()}
-    sizes["relay"] = lines_of("relay/**/*.py"), ALL_ROOMS
+    apart = {path for pattern in SEVERAL_HOSTS for path in (ROOT / "relay").glob(pattern)}
+    sizes = {
+        f"relay/{name}": (lines_of(f"relay/{name}/**/*.py", apart), most) for name, most in ROOMS.items()
+    }
+    sizes["relay"] = lines_of("relay/**/*.py", apart), ALL_ROOMS
+    sizes["several hosts"] = sum(lines_of(str(path.relative_to(ROOT))) for path in apart), OF_SEVERAL_HOSTS
     sizes["tests"] = lines_of("tests/**/*.py"), TESTS
     sizes |= {pages: (lines_of(pages), budget) for pages, budget in PAGES.items()}
     for name, (lines, budget) in sizes.items():
