@@ -233,7 +233,8 @@ class Account:
             return []
         began_ns = self._clock.boottime_ns()
         try:
-            answers = await self.throttle.reserve([self._request(attempt) for attempt in attempts])
+            requests = [self._request(attempt) for attempt in attempts]
+            answers = await self.throttle.call(lambda throttle: throttle.reserve(requests))
         except HistoryError:
             self._give_back(attempts, "the history of the limits failed")
             raise

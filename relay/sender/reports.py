@@ -159,7 +159,7 @@ class OwedReports:
 
     async def take_slot(self) -> bool:
         try:
-            (answer,) = await self._gate.reserve([Request(1)])
+            (answer,) = await self._gate.call(lambda gate: gate.reserve([Request(1)]))
         except HistoryError as error:
             self._tell_uncounted(error)
             return True
