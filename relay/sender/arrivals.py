@@ -8,18 +8,16 @@ upstream).  `route_forever` moves such mail, some at a time, and sleeps until th
 import asyncio
 from collections import deque
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
-from relay.mail.header import Names, names_of
+from relay.mail.header import names_of
 from relay.policy.lane import costs_of, lanes_of, route_numbers_of, sorter_of
 from relay.policy.model import Policy
 from relay.queue.lanes import Arrangement
-from relay.queue.lines import earliest
 from relay.queue.queued import NO_REASON, ListedWords, Queued, State, WaitReason, origin_of
 from relay.queue.routes import WHOLE, Because, Choice, Part, Route
-from relay.queue.sorting import Sorted, Sorter
+from relay.queue.sorting import Sorter
 from relay.sender.host import Host, seconds, woken
 from relay.sender.reports import REASON, OwedReports
 from relay.sender.settling import Settling, which_of
@@ -38,11 +36,6 @@ SORTED_AGAIN_NS = 5 * SECOND_NS
 """The wait before messages that were active are sorted by an edit."""
 
 
-class _Place(NamedTuple):
-    sorted: Sorted
-    names: Names
-
-
 class Arrivals:
     def __init__(
         self, host: Host, settling: Settling, policy: Policy, telemetry: Telemetry, owed: OwedReports
@@ -54,22 +47,15 @@ class Arrivals:
         self._owed = owed
         self._sorter = sorter_of(policy.lanes, policy.routes)
         self._go_by(policy)
-        self._began_ns = 0
+        self._began_ns = self._clock.boottime_ns()
         self.is_reading = True
         """Whether the start still reads: some of the queue is not in memory yet."""
-        self._to_sort: deque[QueueId] = deque()
-        """Messages from before an edit, yet to be sorted by it."""
-        self._sorts_at_ns = 0
-        """Boottime at which `_to_sort` is due."""
+        self._has_edit = asyncio.Event()
+        """Messages in the queue are yet to be sorted by the last edit."""
         self._new_mail = settling.new_mail
         self._may_stand_elsewhere = asyncio.Event()
         self._queue.on_change = self._may_stand_elsewhere.set
         self._queue.on_routed = self._tell_route
-
-    async def begin(self) -> None:
-        """Claim the first page; mail may be sent after that.  Raises Full, Unavailable."""
-        self._began_ns = self._clock.boottime_ns()
-        await self._claim()
 
     def listen(self) -> None:
         """Look for new mail each time the trigger is pulled."""
@@ -90,7 +76,7 @@ class Arrivals:
 
     async def take(self) -> None:
         """Claim all mail in the spool, a page at a time.  Raises Full, Unavailable."""
-        while await self._claim():
+        while await self.claim():
             if not self.is_reading:
                 # Under load, what comes meanwhile is claimed by one call of the spool.
                 await asyncio.sleep(GATHERS_SECONDS)
@@ -108,21 +94,23 @@ class Arrivals:
         if len(found) < len(absent) or any(not each.left or each.owed_report is not None for each in found):
             return False
         for message in found:
-            self._admit(message, _place(message, self._sorter))
+            self._admit(message, self._parts(message, self._sorter))
         return True
 
-    async def _claim(self) -> bool:
+    async def claim(self) -> bool:
         """Claim and queue a page; return False if it is empty.  Raises Full, Unavailable."""
         sorter = self._sorter
         page = await self._spool_thread.call(
-            lambda spool: [(message, _place(message, sorter)) for message in spool.claim(CLAIMED_AT_ONCE)]
+            lambda spool: [
+                (message, self._parts(message, sorter)) for message in spool.claim(CLAIMED_AT_ONCE)
+            ]
         )
-        for message, place in page:
+        for message, parts in page:
             if message.queue_id not in self._queue:  # else `take_only` queued it
-                self._admit(message, place)
+                self._admit(message, parts)
         if sorter is not self._sorter:
             # An edit came during the claim, which used the rules before it.
-            self._sort_all()
+            self._has_edit.set()
         if not page and self.is_reading:
             self.is_reading = False
             took_ns = self._clock.boottime_ns() - self._began_ns
@@ -130,19 +118,27 @@ class Arrivals:
         return bool(page)
 
     async def route_forever(self) -> None:
-        """Move mail to the line that it belongs in, after each change; sort it after an edit.
+        """Move mail to the line that it belongs in, after each change.
 
         Each pass takes some messages only, so a long queue does not hold up the event loop.
         """
         while True:
             self._may_stand_elsewhere.clear()
-            now_ns = self._clock.boottime_ns()
-            self._queue.move_on(now_ns)
-            if self._to_sort and now_ns >= self._sorts_at_ns:
-                await self._sort()
-            else:
-                due_ns = earliest(self._queue.next_look_ns(), self._sorts_at_ns if self._to_sort else None)
-                await woken(self._may_stand_elsewhere, due_ns, self._clock)
+            self._queue.move_on(self._clock.boottime_ns())
+            await woken(self._may_stand_elsewhere, self._queue.next_look_ns(), self._clock)
+
+    async def sort_forever(self) -> None:
+        """Sort the whole queue by each edit of lanes or routes, `SORTED_AT_ONCE` messages at a time."""
+        while True:
+            await self._has_edit.wait()
+            self._has_edit.clear()
+            left = deque(self._queue.ids())
+            while left and not self._has_edit.is_set():
+                some = [left.popleft() for _ in range(min(SORTED_AT_ONCE, len(left)))]
+                again, wait_ns = await self._sort(some)
+                left += again
+                if again == some:
+                    await woken(self._has_edit, self._clock.boottime_ns() + wait_ns, self._clock)
 
     def reroute(self) -> None:
         """Have `route_forever` look at once."""
@@ -155,7 +151,7 @@ class Arrivals:
         sorter = sorter_of(policy.lanes, policy.routes)
         if sorter != self._sorter:
             self._sorter = sorter
-            self._sort_all()
+            self._has_edit.set()
 
     def _go_by(self, policy: Policy) -> None:
         """Settle by the policy's `retry`; order each line by its lanes and what its upstream counts."""
@@ -168,22 +164,19 @@ class Arrivals:
             self._queue.line(name).arrange(by)
         self._queue.use(list(policy.upstreams), [each.route for each in policy.routes])
 
-    def stop(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._trigger.listen())
-
-    def let_go(self) -> None:
+    def close(self) -> None:
         """Close the trigger; another sender may listen to it from here on."""
+        asyncio.get_running_loop().remove_reader(self._trigger.listen())
         self._trigger.close()
 
     def _pulled(self) -> None:
         self._trigger.clear()
         self._new_mail.set()
 
-    def _admit(self, message: Message, place: _Place) -> None:
+    def _admit(self, message: Message, parts: Sequence[Queued]) -> None:
         envelope = message.envelope
         if envelope.boot_id == self._clock.boot_id() and envelope.boottime_ns >= self._began_ns:
             self._metrics.count("relay_ledger_recipients_total", "accepted", by=len(envelope.recipients))
-        parts = self._parts(message, place)
         if parts[0].state is State.WAITING:
             self._spool_thread.cache(message)
         self._queue.add(*parts, now_ns=self._clock.boottime_ns())
@@ -191,16 +184,15 @@ class Arrivals:
             # A crash held up its report or its end, or `reports.per_hour` its report.
             self._owed.ask(message.queue_id)
 
-    def _parts(self, message: Message, place: _Place) -> list[Queued]:
+    def _parts(self, message: Message, sorter: Sorter) -> list[Queued]:
         """Return the message as entries of the queue: one for the whole, or one for each part."""
-        parts = [(part, its) for part in place.sorted.parts if (its := part.left(message.left))]
-        if not parts:
-            parts = [(WHOLE, ())]
+        lane, sorted_parts = sorter.sort(message.envelope, lambda: message.head)
+        parts = [(part, left) for part in sorted_parts if (left := part.left(message.left))] or [(WHOLE, ())]
         if len(parts) == 1:
             parts = [(parts[0][0].whole, parts[0][1])]
-        return [self._queued(message, place, part, its) for part, its in parts]
+        return [self._queued(message, lane, part, left) for part, left in parts]
 
-    def _queued(self, message: Message, place: _Place, part: Part, left: Sequence[int]) -> Queued:
+    def _queued(self, message: Message, lane: str, part: Part, left: Sequence[int]) -> Queued:
         envelope, now_ns, wall_ns = message.envelope, self._clock.boottime_ns(), self._clock.wall_ns()
         wait_ns = (message.next_attempt_at_ns or 0) - wall_ns
         state, why, due_at_ns = State.WAITING, NO_REASON, 0
@@ -213,9 +205,7 @@ class Arrivals:
         which = which_of(message, left)
         return Queued(
             message.queue_id,
-            origin_of(
-                envelope.reverse_path, envelope.client, envelope.user or "", place.sorted.lane, part.rewriting
-            ),
+            origin_of(envelope.reverse_path, envelope.client, envelope.user or "", lane, part.rewriting),
             message.shape.size_bytes,
             envelope.arrived_at_ns(self._clock.boot_id(), now_ns, wall_ns),
             len(left),
@@ -223,21 +213,16 @@ class Arrivals:
             due_at_ns,
             why,
             is_warned=message.is_warned,
-            listed=ListedWords(place.names, envelope.arrival_at_ns, which.shown).text(),
+            listed=ListedWords(names_of(message.head), envelope.arrival_at_ns, which.shown).text(),
             domain=which.domain,
             part=part,
         )
 
-    def _sort_all(self) -> None:
-        self._to_sort, self._sorts_at_ns = deque(self._queue.ids()), 0
-        self.reroute()
-
-    async def _sort(self) -> None:
-        sorter = self._sorter
-        ids = [self._to_sort.popleft() for _ in range(min(SORTED_AT_ONCE, len(self._to_sort)))]
+    async def _sort(self, ids: Sequence[QueueId]) -> tuple[list[QueueId], int]:
+        """Sort messages; return those that have to be sorted again, and for how many ns to wait first."""
         found = await self._settling.load(ids)
-        if sorter is not self._sorter:
-            return  # the newer edit has all messages sorted again
+        if self._has_edit.is_set():
+            return [], 0  # the newer edit has all messages sorted again
         now_ns, again, wait_ns = self._clock.boottime_ns(), list[QueueId](), SORTED_AGAIN_NS
         for queue_id, message in zip(ids, found, strict=True):
             if isinstance(message, Unavailable):
@@ -246,11 +231,9 @@ class Arrivals:
                 again.append(queue_id)
                 wait_ns = self._spool_thread.unreadable_retry_ns
             elif message is not None and message.left:
-                parts = self._parts(message, _place(message, sorter))
+                parts = self._parts(message, self._sorter)
                 again += [] if self._queue.sort_anew(parts, now_ns) else [queue_id]
-        self._to_sort += again
-        if again == ids:
-            self._sorts_at_ns = now_ns + wait_ns
+        return again, wait_ns
 
     def _tell_route(self, route: Route, choice: Choice, before: Because) -> None:
         routes, upstream = list(self._numbers.get(route, ())), choice.upstream
@@ -266,7 +249,3 @@ class Arrivals:
                 instead_of=choice.instead_of,
                 because=choice.because,
             )
-
-
-def _place(message: Message, sorter: Sorter) -> _Place:
-    return _Place(sorter.sort(message.envelope, lambda: message.head), names_of(message.head))

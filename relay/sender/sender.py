@@ -66,7 +66,6 @@ class Sender:
 
     async def read(self) -> None:
         """Claim the whole queue; relay nothing.  Raises Full, Unavailable."""
-        await self._arrivals.begin()
         await self._arrivals.take()
         await self.look()
 
@@ -76,7 +75,7 @@ class Sender:
 
     async def start(self) -> None:
         """Claim the first page, and relay from then on.  Raises Full, Unavailable."""
-        await self._arrivals.begin()
+        await self._arrivals.claim()
         await self.look()
         for name in self._policy.upstreams:
             await self._add(name, None)
@@ -84,6 +83,7 @@ class Sender:
         for chore in (
             self._arrivals.run,
             self._arrivals.route_forever,
+            self._arrivals.sort_forever,
             self._look_forever,
             self._tidy_forever,
             lambda: self._owed.run(self.settling.report),
@@ -105,7 +105,6 @@ class Sender:
         for chore in self._chores:
             chore.cancel()
         await asyncio.gather(*self._chores, return_exceptions=True)
-        self._arrivals.stop()
         for each in self.accounts.values():
             self._stop(each)
         # What is not settled in time, a restart sends again.
@@ -118,7 +117,7 @@ class Sender:
     def close(self) -> None:
         """Close the spool; another sender may have it from here on."""
         self.spool_thread.close()
-        self._arrivals.let_go()
+        self._arrivals.close()
 
     def halt(self) -> None:
         """Begin no more transactions; those in flight go on."""
