@@ -36,7 +36,7 @@ from relay.throttle.limit import with_ceilings
 from relay.throttle.throttle import Reservation, Throttle, View, open_history
 from relay.upstream.connection import Connection, UpstreamUnavailable
 from relay.upstream.pool import Pool
-from relay.verdicts.account import AccountState, EventKind, Health, PauseAsked, max_recipients_now
+from relay.verdicts.account import AccountState, Event, EventKind, Health, PauseAsked, max_recipients_now
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Judge, Verdict
 
@@ -291,15 +291,16 @@ class Account:
             if self.throttle.view.is_empty:
                 self._events.tell("history_begun", upstream=self.name, path=str(self._history))
             self._has_history = True
-            self.pausing.trust_history()
+            if self.pausing.state.fault:
+                self.pausing.apply(Event(EventKind.SOUND, self._clock.boottime_ns()))
 
     def _fail_history(self, error: HistoryError) -> int:
         """Pause the account until the history is sound; return when to read it again (boottime)."""
         self._has_history = False
         self._tell_history(error)
-        retry_ns = HISTORY_RETRY_NS if self._history.database is None else SHARED_RETRY_NS
-        until_ns = self._clock.boottime_ns() + retry_ns
-        self.pausing.apply(EventKind.FAULT, text=str(error), until_ns=until_ns)
+        now_ns = self._clock.boottime_ns()
+        until_ns = now_ns + (HISTORY_RETRY_NS if self._history.database is None else SHARED_RETRY_NS)
+        self.pausing.apply(Event(EventKind.FAULT, now_ns, str(error), until_ns=until_ns))
         return until_ns
 
     def _tell_history(self, error: HistoryError) -> None:
@@ -364,8 +365,9 @@ class Account:
 
     def pause(self, asked: PauseAsked) -> None:
         """Begin no more transactions, by an operator's command; those in flight go on."""
-        pause = asked.begun(self._clock.boottime_ns(), self._clock.wall_ns())
-        self.pausing.apply(EventKind.KEEP, pause=pause)
+        now_ns = self._clock.boottime_ns()
+        pause = asked.begun(now_ns, self._clock.wall_ns())
+        self.pausing.apply(Event(EventKind.KEEP, now_ns, pause=pause))
         self.wake()
 
     def use_again(self, why: EventKind) -> bool:

@@ -41,8 +41,8 @@ class AccountRow(AccountStore):
     def note_row(self, row: RowState) -> None:
         self._row = max(self._row, row)
 
-    def look(self) -> None:
-        self._parsed(self._read())
+    def look(self) -> AccountState:
+        return self._parsed(self._read())
 
     def news(self) -> AccountState | None:
         row = self._row
