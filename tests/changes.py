@@ -67,7 +67,7 @@ sender/account.py: simulation
 -            self._line.give_back(attempt.queued, WaitReason(why))
 # what the upstream says of the account is not told to its state
 sender/transactions.py: simulation
--        self._pausing.observe(decision.outcome, began_ns)
+-        self._pausing.observe(decision.outcome, attempt.began_ns)
 # what was settled is told and forgotten before it is durable
 sender/settling.py: simulation
 -            await settle(what)

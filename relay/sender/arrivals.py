@@ -15,12 +15,12 @@ from relay.mail.header import names_of
 from relay.policy.lane import costs_of, lanes_of, route_numbers_of, sorter_of
 from relay.policy.model import Policy
 from relay.queue.lanes import Arrangement
-from relay.queue.queued import NO_REASON, ListedWords, Queued, State, WaitReason, origin_of
+from relay.queue.queued import NO_REASON, Queued, State, WaitReason, origin_of
 from relay.queue.routes import WHOLE, Because, Choice, Part, Route
 from relay.queue.sorting import Sorter
 from relay.sender.host import Host, seconds, woken
 from relay.sender.reports import REASON, OwedReports
-from relay.sender.settling import Settling, which_of
+from relay.sender.settling import Settling, listed_fields
 from relay.sender.threads import GATHERS_SECONDS
 from relay.spool.interface import Full, Message, Unavailable
 from relay.telemetry.metrics import Telemetry
@@ -202,20 +202,17 @@ class Arrivals:
             state, why = State.HELD, HELD_REASON
         elif 0 < wait_ns <= self._longest_wait_ns:
             state, why, due_at_ns = State.DEFERRED, DEFERRED_BEFORE, now_ns + wait_ns
-        which = which_of(message, left)
         return Queued(
             message.queue_id,
             origin_of(envelope.reverse_path, envelope.client, envelope.user or "", lane, part.rewriting),
             message.shape.size_bytes,
             envelope.arrived_at_ns(self._clock.boot_id(), now_ns, wall_ns),
-            len(left),
-            state,
-            due_at_ns,
-            why,
+            state=state,
+            due_at_ns=due_at_ns,
+            why=why,
             is_warned=message.is_warned,
-            listed=ListedWords(names_of(message.head), envelope.arrival_at_ns, which.shown).text(),
-            domain=which.domain,
             part=part,
+            **listed_fields(message, left, names_of(message.head)),
         )
 
     async def _sort(self, ids: Sequence[QueueId]) -> tuple[list[QueueId], int]:

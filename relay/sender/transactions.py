@@ -116,16 +116,13 @@ class Transactions:
         # The reservation is on disk: a crash from here on wastes a slot, and can exceed no limit.
         queued = attempt.queued
         self._line.granted(queued, reservation.recipients)
-        attempt.reservation = reservation
+        attempt.began_ns = reservation.reserved_at_ns
         # The time since the message was read counts too: after it, a shared queue may have given the message
         # to another host.
-        attempt.deadline_ns = reservation.deadline_ns - (reservation.reserved_at_ns - attempt.read_at_ns)
+        attempt.deadline_ns = reservation.deadline_ns - (attempt.began_ns - attempt.read_at_ns)
         attempt.indices = [attempt.indices[position] for position in reservation.chosen]
-        self._metrics.observe(
-            "relay_throttle_wait_seconds",
-            self._upstream,
-            span_ns=reservation.reserved_at_ns - queued.since_ns,
-        )
+        waited_ns = attempt.began_ns - queued.since_ns
+        self._metrics.observe("relay_throttle_wait_seconds", self._upstream, span_ns=waited_ns)
         self._begin(attempt, self._send(attempt, reservation))
 
     def refuse(self, attempt: Attempt, unfit: Answer, *, is_for_ever: bool) -> None:
@@ -245,11 +242,8 @@ class Transactions:
 
     async def _settle(self, attempt: Attempt, outcome: Outcome) -> None:
         """Decide what an outcome means for the message, its sender and the account; settle it durably."""
-        context = self._context(attempt)
-        decision = decide(outcome, context, self._settling.terms, self._pausing.shield)
-        began_ns = 0
-        if attempt.reservation is not None:
-            began_ns = attempt.reservation.reserved_at_ns
+        decision = decide(outcome, self._context(attempt), self._settling.terms, self._pausing.shield)
+        if attempt.began_ns:
             self._metrics.attempted(self._upstream, decision.outcome, attempt.took_ns)
             choice = attempt.queued.choice
             if choice.instead_of and is_any_relayed(decision.outcome):
@@ -258,7 +252,7 @@ class Transactions:
                 )
         if outcome.is_dsn_refused:
             attempt.offered.is_dsn_refused = True
-        self._pausing.observe(decision.outcome, began_ns)
+        self._pausing.observe(decision.outcome, attempt.began_ns)
         self._rest_sender(attempt, decision)
         await self._settling.settle(self._upstream, attempt, decision)
 
@@ -275,7 +269,7 @@ class Transactions:
             refusals=queued.refusals,
             in_a_row=pausing.state.in_a_row,
             sender=sender,
-            span_ns=(attempt.reservation.reserved_at_ns if attempt.reservation else ended_ns, ended_ns),
+            span_ns=(attempt.began_ns or ended_ns, ended_ns),
             late_ns=ended_ns - queued.arrived_at_ns,
             paused_ns=paused_ns,
             either_paused_ns=either_paused_ns,
