@@ -46,23 +46,20 @@ class Arrivals:
         self._events, self._metrics, self._clock = telemetry
         self._owed = owed
         self._sorter = sorter_of(policy.lanes, policy.routes)
-        self._go_by(policy)
+        self._has_edit = asyncio.Event()
+        """Messages in the queue are yet to be sorted by the last edit."""
+        self.use(policy)
         self._began_ns = self._clock.boottime_ns()
         self.is_reading = True
         """Whether the start still reads: some of the queue is not in memory yet."""
-        self._has_edit = asyncio.Event()
-        """Messages in the queue are yet to be sorted by the last edit."""
         self._new_mail = settling.new_mail
         self._may_stand_elsewhere = asyncio.Event()
         self._queue.on_change = self._may_stand_elsewhere.set
         self._queue.on_routed = self._tell_route
 
-    def listen(self) -> None:
-        """Look for new mail each time the trigger is pulled."""
-        asyncio.get_running_loop().add_reader(self._trigger.listen(), self._pulled)
-
     async def run(self) -> None:
-        """Claim mail for ever: when woken, and every few seconds in case a pull of the trigger was lost."""
+        """Claim mail for ever: when the trigger is pulled, and every few seconds in case a pull was lost."""
+        asyncio.get_running_loop().add_reader(self._trigger.listen(), self._pulled)
         while True:
             try:
                 await self.take()
@@ -145,16 +142,7 @@ class Arrivals:
         self._may_stand_elsewhere.set()
 
     def use(self, policy: Policy) -> None:
-        """Apply an edited policy; queued messages are sorted by it in the background."""
-        self._go_by(policy)
-        self.reroute()
-        sorter = sorter_of(policy.lanes, policy.routes)
-        if sorter != self._sorter:
-            self._sorter = sorter
-            self._has_edit.set()
-
-    def _go_by(self, policy: Policy) -> None:
-        """Settle by the policy's `retry`; order each line by its lanes and what its upstream counts."""
+        """Apply a policy; messages that are queued already are sorted by it in the background."""
         self._settling.use(policy)
         self._longest_wait_ns = policy.retry.max_ns
         self._numbers = route_numbers_of(policy.routes)
@@ -163,6 +151,9 @@ class Arrivals:
             by = Arrangement(lanes, *costs_of(upstream.limits), upstream.max_recipients)
             self._queue.line(name).arrange(by)
         self._queue.use(list(policy.upstreams), [each.route for each in policy.routes])
+        if (sorter := sorter_of(policy.lanes, policy.routes)) != self._sorter:
+            self._sorter = sorter
+            self._has_edit.set()
 
     def close(self) -> None:
         """Close the trigger; another sender may listen to it from here on."""

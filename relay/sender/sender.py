@@ -79,7 +79,6 @@ class Sender:
         await self.look()
         for name in self._policy.upstreams:
             await self._add(name, None)
-        self._arrivals.listen()
         for chore in (
             self._arrivals.run,
             self._arrivals.route_forever,
