@@ -131,9 +131,7 @@ class Logins:
         token, tokens = server.token, self._tokens
         if token is not None:
             on_step("token", "access token available")
-        reservation = await throttle.call(
-            lambda throttle: throttle.reserve_connection(OPENING_SECONDS * SECOND_NS)
-        )
+        reservation = await throttle.call(lambda it: it.reserve_connection(OPENING_SECONDS * SECOND_NS))
         if isinstance(reservation, Wait):
             raise NoRoomToConnect(reservation.limit.reason, reservation.until_ns)
         try:

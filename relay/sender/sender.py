@@ -67,7 +67,6 @@ class Sender:
     async def read(self) -> None:
         """Claim the whole queue; relay nothing.  Raises Full, Unavailable."""
         await self._arrivals.take()
-        await self.look()
 
     async def read_only(self, queue_ids: Collection[QueueId]) -> bool:
         """Queue these messages without a claim; return False if only a claim of all can do that."""
@@ -198,13 +197,8 @@ class Sender:
             self.spool_thread.tell(trouble)
 
     async def _add(self, name: str, replaced: AccountState | None) -> None:
-        new = Logins(
-            name,
-            self._policy.upstreams[name],
-            self._hostname,
-            disk=self._host.disk,
-            telemetry=self._telemetry,
-        )
+        upstream, disk = self._policy.upstreams[name], self._host.disk
+        new = Logins(name, upstream, self._hostname, disk=disk, telemetry=self._telemetry)
         added = Account(
             name,
             self._policy,

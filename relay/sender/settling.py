@@ -54,9 +54,9 @@ class Attempt:
     indices: list[int] = field(default_factory=list)
     """Which recipients of the envelope the attempt is for."""
     began_ns: int = 0
-    """When its slot was reserved (boottime); 0 if the upstream is not asked."""
+    """When its slot was reserved, or it was refused without one (boottime)."""
     deadline_ns: int = 0
-    """When the transaction must have ended (boottime)."""
+    """When the transaction must have ended (boottime); 0 if the upstream is not asked."""
     ended_ns: int = 0
     """Boottime; 0 while the transaction runs."""
     conn_use: int = 1
@@ -94,11 +94,7 @@ class Attempt:
 
     @property
     def took_ns(self) -> int:
-        return self.ended_ns - self.began_ns if self.began_ns else 0
-
-    @property
-    def delays(self) -> Delays:
-        return Delays(self.began_ns - self.queued.arrived_at_ns, self.took_ns) if self.began_ns else Delays()
+        return self.ended_ns - self.began_ns
 
 
 class Settling:
@@ -163,7 +159,7 @@ class Settling:
             # If it was set aside or removed meanwhile, the upstream's replies are logged all the same.
             after = await self._settle(message, what) if marks or is_postponed else message
             via = Via(upstream, attempt.connection.name, attempt.conn_use, attempt.connection.tls)
-            self._tell(subject, fates, attempt.delays, via)
+            self._tell(subject, fates, Delays(attempt.began_ns - queued.arrived_at_ns, attempt.took_ns), via)
             self._keep_replies(message, (*notes, *_notes(attempt, fates, deferred, now_ns)))
             if after is None:
                 return

@@ -131,7 +131,7 @@ class Transactions:
         It is deferred, so others need not wait behind it, its sender is told, and an edit can still help.
         What the upstream can never take goes to the next one of its route instead, if there is one.
         """
-        now_ns = attempt.ended_ns = self._clock.boottime_ns()
+        now_ns = attempt.began_ns = attempt.ended_ns = self._clock.boottime_ns()
         if not (is_for_ever and self._queue.exclude_upstream(attempt.queued, WaitReason(unfit.text), now_ns)):
             self._begin(attempt, self._settle(attempt, Outcome((unfit,) * len(attempt.indices))))
 
@@ -243,7 +243,7 @@ class Transactions:
     async def _settle(self, attempt: Attempt, outcome: Outcome) -> None:
         """Decide what an outcome means for the message, its sender and the account; settle it durably."""
         decision = decide(outcome, self._context(attempt), self._settling.terms, self._pausing.shield)
-        if attempt.began_ns:
+        if attempt.deadline_ns:
             self._metrics.attempted(self._upstream, decision.outcome, attempt.took_ns)
             choice = attempt.queued.choice
             if choice.instead_of and is_any_relayed(decision.outcome):
@@ -269,7 +269,7 @@ class Transactions:
             refusals=queued.refusals,
             in_a_row=pausing.state.in_a_row,
             sender=sender,
-            span_ns=(attempt.began_ns or ended_ns, ended_ns),
+            span_ns=(attempt.began_ns, ended_ns),
             late_ns=ended_ns - queued.arrived_at_ns,
             paused_ns=paused_ns,
             either_paused_ns=either_paused_ns,
