@@ -40,7 +40,7 @@ MARKS = {Fate.RELAYED: Status.RELAYED, Fate.BOUNCED: Status.BOUNCED, Fate.EXPIRE
 _WORST_FIRST = (Status.BOUNCED, Status.EXPIRED, Status.DELETED, Status.SUCCESS, Status.RELAYED)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Attempt:
     queued: Queued
     message: Message
@@ -148,9 +148,10 @@ class Settling:
         async with self._lock(queued.queue_id):
             message = await self._with_other_parts(attempt)
             marks = {i: attempt.status_of(i, fate) for i, (fate, _) in fates.items() if fate in MARKS}
-            reported = [i for i, status in marks.items() if status.is_reported]
-            deferred = [i for i, (fate, _) in fates.items() if fate is Fate.DEFERRED]
-            notes = _notes(attempt, fates, reported, now_ns)
+            notes = _notes(
+                attempt, {i: fates[i] for i, status in marks.items() if status.is_reported}, now_ns
+            )
+            deferred = {i: each for i, each in fates.items() if each[0] is Fate.DEFERRED}
             # The hint is for the whole message: a restart would keep its other parts for as long.
             is_postponed = decision.next is Next.POSTPONE and len(self.queue.parts(queued.queue_id)) == 1
             what = Settlement(message.queue_id, message.envelope, marks, notes)
@@ -160,7 +161,7 @@ class Settling:
             after = await self._settle(message, what) if marks or is_postponed else message
             via = Via(upstream, attempt.connection.name, attempt.conn_use, attempt.connection.tls)
             self._tell(subject, fates, Delays(attempt.began_ns - queued.arrived_at_ns, attempt.took_ns), via)
-            self._keep_replies(message, (*notes, *_notes(attempt, fates, deferred, now_ns)))
+            self._keep_replies(message, [*notes, *_notes(attempt, deferred, now_ns)])
             if after is None:
                 return
             self._go_on(after)
@@ -178,8 +179,6 @@ class Settling:
         Returns False if there is no slot for the report.
         """
         async with self._lock(queue_id):
-            if queue_id not in self.queue:
-                return True
             (message,) = await self.load([queue_id])
             if isinstance(message, Unavailable):
                 retry_seconds = self.spool_thread.unreadable_retry_ns / SECOND_NS
@@ -357,12 +356,9 @@ class Settling:
                 line.put_back(queued, State.DEFERRED, why=why, due_at_ns=now_ns + decision.back_off_ns)
 
 
-def _notes(attempt: Attempt, fates: Fates, indices: Sequence[int], at_ns: int) -> tuple[Note, ...]:
-    if not indices:
-        return ()  # as nearly always
-    host = attempt.connection.name.partition("[")[0]
-    noted = ((index, *fates[index]) for index in indices)
-    return tuple([Note(i, answer.status, fate.value, answer.text, host, at_ns) for i, fate, answer in noted])
+def _notes(attempt: Attempt, fates: Fates, at_ns: int) -> list[Note]:
+    host, its = attempt.connection.name.partition("[")[0], fates.items()
+    return [Note(i, answer.status, fate.value, answer.text, host, at_ns) for i, (fate, answer) in its]
 
 
 def _subject(message: Message, queued: Queued) -> Subject:

@@ -66,7 +66,7 @@ class Transactions:
         self._throttle, self._pool, self._pausing = throttle, pool, pausing
         self._events, self._metrics, self._clock = telemetry
         self._on_end, self._on_fault = on_end, on_fault
-        self._unsettled: dict[Queued, tuple[Attempt, asyncio.Task[None]]] = {}
+        self._unsettled: dict[Attempt, asyncio.Task[None]] = {}
 
     @property
     def unsettled(self) -> int:
@@ -138,27 +138,26 @@ class Transactions:
     async def stop(self, grace_seconds: float) -> None:
         """Wait for transactions in flight; cut off those that still run after `grace_seconds`."""
         if self._unsettled:
-            await asyncio.wait([task for _, task in self._unsettled.values()], timeout=grace_seconds)
-            late = [task for attempt, task in self._unsettled.values() if not attempt.ended_ns]
+            await asyncio.wait(self._unsettled.values(), timeout=grace_seconds)
+            late = [task for attempt, task in self._unsettled.items() if not attempt.ended_ns]
             for sending in late:
                 sending.cancel()
             await asyncio.gather(*late, return_exceptions=True)
 
     async def settled(self) -> None:
         """Wait until all outcomes are settled; if this is cancelled, a restart sends the rest again."""
-        await asyncio.gather(*(task for _, task in self._unsettled.values()), return_exceptions=True)
+        await asyncio.gather(*self._unsettled.values(), return_exceptions=True)
 
     def _begin(self, attempt: Attempt, run: Coroutine[Any, Any, None]) -> None:
-        self._unsettled[attempt.queued] = attempt, asyncio.create_task(self._guarded(attempt.queued, run))
+        self._unsettled[attempt] = asyncio.create_task(self._guarded(attempt, run))
 
-    async def _guarded(self, queued: Queued, run: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, attempt: Attempt, run: Coroutine[Any, Any, None]) -> None:
         try:
             await run
         except Exception as error:  # noqa: BLE001 - after any error, what was sent is not settled
             self._on_fault(error)
         finally:
-            # Not in a callback of the task: the message may begin again before that runs.
-            del self._unsettled[queued]
+            del self._unsettled[attempt]
             self._on_end()
 
     async def _send(self, attempt: Attempt, reservation: Reservation) -> None:
