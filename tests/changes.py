@@ -60,7 +60,7 @@ listener/session.py: simulation
 +        self.storing = asyncio.ensure_future(listener.intake.accept(draft, envelope))
 # the account is not woken when its line changes
 sender/account.py: simulation
--self._line.on_change = self._wake.set
+-self._line.on_change = self.wake.set
 +self._line.on_change = lambda: None
 # what a refusal overtook is not given back to its line
 sender/account.py: simulation

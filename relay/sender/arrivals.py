@@ -53,8 +53,9 @@ class Arrivals:
         self.is_reading = True
         """Whether the start still reads: some of the queue is not in memory yet."""
         self._new_mail = settling.new_mail
-        self._may_stand_elsewhere = asyncio.Event()
-        self._queue.on_change = self._may_stand_elsewhere.set
+        self.may_stand_elsewhere = asyncio.Event()
+        """When it is set, `route_forever` looks at once."""
+        self._queue.on_change = self.may_stand_elsewhere.set
         self._queue.on_routed = self._tell_route
 
     async def run(self) -> None:
@@ -120,9 +121,9 @@ class Arrivals:
         Each pass takes some messages only, so a long queue does not hold up the event loop.
         """
         while True:
-            self._may_stand_elsewhere.clear()
+            self.may_stand_elsewhere.clear()
             self._queue.move_on(self._clock.boottime_ns())
-            await woken(self._may_stand_elsewhere, self._queue.next_look_ns(), self._clock)
+            await woken(self.may_stand_elsewhere, self._queue.next_look_ns(), self._clock)
 
     async def sort_forever(self) -> None:
         """Sort the whole queue by each edit of lanes or routes, `SORTED_AT_ONCE` messages at a time."""
@@ -136,10 +137,6 @@ class Arrivals:
                 left += again
                 if again == some:
                     await woken(self._has_edit, self._clock.boottime_ns() + wait_ns, self._clock)
-
-    def reroute(self) -> None:
-        """Have `route_forever` look at once."""
-        self._may_stand_elsewhere.set()
 
     def use(self, policy: Policy) -> None:
         """Apply a policy; messages that are queued already are sorted by it in the background."""

@@ -159,9 +159,9 @@ class Sender:
     def wake(self) -> None:
         """Have everything look at once for what may go, or may belong in another line by now."""
         for each in self.accounts.values():
-            each.wake()
-        self._arrivals.reroute()
-        self._owed.wake()
+            each.wake.set()
+        self._arrivals.may_stand_elsewhere.set()
+        self._owed.wake.set()
 
     def view(self, upstream: str) -> UpstreamView | None:
         """Return a snapshot of an upstream; None if it is not in use."""

@@ -183,8 +183,7 @@ class Settling:
             if isinstance(message, Unavailable):
                 retry_seconds = self.spool_thread.unreadable_retry_ns / SECOND_NS
                 asyncio.get_running_loop().call_later(retry_seconds, self._owed.ask, queue_id)
-                return True
-            if message is None:
+            if not isinstance(message, Message):
                 return True
             what = Settlement(queue_id, message.envelope)
             if (owed := message.owed_report) is not None:
@@ -239,9 +238,8 @@ class Settling:
             if not await self._owed.may_warn():
                 return False
             report = self._reporter.warning(message, delays, until_at_ns)
-            await self._settle(
-                message, Settlement(message.queue_id, message.envelope, report=report, is_warned=True)
-            )
+            what = Settlement(message.queue_id, message.envelope, report=report, is_warned=True)
+            await self._settle(message, what)
             for part in self.queue.parts(message.queue_id):
                 part.is_warned = True
             return True
