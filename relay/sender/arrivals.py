@@ -99,9 +99,7 @@ class Arrivals:
         """Claim and queue a page; return False if it is empty.  Raises Full, Unavailable."""
         sorter = self._sorter
         page = await self._spool_thread.call(
-            lambda spool: [
-                (message, self._parts(message, sorter)) for message in spool.claim(CLAIMED_AT_ONCE)
-            ]
+            lambda spool: [(each, self._parts(each, sorter)) for each in spool.claim(CLAIMED_AT_ONCE)]
         )
         for message, parts in page:
             if message.queue_id not in self._queue:  # else `take_only` queued it

@@ -12,7 +12,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 from weakref import WeakValueDictionary
 
 from relay.clock import SECOND_NS
@@ -148,10 +148,9 @@ class Settling:
         async with self._lock(queued.queue_id):
             message = await self._with_other_parts(attempt)
             marks = {i: attempt.status_of(i, fate) for i, (fate, _) in fates.items() if fate in MARKS}
-            notes = _notes(
-                attempt, {i: fates[i] for i, status in marks.items() if status.is_reported}, now_ns
-            )
+            reported = {i: fates[i] for i, status in marks.items() if status.is_reported}
             deferred = {i: each for i, each in fates.items() if each[0] is Fate.DEFERRED}
+            notes = _notes(attempt, reported, now_ns)
             # The hint is for the whole message: a restart would keep its other parts for as long.
             is_postponed = decision.next is Next.POSTPONE and len(self.queue.parts(queued.queue_id)) == 1
             what = Settlement(message.queue_id, message.envelope, marks, notes)
@@ -307,12 +306,11 @@ class Settling:
 
     def _tell_published(self, message: Message, what: Settlement, report: Report) -> None:
         is_failure = any(message.statuses[index].is_failure for index in what.told)
-        kind: Literal["report", "success", "warning"]
         kind = "warning" if what.is_warned else "report" if is_failure else "success"
         self._metrics.count("relay_reports_total", kind)
-        report_id, size_bytes = report.queue_id, len(report.content)
+        own_id, size_bytes = report.queue_id, len(report.content)
         self._events.tell(
-            f"{kind}_published", queue_id=what.queue_id, report_id=report_id, size_bytes=size_bytes
+            f"{kind}_published", queue_id=what.queue_id, report_id=own_id, size_bytes=size_bytes
         )
         self.new_mail.set()
 
