@@ -171,7 +171,7 @@ class Account:
         self._running = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        listening = asyncio.create_task(self._store.listen(self.wake.set))
+        listening = asyncio.create_task(self._store.listen(self._learn))
         try:
             while not self._is_over:
                 self.wake.clear()
@@ -187,7 +187,6 @@ class Account:
 
     async def _beat(self) -> int | None:
         """Run one pass; return when the next is due (boottime; None: when woken).  Raises HistoryError."""
-        self.pausing.learn()
         if (paused_until_ns := self.pausing.until_ns(self._clock.boottime_ns())) is not None:
             return paused_until_ns
         await self._open_history()
@@ -254,6 +253,10 @@ class Account:
         """Return whether a transaction may begin.  Ask after a reservation: it brought other hosts' news."""
         self.pausing.learn()
         return not (self._is_over or self.pausing.state.is_resting)
+
+    def _learn(self) -> None:
+        self.pausing.learn()
+        self.wake.set()
 
     def _request(self, attempt: Attempt) -> Request:
         """Return the request, for no more recipients than one transaction may have."""
