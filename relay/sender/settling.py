@@ -44,6 +44,8 @@ _WORST_FIRST = (Status.BOUNCED, Status.EXPIRED, Status.DELETED, Status.SUCCESS, 
 class Attempt:
     queued: Queued
     message: Message
+    left: Sequence[int]
+    """Indices of this part's recipients that were left when the message was read."""
     connection: Connection
     offered: OfferedExtensions
     """Of the connection's server."""
@@ -80,11 +82,6 @@ class Attempt:
     def sent_envelope(self) -> Envelope:
         envelope, rewritten = self.message.envelope, self.rewritten
         return envelope if rewritten is None else replace(envelope, reverse_path=rewritten.reverse_path)
-
-    @property
-    def left(self) -> tuple[int, ...]:
-        """Return the indices of this part's recipients that were left when the message was read."""
-        return self.queued.part.left(self.message.left)
 
     def status_of(self, index: int, fate: Fate) -> Status:
         is_told = fate is Fate.RELAYED and not self.passes_dsn

@@ -84,7 +84,7 @@ class Transactions:
                 self._unreadable(queued, message)
             elif not message.left:
                 self._settling.finish(message)
-            elif not queued.part.left(message.left):
+            elif not (left := queued.part.left(message.left)):
                 # An edit divided the message just when its last recipients here were settled.
                 self._queue.end_part(queued)
             else:
@@ -93,7 +93,7 @@ class Transactions:
                 except (Corrupt, Absent, Unavailable) as error:
                     self._unreadable(queued, error)
                     continue
-                attempt = Attempt(queued, message, connections[-1], offered, read_at_ns, rewritten=rewritten)
+                attempt = Attempt(queued, message, left, connections[-1], offered, read_at_ns, rewritten)
                 if (unfit := why_unfit(attempt.connection.extensions, attempt.shape)) is None:
                     attempts.append(attempt)
                     connections.pop()
