@@ -60,14 +60,14 @@ listener/session.py: simulation
 +        self.storing = asyncio.ensure_future(listener.intake.accept(draft, envelope))
 # the account is not woken when its line changes
 sender/account.py: simulation
--self._line.on_change = self._wake.set
+-self._line.on_change = self.wake.set
 +self._line.on_change = lambda: None
 # what a refusal overtook is not given back to its line
 sender/account.py: simulation
 -            self._line.give_back(attempt.queued, WaitReason(why))
 # what the upstream says of the account is not told to its state
 sender/transactions.py: simulation
--        self._pausing.observe(decision.outcome, began_ns)
+-        self._pausing.observe(decision.outcome, attempt.began_ns)
 # what was settled is told and forgotten before it is durable
 sender/settling.py: simulation
 -            await settle(what)

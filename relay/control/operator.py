@@ -271,7 +271,10 @@ class Operator:
 
     async def _end(self, queued: Queued, verb: MessageVerb) -> None:
         message, _ = await self._load(queued.queue_id)
-        await self._settling.end(message, queued, REMOVED if verb == "bounce" else None)
+        if verb == "bounce":
+            await self._settling.bounce(message, queued, REMOVED)
+        else:
+            await self._settling.delete(message, queued)
 
     async def _load(self, queue_id: QueueId) -> tuple[Message, MessageView | None]:
         """Return a message, and its view if another host has it.  Raises NotDone."""

@@ -81,13 +81,6 @@ def origin_of(
     return Origin(reverse_path, client, user, lane, sent, sent if sender == sent else sender)
 
 
-class RecipientsLeft(NamedTuple):
-    recipients: int = 0
-    domain: str = ""
-    """The key of the domain that all of them share; empty if they have several domains."""
-    shown: tuple[str, ...] = ()
-
-
 class ListedWords(NamedTuple):
     """The words of a message that only listings show."""
 
@@ -138,7 +131,7 @@ class Queued:
     either_paused_ns: int = 0
     """How long it stood in other lines while their upstreams, or its sender there, were paused."""
     domain: str = ""
-    """As in `RecipientsLeft.domain`."""
+    """The key of the domain that all recipients left share; empty if they have several domains."""
     part: Part = WHOLE
     """The recipients of the message that this object stands for."""
     choice: Choice = NOWHERE

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from relay.queue.lanes import Arrangement, LaneQueue, Turn
 from relay.queue.lines import Counts, MessageLine, TimedHeap, earliest
-from relay.queue.queued import NO_REASON, Queued, RecipientsLeft, State, WaitReason
+from relay.queue.queued import NO_REASON, Queued, State, WaitReason
 from relay.queue.sender_pauses import SenderPauses
 from relay.verdicts.account import PauseSpan, within_ns
 
@@ -157,10 +157,6 @@ class UpstreamQueue:
         self._unplace(message)
         self.update(message, state=state, **changes)
         self._place(message)
-
-    def note_left(self, message: Queued, left: RecipientsLeft) -> None:
-        listed = message.shown._replace(recipients=left.shown).text()
-        self.update(message, recipients_left=left.recipients, domain=left.domain, listed=listed)
 
     def trust_sender(self, sender: str, now_ns: int) -> None:
         """End a sender's pause, because the upstream relayed mail of the sender or an operator acted."""

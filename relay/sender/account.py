@@ -36,7 +36,7 @@ from relay.throttle.limit import with_ceilings
 from relay.throttle.throttle import Reservation, Throttle, View, open_history
 from relay.upstream.connection import Connection, UpstreamUnavailable
 from relay.upstream.pool import Pool
-from relay.verdicts.account import AccountState, EventKind, Health, PauseAsked, max_recipients_now
+from relay.verdicts.account import AccountState, Event, EventKind, Health, PauseAsked, max_recipients_now
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Judge, Verdict
 
@@ -60,19 +60,16 @@ SHORT_WAIT_NS = SECOND_NS
 
 @dataclass(frozen=True, slots=True)
 class UpstreamView:
-    """A snapshot of an upstream.  Only `limits` answers as of when it is asked."""
+    """A snapshot of an account and its parts.  Only `limits` answers as of when it is asked."""
 
     state: AccountState = field(default_factory=AccountState)
     limits: View | None = None
     """None if the upstream is not in use."""
     is_tried: bool = False
-    """Whether a transaction or a refusal has shown since the start if the upstream works."""
     connections_open: int = 0
     connections_idle: int = 0
     in_flight: int = 0
-    """Transactions that run, or ran and are not settled."""
     transaction_ns: int = 0
-    """Average duration of the last transactions; 0 before the first."""
     certificate_ends_at_ns: int | None = None
     """Wall clock: when the upstream's certificate ends, as of the last connection under TLS."""
     client_certificate_ends_at_ns: int | None = None
@@ -103,8 +100,9 @@ class Account:
         self._line, self._logins = settling.queue.line(name), logins
         self._events, self._metrics, self._clock = telemetry
         self._on_fault = on_fault
-        self._wake = asyncio.Event()
-        self._line.on_change = self._wake.set
+        self.wake = asyncio.Event()
+        """When it is set, the loop runs a pass."""
+        self._line.on_change = self.wake.set
         self._judge = Judge(())
         history = self._history = policy.history_of(name)
         store = self._store = account_store(policy, name, host.disk, host.clock)
@@ -126,7 +124,7 @@ class Account:
             self._opener(),
             self.upstream,
             host.clock,
-            on_change=self._wake.set,
+            on_change=self.wake.set,
             on_failed=self._failed_to_open,
         )
         self.transactions = Transactions(
@@ -136,7 +134,7 @@ class Account:
             pool=self.pool,
             pausing=self.pausing,
             telemetry=telemetry,
-            on_end=self._wake.set,
+            on_end=self.wake.set,
             on_fault=on_fault,
         )
         self._judge_by(self.upstream)
@@ -150,9 +148,6 @@ class Account:
     @property
     def in_flight(self) -> int:
         return self.transactions.unsettled
-
-    def wake(self) -> None:
-        self._wake.set()
 
     def view(self) -> UpstreamView:
         return UpstreamView(
@@ -179,12 +174,12 @@ class Account:
         listening = asyncio.create_task(self._store.listen(self._learn))
         try:
             while not self._is_over:
-                self._wake.clear()
+                self.wake.clear()
                 try:
                     looks_again_at_ns = await self._beat()
                 except HistoryError as error:
                     looks_again_at_ns = self._fail_history(error)
-                await woken(self._wake, looks_again_at_ns, self._clock)
+                await woken(self.wake, looks_again_at_ns, self._clock)
         except Exception as error:  # noqa: BLE001 - whatever it is, mail must not silently stop
             self._on_fault(error)
         finally:
@@ -233,7 +228,8 @@ class Account:
             return []
         began_ns = self._clock.boottime_ns()
         try:
-            answers = await self.throttle.reserve([self._request(attempt) for attempt in attempts])
+            requests = [self._request(attempt) for attempt in attempts]
+            answers = await self.throttle.call(lambda throttle: throttle.reserve(requests))
         except HistoryError:
             self._give_back(attempts, "the history of the limits failed")
             raise
@@ -260,7 +256,7 @@ class Account:
 
     def _learn(self) -> None:
         self.pausing.learn()
-        self.wake()
+        self.wake.set()
 
     def _request(self, attempt: Attempt) -> Request:
         """Return the request, for no more recipients than one transaction may have."""
@@ -290,15 +286,16 @@ class Account:
             if self.throttle.view.is_empty:
                 self._events.tell("history_begun", upstream=self.name, path=str(self._history))
             self._has_history = True
-            self.pausing.trust_history()
+            if self.pausing.state.fault:
+                self.pausing.apply(Event(EventKind.SOUND, self._clock.boottime_ns()))
 
     def _fail_history(self, error: HistoryError) -> int:
         """Pause the account until the history is sound; return when to read it again (boottime)."""
         self._has_history = False
         self._tell_history(error)
-        retry_ns = HISTORY_RETRY_NS if self._history.database is None else SHARED_RETRY_NS
-        until_ns = self._clock.boottime_ns() + retry_ns
-        self.pausing.apply(EventKind.FAULT, text=str(error), until_ns=until_ns)
+        now_ns = self._clock.boottime_ns()
+        until_ns = now_ns + (HISTORY_RETRY_NS if self._history.database is None else SHARED_RETRY_NS)
+        self.pausing.apply(Event(EventKind.FAULT, now_ns, str(error), until_ns=until_ns))
         return until_ns
 
     def _tell_history(self, error: HistoryError) -> None:
@@ -359,13 +356,14 @@ class Account:
         self.pool.configure(after, opener)
         if is_mended(self.name, before, after):
             self.use_again(EventKind.EDIT)
-        self.wake()
+        self.wake.set()
 
     def pause(self, asked: PauseAsked) -> None:
         """Begin no more transactions, by an operator's command; those in flight go on."""
-        pause = asked.begun(self._clock.boottime_ns(), self._clock.wall_ns())
-        self.pausing.apply(EventKind.KEEP, pause=pause)
-        self.wake()
+        now_ns = self._clock.boottime_ns()
+        pause = asked.begun(now_ns, self._clock.wall_ns())
+        self.pausing.apply(Event(EventKind.KEEP, now_ns, pause=pause))
+        self.wake.set()
 
     def use_again(self, why: EventKind) -> bool:
         """End the pauses of the upstream and of senders that it refused, by a RESUME or an EDIT.
@@ -376,7 +374,7 @@ class Account:
         self.pausing.end(why)
         for sender in senders:
             self._line.trust_sender(sender, self._clock.boottime_ns())
-        self.wake()
+        self.wake.set()
         return rested or bool(senders)
 
     async def look_at_secrets(self) -> None:
@@ -396,7 +394,7 @@ class Account:
     def halt(self) -> None:
         """Begin no more transactions; those in flight go on."""
         self._is_over = True
-        self._wake.set()
+        self.wake.set()
         self.pool.stop()
 
     async def stop(self) -> None:

@@ -21,8 +21,6 @@ from relay.spool.database.account import CLOCK_NS, RowState, SharedAccount
 from relay.spool.database.connection import Connection, once, one
 from relay.verdicts.account import AccountState, Event, EventKind, PauseRecord, lapsed, step
 
-OWN = frozenset({EventKind.FAULT, EventKind.SOUND})
-"""Events that concern one host alone; the row does not record them."""
 LISTENS_AGAIN_SECONDS = 1.0
 _OF_ANOTHER_BOOT = "of the database"
 """No host's boot id, so `state_at` converts instants by the wall clock, which is the history's clock."""
@@ -41,8 +39,8 @@ class AccountRow(AccountStore):
     def note_row(self, row: RowState) -> None:
         self._row = max(self._row, row)
 
-    def look(self) -> None:
-        self._parsed(self._read())
+    def look(self) -> AccountState:
+        return self._parsed(self._read())
 
     def news(self) -> AccountState | None:
         row = self._row
@@ -52,7 +50,7 @@ class AccountRow(AccountStore):
         return self._after_all(row, self._pending)
 
     def record(self, event: Event) -> None:
-        if event.kind not in OWN:
+        if event.kind not in (EventKind.FAULT, EventKind.SOUND):  # these concern this host alone
             self._pending.append(event)
 
     def save(self, state: AccountState) -> None:

@@ -8,21 +8,19 @@ upstream).  `route_forever` moves such mail, some at a time, and sleeps until th
 import asyncio
 from collections import deque
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
-from relay.mail.header import Names, names_of
+from relay.mail.header import names_of
 from relay.policy.lane import costs_of, lanes_of, route_numbers_of, sorter_of
 from relay.policy.model import Policy
 from relay.queue.lanes import Arrangement
-from relay.queue.lines import earliest
-from relay.queue.queued import NO_REASON, ListedWords, Queued, State, WaitReason, origin_of
+from relay.queue.queued import NO_REASON, Queued, State, WaitReason, origin_of
 from relay.queue.routes import WHOLE, Because, Choice, Part, Route
-from relay.queue.sorting import Sorted, Sorter
+from relay.queue.sorting import Sorter
 from relay.sender.host import Host, seconds, woken
 from relay.sender.reports import REASON, OwedReports
-from relay.sender.settling import Settling, which_of
+from relay.sender.settling import Settling, listed_fields
 from relay.sender.threads import GATHERS_SECONDS
 from relay.spool.interface import Full, Message, Unavailable
 from relay.telemetry.metrics import Telemetry
@@ -38,11 +36,6 @@ SORTED_AGAIN_NS = 5 * SECOND_NS
 """The wait before messages that were active are sorted by an edit."""
 
 
-class _Place(NamedTuple):
-    sorted: Sorted
-    names: Names
-
-
 class Arrivals:
     def __init__(
         self, host: Host, settling: Settling, policy: Policy, telemetry: Telemetry, owed: OwedReports
@@ -53,30 +46,21 @@ class Arrivals:
         self._events, self._metrics, self._clock = telemetry
         self._owed = owed
         self._sorter = sorter_of(policy.lanes, policy.routes)
-        self._go_by(policy)
-        self._began_ns = 0
+        self._has_edit = asyncio.Event()
+        """Messages in the queue are yet to be sorted by the last edit."""
+        self.use(policy)
+        self._began_ns = self._clock.boottime_ns()
         self.is_reading = True
         """Whether the start still reads: some of the queue is not in memory yet."""
-        self._to_sort: deque[QueueId] = deque()
-        """Messages from before an edit, yet to be sorted by it."""
-        self._sorts_at_ns = 0
-        """Boottime at which `_to_sort` is due."""
         self._new_mail = settling.new_mail
-        self._may_stand_elsewhere = asyncio.Event()
-        self._queue.on_change = self._may_stand_elsewhere.set
+        self.may_stand_elsewhere = asyncio.Event()
+        """When it is set, `route_forever` looks at once."""
+        self._queue.on_change = self.may_stand_elsewhere.set
         self._queue.on_routed = self._tell_route
 
-    async def begin(self) -> None:
-        """Claim the first page; mail may be sent after that.  Raises Full, Unavailable."""
-        self._began_ns = self._clock.boottime_ns()
-        await self._claim()
-
-    def listen(self) -> None:
-        """Look for new mail each time the trigger is pulled."""
-        asyncio.get_running_loop().add_reader(self._trigger.listen(), self._pulled)
-
     async def run(self) -> None:
-        """Claim mail for ever: when woken, and every few seconds in case a pull of the trigger was lost."""
+        """Claim mail for ever: when the trigger is pulled, and every few seconds in case a pull was lost."""
+        asyncio.get_running_loop().add_reader(self._trigger.listen(), self._pulled)
         while True:
             try:
                 await self.take()
@@ -90,7 +74,7 @@ class Arrivals:
 
     async def take(self) -> None:
         """Claim all mail in the spool, a page at a time.  Raises Full, Unavailable."""
-        while await self._claim():
+        while await self.claim():
             if not self.is_reading:
                 # Under load, what comes meanwhile is claimed by one call of the spool.
                 await asyncio.sleep(GATHERS_SECONDS)
@@ -108,21 +92,21 @@ class Arrivals:
         if len(found) < len(absent) or any(not each.left or each.owed_report is not None for each in found):
             return False
         for message in found:
-            self._admit(message, _place(message, self._sorter))
+            self._admit(message, self._parts(message, self._sorter))
         return True
 
-    async def _claim(self) -> bool:
+    async def claim(self) -> bool:
         """Claim and queue a page; return False if it is empty.  Raises Full, Unavailable."""
         sorter = self._sorter
         page = await self._spool_thread.call(
-            lambda spool: [(message, _place(message, sorter)) for message in spool.claim(CLAIMED_AT_ONCE)]
+            lambda spool: [(each, self._parts(each, sorter)) for each in spool.claim(CLAIMED_AT_ONCE)]
         )
-        for message, place in page:
+        for message, parts in page:
             if message.queue_id not in self._queue:  # else `take_only` queued it
-                self._admit(message, place)
+                self._admit(message, parts)
         if sorter is not self._sorter:
             # An edit came during the claim, which used the rules before it.
-            self._sort_all()
+            self._has_edit.set()
         if not page and self.is_reading:
             self.is_reading = False
             took_ns = self._clock.boottime_ns() - self._began_ns
@@ -130,35 +114,30 @@ class Arrivals:
         return bool(page)
 
     async def route_forever(self) -> None:
-        """Move mail to the line that it belongs in, after each change; sort it after an edit.
+        """Move mail to the line that it belongs in, after each change.
 
         Each pass takes some messages only, so a long queue does not hold up the event loop.
         """
         while True:
-            self._may_stand_elsewhere.clear()
-            now_ns = self._clock.boottime_ns()
-            self._queue.move_on(now_ns)
-            if self._to_sort and now_ns >= self._sorts_at_ns:
-                await self._sort()
-            else:
-                due_ns = earliest(self._queue.next_look_ns(), self._sorts_at_ns if self._to_sort else None)
-                await woken(self._may_stand_elsewhere, due_ns, self._clock)
+            self.may_stand_elsewhere.clear()
+            self._queue.move_on(self._clock.boottime_ns())
+            await woken(self.may_stand_elsewhere, self._queue.next_look_ns(), self._clock)
 
-    def reroute(self) -> None:
-        """Have `route_forever` look at once."""
-        self._may_stand_elsewhere.set()
+    async def sort_forever(self) -> None:
+        """Sort the whole queue by each edit of lanes or routes, `SORTED_AT_ONCE` messages at a time."""
+        while True:
+            await self._has_edit.wait()
+            self._has_edit.clear()
+            left = deque(self._queue.ids())
+            while left and not self._has_edit.is_set():
+                some = [left.popleft() for _ in range(min(SORTED_AT_ONCE, len(left)))]
+                again, wait_ns = await self._sort(some)
+                left += again
+                if again == some:
+                    await woken(self._has_edit, self._clock.boottime_ns() + wait_ns, self._clock)
 
     def use(self, policy: Policy) -> None:
-        """Apply an edited policy; queued messages are sorted by it in the background."""
-        self._go_by(policy)
-        self.reroute()
-        sorter = sorter_of(policy.lanes, policy.routes)
-        if sorter != self._sorter:
-            self._sorter = sorter
-            self._sort_all()
-
-    def _go_by(self, policy: Policy) -> None:
-        """Settle by the policy's `retry`; order each line by its lanes and what its upstream counts."""
+        """Apply a policy; messages that are queued already are sorted by it in the background."""
         self._settling.use(policy)
         self._longest_wait_ns = policy.retry.max_ns
         self._numbers = route_numbers_of(policy.routes)
@@ -167,23 +146,23 @@ class Arrivals:
             by = Arrangement(lanes, *costs_of(upstream.limits), upstream.max_recipients)
             self._queue.line(name).arrange(by)
         self._queue.use(list(policy.upstreams), [each.route for each in policy.routes])
+        if (sorter := sorter_of(policy.lanes, policy.routes)) != self._sorter:
+            self._sorter = sorter
+            self._has_edit.set()
 
-    def stop(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._trigger.listen())
-
-    def let_go(self) -> None:
+    def close(self) -> None:
         """Close the trigger; another sender may listen to it from here on."""
+        asyncio.get_running_loop().remove_reader(self._trigger.listen())
         self._trigger.close()
 
     def _pulled(self) -> None:
         self._trigger.clear()
         self._new_mail.set()
 
-    def _admit(self, message: Message, place: _Place) -> None:
+    def _admit(self, message: Message, parts: Sequence[Queued]) -> None:
         envelope = message.envelope
         if envelope.boot_id == self._clock.boot_id() and envelope.boottime_ns >= self._began_ns:
             self._metrics.count("relay_ledger_recipients_total", "accepted", by=len(envelope.recipients))
-        parts = self._parts(message, place)
         if parts[0].state is State.WAITING:
             self._spool_thread.cache(message)
         self._queue.add(*parts, now_ns=self._clock.boottime_ns())
@@ -191,16 +170,15 @@ class Arrivals:
             # A crash held up its report or its end, or `reports.per_hour` its report.
             self._owed.ask(message.queue_id)
 
-    def _parts(self, message: Message, place: _Place) -> list[Queued]:
+    def _parts(self, message: Message, sorter: Sorter) -> list[Queued]:
         """Return the message as entries of the queue: one for the whole, or one for each part."""
-        parts = [(part, its) for part in place.sorted.parts if (its := part.left(message.left))]
-        if not parts:
-            parts = [(WHOLE, ())]
+        lane, sorted_parts = sorter.sort(message.envelope, lambda: message.head)
+        parts = [(part, left) for part in sorted_parts if (left := part.left(message.left))] or [(WHOLE, ())]
         if len(parts) == 1:
             parts = [(parts[0][0].whole, parts[0][1])]
-        return [self._queued(message, place, part, its) for part, its in parts]
+        return [self._queued(message, lane, part, left) for part, left in parts]
 
-    def _queued(self, message: Message, place: _Place, part: Part, left: Sequence[int]) -> Queued:
+    def _queued(self, message: Message, lane: str, part: Part, left: Sequence[int]) -> Queued:
         envelope, now_ns, wall_ns = message.envelope, self._clock.boottime_ns(), self._clock.wall_ns()
         wait_ns = (message.next_attempt_at_ns or 0) - wall_ns
         state, why, due_at_ns = State.WAITING, NO_REASON, 0
@@ -210,34 +188,24 @@ class Arrivals:
             state, why = State.HELD, HELD_REASON
         elif 0 < wait_ns <= self._longest_wait_ns:
             state, why, due_at_ns = State.DEFERRED, DEFERRED_BEFORE, now_ns + wait_ns
-        which = which_of(message, left)
         return Queued(
             message.queue_id,
-            origin_of(
-                envelope.reverse_path, envelope.client, envelope.user or "", place.sorted.lane, part.rewriting
-            ),
+            origin_of(envelope.reverse_path, envelope.client, envelope.user or "", lane, part.rewriting),
             message.shape.size_bytes,
             envelope.arrived_at_ns(self._clock.boot_id(), now_ns, wall_ns),
-            len(left),
-            state,
-            due_at_ns,
-            why,
+            state=state,
+            due_at_ns=due_at_ns,
+            why=why,
             is_warned=message.is_warned,
-            listed=ListedWords(place.names, envelope.arrival_at_ns, which.shown).text(),
-            domain=which.domain,
             part=part,
+            **listed_fields(message, left, names_of(message.head)),
         )
 
-    def _sort_all(self) -> None:
-        self._to_sort, self._sorts_at_ns = deque(self._queue.ids()), 0
-        self.reroute()
-
-    async def _sort(self) -> None:
-        sorter = self._sorter
-        ids = [self._to_sort.popleft() for _ in range(min(SORTED_AT_ONCE, len(self._to_sort)))]
+    async def _sort(self, ids: Sequence[QueueId]) -> tuple[list[QueueId], int]:
+        """Sort messages; return those that have to be sorted again, and for how many ns to wait first."""
         found = await self._settling.load(ids)
-        if sorter is not self._sorter:
-            return  # the newer edit has all messages sorted again
+        if self._has_edit.is_set():
+            return [], 0  # the newer edit has all messages sorted again
         now_ns, again, wait_ns = self._clock.boottime_ns(), list[QueueId](), SORTED_AGAIN_NS
         for queue_id, message in zip(ids, found, strict=True):
             if isinstance(message, Unavailable):
@@ -246,11 +214,9 @@ class Arrivals:
                 again.append(queue_id)
                 wait_ns = self._spool_thread.unreadable_retry_ns
             elif message is not None and message.left:
-                parts = self._parts(message, _place(message, sorter))
+                parts = self._parts(message, self._sorter)
                 again += [] if self._queue.sort_anew(parts, now_ns) else [queue_id]
-        self._to_sort += again
-        if again == ids:
-            self._sorts_at_ns = now_ns + wait_ns
+        return again, wait_ns
 
     def _tell_route(self, route: Route, choice: Choice, before: Because) -> None:
         routes, upstream = list(self._numbers.get(route, ())), choice.upstream
@@ -266,7 +232,3 @@ class Arrivals:
                 instead_of=choice.instead_of,
                 because=choice.because,
             )
-
-
-def _place(message: Message, sorter: Sorter) -> _Place:
-    return _Place(sorter.sort(message.envelope, lambda: message.head), names_of(message.head))

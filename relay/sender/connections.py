@@ -131,9 +131,7 @@ class Logins:
         token, tokens = server.token, self._tokens
         if token is not None:
             on_step("token", "access token available")
-        reservation = await throttle.call(
-            lambda throttle: throttle.reserve_connection(OPENING_SECONDS * SECOND_NS)
-        )
+        reservation = await throttle.call(lambda it: it.reserve_connection(OPENING_SECONDS * SECOND_NS))
         if isinstance(reservation, Wait):
             raise NoRoomToConnect(reservation.limit.reason, reservation.until_ns)
         try:
@@ -187,17 +185,13 @@ class Logins:
             )
             self._tokens_of = auth
         token = await self._tokens.token()
-        if isinstance(token, Denied):
-            raise self._unavailable(token)
-        return BearerToken(auth.user, token, upstream.host, upstream.port)
-
-    def _unavailable(self, denied: Denied) -> UpstreamUnavailable:
-        """Return the error for a missing token, which says what the operator has to do."""
-        verdict = Verdict.STOP if denied.is_final else Verdict.PAUSE
-        asked_ns = denied.retry_after_seconds * SECOND_NS
+        if not isinstance(token, Denied):
+            return BearerToken(auth.user, token, upstream.host, upstream.port)
+        verdict = Verdict.STOP if token.is_final else Verdict.PAUSE
+        asked_ns = token.retry_after_seconds * SECOND_NS
         ruling = Ruling(verdict, Scope.UPSTREAM, retry_after_ns=asked_ns) if asked_ns else None
-        text = f"no access token: {denied.advised(self._name)}"
-        return UpstreamUnavailable(Answer(verdict, Phase.AUTH, None, clean(text), ruling=ruling))
+        text = f"no access token: {token.advised(self._name)}"
+        raise UpstreamUnavailable(Answer(verdict, Phase.AUTH, None, clean(text), ruling=ruling))
 
     async def _secrets(self, auth: Auth) -> AccountSecrets:
         """Read the secrets.  Raises SecretError."""
@@ -206,14 +200,14 @@ class Logins:
         return secrets
 
     async def _record(self, path: Path | None, old: str, new: str) -> str:
-        error = "the policy sets no refresh_token_file" if path is None else ""
+        error = "the policy sets no refresh_token_file"
         if path is not None:
             try:
                 await asyncio.to_thread(write_refresh_token, path, self._disk, new, old=old)
+                return ""
             except (OSError, ValueError) as failure:
                 error = clean(str(failure))
-        if error:
-            self._telemetry.events.tell("refresh_token_unrecorded", upstream=self._name, error=error)
+        self._telemetry.events.tell("refresh_token_unrecorded", upstream=self._name, error=error)
         return error
 
     def _answered(self, answer: TokenAnswer) -> None:

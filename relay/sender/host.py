@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -94,16 +95,21 @@ class CallThread:
             if done.cancelled():
                 continue
             try:
-                end, result = done.set_result, function()
+                result = function()
             except BaseException as error:  # noqa: BLE001 - the caller gets it
-                end, result = done.set_exception, error
+                result = error
             with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
-                done.get_loop().call_soon_threadsafe(_end, done, end, result)
+                done.get_loop().call_soon_threadsafe(_end, done, result)
 
 
-def _end(done: "asyncio.Future[Any]", end: Callable[[Any], None], result: Any) -> None:
-    if not done.done():
-        end(result)
+def _end(done: "asyncio.Future[Any]", result: Any) -> None:
+    """End a call with its result, or with the error in place of one."""
+    if done.done():
+        return  # its caller was cancelled; what was stored stays stored
+    if isinstance(result, BaseException):
+        done.set_exception(result)
+    else:
+        done.set_result(result)
 
 
 class Batch(Generic[Value, Result]):
@@ -138,24 +144,17 @@ class Batch(Generic[Value, Result]):
                 # What other connections have ready by now shares the call.
                 await asyncio.sleep(0)
                 batch, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
-                results = await self._results([value for value, _ in batch])
+                results: Sequence[Result | BaseException]
+                try:
+                    results = await self._thread.call(partial(self._commit, [value for value, _ in batch]))
+                except BaseException as error:  # noqa: BLE001 - the callers get it
+                    results = [error] * len(batch)
                 for (_, done), result in zip(batch, results, strict=True):
-                    if done.done():
-                        continue  # its caller was cancelled; what was stored stays stored
-                    if isinstance(result, BaseException):
-                        done.set_exception(result)
-                    else:
-                        done.set_result(result)
+                    _end(done, result)
                 if self._gathers_s and len(batch) > 1:
                     await asyncio.sleep(self._gathers_s)
         finally:
             self._running = None
-
-    async def _results(self, values: Sequence[Value]) -> Sequence[Result | BaseException]:
-        try:
-            return await self._thread.call(lambda: self._commit(values))
-        except BaseException as error:  # noqa: BLE001 - the callers get it
-            return [error] * len(values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -75,11 +75,11 @@ class AccountStore:
     `look` and `save` wait for a disk or a network, in a thread; the rest belongs to one event loop.
     """
 
-    def look(self) -> None:
-        """Read the stored state, which becomes news.  Raises OSError, ValueError, Unavailable."""
+    def look(self) -> AccountState | None:
+        """Return the stored state, by the clock of this boot.  Raises OSError, ValueError, Unavailable."""
 
     def news(self) -> AccountState | None:
-        """Return a state that was read and not returned yet, by the clock of this boot; None without one."""
+        """Return a state of another host that is not known here yet; None without one."""
 
     def record(self, event: Event) -> None:
         """Note an event that changed the state on this host; the next `save` makes it durable."""
@@ -99,20 +99,15 @@ class AccountFile(AccountStore):
 
     def __init__(self, path: Path, disk: Disk, clock: Clock) -> None:
         self.path, self._disk, self._clock = str(path), disk, clock
-        self._read: AccountState | None = None
 
-    def look(self) -> None:
+    def look(self) -> AccountState | None:
         if self._disk.inode(self.path) is None:
-            return
+            return None
         with opened(self._disk, self._disk.open_read(self.path)) as fd:
             # A larger file is cut here, and is not JSON then.
             record = parse(self._disk.pread(fd, LARGEST_BYTES, 0), self.path)
         clock = self._clock
-        self._read = record.state_at(clock.boot_id(), clock.boottime_ns(), clock.wall_ns())
-
-    def news(self) -> AccountState | None:
-        read, self._read = self._read, None
-        return read
+        return record.state_at(clock.boot_id(), clock.boottime_ns(), clock.wall_ns())
 
     def save(self, state: AccountState) -> None:
         clock = self._clock
@@ -174,12 +169,13 @@ class Pausing:
         `replaced` is the state of the account that an edit replaced by this one.  The operator's pause is
         taken from it, and not from this account's own record.
         """
+        found = None
         try:
-            await asyncio.to_thread(self._store.look)
+            found = await asyncio.to_thread(self._store.look)
         except (OSError, ValueError, Unavailable) as error:
             self._events.tell("pause_unrecorded", upstream=self._upstream, error=clean(str(error)))
         now_ns = self._clock.boottime_ns()
-        if (found := self._store.news()) is not None:
+        if found is not None:
             if (started := at_a_start(found, now_ns)) != found:
                 self._store.record(Event(EventKind.RESTART, now_ns))
             self._adopt(started, now_ns)
@@ -188,7 +184,7 @@ class Pausing:
         # The messages in this line waited through the pauses of the replaced account.
         self._become(_with_rests_of(self.state, replaced, now_ns))
         if replaced.operator is not None:
-            self.apply(EventKind.KEEP, at_ns=replaced.spans[-1][0], pause=replaced.operator)
+            self.apply(Event(EventKind.KEEP, replaced.spans[-1][0], pause=replaced.operator))
         elif self.state.operator is not None:
             self.end()
 
@@ -218,7 +214,7 @@ class Pausing:
     def until_ns(self, now_ns: int) -> int | None:
         """End the pauses that are over; return when the first of the others ends (boottime), or None.
 
-        None also while a failed history is due to be read again: only `trust_history` ends that.
+        None also while a failed history is due to be read again: only a SOUND event ends that.
         """
         self._become(lapsed(self.state, now_ns))
         return next((end_ns for end_ns, _ in self.state.ends if end_ns > now_ns), None)
@@ -227,7 +223,7 @@ class Pausing:
         """Pause the account after a refusal about us."""
         self.is_tried, self._refused_at_ns = True, self._clock.boottime_ns()
         in_a_row = self.state.in_a_row
-        self._apply(refusal_event(answer, self._refused_at_ns, self._view.oldest_leaves_in_ns))
+        self.apply(refusal_event(answer, self._refused_at_ns, self._view.oldest_leaves_in_ns))
         is_first = in_a_row == 0 and self.state.in_a_row == 1 and answer.verdict is Verdict.PAUSE
         # Further refusals in a row belong to the same block, and tell nothing new.
         if is_first and (ruling := answer.ruling) is not None and ruling.is_too_much:
@@ -244,26 +240,17 @@ class Pausing:
             return
         self.is_tried = True
         if proofs := sum(map(_is_proof, outcome.answers)):
-            self.apply(EventKind.PROOF, recipients=proofs)
-
-    def trust_history(self) -> None:
-        """End the pause for a failed history: it was read, and is sound."""
-        if self.state.fault:
-            self.apply(EventKind.SOUND)
+            self.apply(Event(EventKind.PROOF, self._clock.boottime_ns(), recipients=proofs))
 
     def end(self, why: EventKind = EventKind.RESUME) -> None:
         """End the pause by an operator's command, and clear the shield; one transaction goes first.
 
         After an EDIT that may have removed the cause, an operator's pause goes on.
         """
-        self.apply(why)
+        self.apply(Event(why, self._clock.boottime_ns()))
         self.shield.clear()
 
-    def apply(self, kind: EventKind, *, at_ns: int | None = None, **about: Any) -> None:
-        """Apply an event of now, or of `at_ns` (boottime)."""
-        self._apply(Event(kind, self._clock.boottime_ns() if at_ns is None else at_ns, **about))
-
-    def _apply(self, event: Event) -> None:
+    def apply(self, event: Event) -> None:
         after = step(self.state, event)
         if after != self.state:
             self._store.record(event)

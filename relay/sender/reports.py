@@ -62,10 +62,7 @@ class Reporter:
     def report(self, message: Message, owed: OwedReport) -> Report:
         """Return the report on recipients that ended, by their notes; it quotes the head of long content."""
         notes = {note.index: note for note in message.notes}
-        endings = [
-            _ending(message, index, notes.get(index), status)
-            for index, status in zip(owed.indices, owed.statuses, strict=True)
-        ]
+        endings = [_ending(message, index, notes.get(index)) for index in owed.indices]
         return self._written(message, owed.report_id, endings, is_whole=message.content is not None)
 
     def warning(self, message: Message, delays: Sequence[Note], until_at_ns: int) -> Report:
@@ -97,7 +94,8 @@ class Reporter:
         return Report(own_id, envelope, content)
 
 
-def _ending(message: Message, index: int, note: Note | None, status: Status) -> ReportedRecipient:
+def _ending(message: Message, index: int, note: Note | None) -> ReportedRecipient:
+    status = message.statuses[index]
     if note is None or (note.reason == Reason.RELAYED) == status.is_failure:
         # The note is lost, or is of an attempt that a crash cut off and another one followed.
         reason, code = _REASONS.get(status, Reason.BOUNCED), "5.0.0" if status.is_failure else "2.0.0"
@@ -121,17 +119,15 @@ class OwedReports:
         self._waiting: dict[QueueId, None] = {}
         self._is_capped = False
         """It was logged that the reports in `_waiting` wait for a slot."""
-        self._wake = asyncio.Event()
+        self.wake = asyncio.Event()
+        """When it is set, `run` looks for the next report."""
         self._opens_at_ns = 0
         """Boottime at which there may be a slot; in the past if there may be one now."""
 
     def ask(self, queue_id: QueueId) -> None:
         """Have the report of a queued message made in its turn, which may be at once."""
         self._waiting.setdefault(queue_id)
-        self._wake.set()
-
-    def wake(self) -> None:
-        self._wake.set()
+        self.wake.set()
 
     async def run(self, report: Callable[[QueueId], Awaitable[bool]]) -> None:
         """Make each report in its turn, until cancelled.
@@ -140,16 +136,16 @@ class OwedReports:
         it.
         """
         while True:
-            self._wake.clear()
+            self.wake.clear()
             if (queue_id := next(iter(self._waiting), None)) is None:
                 self._is_capped = False
-                await self._wake.wait()
+                await self.wake.wait()
             elif self._clock.boottime_ns() < self._opens_at_ns:
                 if not self._is_capped:
                     until_at_ns = self._clock.wall_ns() + self._opens_at_ns - self._clock.boottime_ns()
                     self._events.tell("reports_capped", until_at_ns=until_at_ns)
                 self._is_capped = True
-                await woken(self._wake, self._opens_at_ns, self._clock)
+                await woken(self.wake, self._opens_at_ns, self._clock)
             elif await report(queue_id):
                 del self._waiting[queue_id]
 
@@ -159,7 +155,7 @@ class OwedReports:
 
     async def take_slot(self) -> bool:
         try:
-            (answer,) = await self._gate.reserve([Request(1)])
+            (answer,) = await self._gate.call(lambda gate: gate.reserve([Request(1)]))
         except HistoryError as error:
             self._tell_uncounted(error)
             return True
@@ -172,7 +168,7 @@ class OwedReports:
     async def use(self, policy: Policy) -> None:
         await self._gate.call(lambda gate: gate.replan(_limits(policy)))
         self._opens_at_ns = 0
-        self._wake.set()
+        self.wake.set()
 
     async def close(self) -> None:
         await self._gate.close()

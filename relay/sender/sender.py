@@ -66,9 +66,7 @@ class Sender:
 
     async def read(self) -> None:
         """Claim the whole queue; relay nothing.  Raises Full, Unavailable."""
-        await self._arrivals.begin()
         await self._arrivals.take()
-        await self.look()
 
     async def read_only(self, queue_ids: Collection[QueueId]) -> bool:
         """Queue these messages without a claim; return False if only a claim of all can do that."""
@@ -76,14 +74,14 @@ class Sender:
 
     async def start(self) -> None:
         """Claim the first page, and relay from then on.  Raises Full, Unavailable."""
-        await self._arrivals.begin()
+        await self._arrivals.claim()
         await self.look()
         for name in self._policy.upstreams:
             await self._add(name, None)
-        self._arrivals.listen()
         for chore in (
             self._arrivals.run,
             self._arrivals.route_forever,
+            self._arrivals.sort_forever,
             self._look_forever,
             self._tidy_forever,
             lambda: self._owed.run(self.settling.report),
@@ -105,7 +103,6 @@ class Sender:
         for chore in self._chores:
             chore.cancel()
         await asyncio.gather(*self._chores, return_exceptions=True)
-        self._arrivals.stop()
         for each in self.accounts.values():
             self._stop(each)
         # What is not settled in time, a restart sends again.
@@ -118,7 +115,7 @@ class Sender:
     def close(self) -> None:
         """Close the spool; another sender may have it from here on."""
         self.spool_thread.close()
-        self._arrivals.let_go()
+        self._arrivals.close()
 
     def halt(self) -> None:
         """Begin no more transactions; those in flight go on."""
@@ -162,9 +159,9 @@ class Sender:
     def wake(self) -> None:
         """Have everything look at once for what may go, or may belong in another line by now."""
         for each in self.accounts.values():
-            each.wake()
-        self._arrivals.reroute()
-        self._owed.wake()
+            each.wake.set()
+        self._arrivals.may_stand_elsewhere.set()
+        self._owed.wake.set()
 
     def view(self, upstream: str) -> UpstreamView | None:
         """Return a snapshot of an upstream; None if it is not in use."""
@@ -200,13 +197,8 @@ class Sender:
             self.spool_thread.tell(trouble)
 
     async def _add(self, name: str, replaced: AccountState | None) -> None:
-        new = Logins(
-            name,
-            self._policy.upstreams[name],
-            self._hostname,
-            disk=self._host.disk,
-            telemetry=self._telemetry,
-        )
+        upstream, disk = self._policy.upstreams[name], self._host.disk
+        new = Logins(name, upstream, self._hostname, disk=disk, telemetry=self._telemetry)
         added = Account(
             name,
             self._policy,

@@ -10,17 +10,18 @@ of which recipients its sender was told, depends on all parts.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any
 from weakref import WeakValueDictionary
 
 from relay.clock import SECOND_NS
 from relay.mail.dsn import Notify
 from relay.mail.envelope import Envelope, QueueId, Shape, is_notice
+from relay.mail.header import Names
 from relay.mail.rewriting import Rewritten
 from relay.policy.model import Policy
-from relay.queue.queued import RECIPIENTS_SHOWN, Queued, RecipientsLeft, State, WaitReason
+from relay.queue.queued import RECIPIENTS_SHOWN, ListedWords, Queued, State, WaitReason
 from relay.queue.queues import Queues
 from relay.sender.connections import OfferedExtensions
 from relay.sender.reports import REASON, OwedReports, Reporter
@@ -29,9 +30,8 @@ from relay.spool.interface import Absent, Corrupt, Message, Note, Report, Settle
 from relay.telemetry.events import NO_TRANSACTION, Delays, Subject, Via
 from relay.telemetry.metrics import Telemetry
 from relay.throttle.admission import domain_key
-from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
-from relay.verdicts.decision import Decision, Fate, Next, Terms
+from relay.verdicts.decision import Decision, Fate, Fates, Next, Terms
 from relay.verdicts.outcome import Answer
 
 REPLIES_KEPT, REPLIES_EACH = 1000, 32
@@ -40,10 +40,12 @@ MARKS = {Fate.RELAYED: Status.RELAYED, Fate.BOUNCED: Status.BOUNCED, Fate.EXPIRE
 _WORST_FIRST = (Status.BOUNCED, Status.EXPIRED, Status.DELETED, Status.SUCCESS, Status.RELAYED)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Attempt:
     queued: Queued
     message: Message
+    left: Sequence[int]
+    """Indices of this part's recipients that were left when the message was read."""
     connection: Connection
     offered: OfferedExtensions
     """Of the connection's server."""
@@ -53,10 +55,10 @@ class Attempt:
     """The form that is sent, if a route rewrites it; settlement, reports and log use the original."""
     indices: list[int] = field(default_factory=list)
     """Which recipients of the envelope the attempt is for."""
-    reservation: Reservation | None = None
-    """None if the upstream is not asked."""
+    began_ns: int = 0
+    """When its slot was reserved, or it was refused without one (boottime)."""
     deadline_ns: int = 0
-    """When the transaction must have ended (boottime)."""
+    """When the transaction must have ended (boottime); 0 if the upstream is not asked."""
     ended_ns: int = 0
     """Boottime; 0 while the transaction runs."""
     conn_use: int = 1
@@ -81,11 +83,6 @@ class Attempt:
         envelope, rewritten = self.message.envelope, self.rewritten
         return envelope if rewritten is None else replace(envelope, reverse_path=rewritten.reverse_path)
 
-    @property
-    def left(self) -> tuple[int, ...]:
-        """Return the indices of this part's recipients that were left when the message was read."""
-        return self.queued.part.left(self.message.left)
-
     def status_of(self, index: int, fate: Fate) -> Status:
         is_told = fate is Fate.RELAYED and not self.passes_dsn
         if is_told and self.message.envelope.tells_of(index, Notify.SUCCESS):
@@ -94,14 +91,7 @@ class Attempt:
 
     @property
     def took_ns(self) -> int:
-        return 0 if self.reservation is None else self.ended_ns - self.reservation.reserved_at_ns
-
-    @property
-    def delays(self) -> Delays:
-        if self.reservation is None:
-            return Delays()
-        queued_ns = self.reservation.reserved_at_ns - self.queued.arrived_at_ns
-        return Delays(queued_ns=queued_ns, transmitting_ns=self.took_ns)
+        return self.ended_ns - self.began_ns
 
 
 class Settling:
@@ -153,12 +143,11 @@ class Settling:
         """Make a decision about a message durable, then log it and let the message go on."""
         queued, fates, now_ns = attempt.queued, decision.fates, self._clock.wall_ns()
         async with self._lock(queued.queue_id):
-            attempt.message = message = await self._with_other_parts(attempt)
+            message = await self._with_other_parts(attempt)
             marks = {i: attempt.status_of(i, fate) for i, (fate, _) in fates.items() if fate in MARKS}
-            reported = [i for i, status in marks.items() if status.is_reported]
-            deferred = [i for i, (fate, _) in fates.items() if fate is Fate.DEFERRED]
-            notes = _notes(attempt, decision, reported, now_ns)
-            delays = _notes(attempt, decision, deferred, now_ns)
+            reported = {i: fates[i] for i, status in marks.items() if status.is_reported}
+            deferred = {i: each for i, each in fates.items() if each[0] is Fate.DEFERRED}
+            notes = _notes(attempt, reported, now_ns)
             # The hint is for the whole message: a restart would keep its other parts for as long.
             is_postponed = decision.next is Next.POSTPONE and len(self.queue.parts(queued.queue_id)) == 1
             what = Settlement(message.queue_id, message.envelope, marks, notes)
@@ -167,14 +156,13 @@ class Settling:
             # If it was set aside or removed meanwhile, the upstream's replies are logged all the same.
             after = await self._settle(message, what) if marks or is_postponed else message
             via = Via(upstream, attempt.connection.name, attempt.conn_use, attempt.connection.tls)
-            answered = {index: each for index, each in fates.items() if each[0] is not Fate.WAITING}
-            self._tell(subject, answered, attempt.delays, via)
-            self._keep_replies(message, (*notes, *delays))
+            self._tell(subject, fates, Delays(attempt.began_ns - queued.arrived_at_ns, attempt.took_ns), via)
+            self._keep_replies(message, [*notes, *_notes(attempt, deferred, now_ns)])
             if after is None:
                 return
             self._go_on(after)
             if after.left:
-                self._put_back(attempt, decision)
+                self._put_back(queued, after, decision)
 
     def finish(self, message: Message) -> None:
         """Have a message whose recipients are all done ended, after the report that it may owe."""
@@ -187,14 +175,11 @@ class Settling:
         Returns False if there is no slot for the report.
         """
         async with self._lock(queue_id):
-            if queue_id not in self.queue:
-                return True
             (message,) = await self.load([queue_id])
             if isinstance(message, Unavailable):
                 retry_seconds = self.spool_thread.unreadable_retry_ns / SECOND_NS
                 asyncio.get_running_loop().call_later(retry_seconds, self._owed.ask, queue_id)
-                return True
-            if message is None:
+            if not isinstance(message, Message):
                 return True
             what = Settlement(queue_id, message.envelope)
             if (owed := message.owed_report) is not None:
@@ -207,41 +192,41 @@ class Settling:
                 self._go_on(after)
             return True
 
-    async def end(self, message: Message, queued: Queued, answer: Answer | None) -> None:
-        """End all recipients left, by an operator's command: bounce them, or delete them if `answer` is None.
+    async def bounce(self, message: Message, queued: Queued, answer: Answer) -> None:
+        """Bounce the recipients left, by an operator's command.
 
-        No report tells of a deleted message, nor of its recipients that failed before.
         Raises Full, Unavailable, Absent and Corrupt: nothing has happened yet.
         """
-        queue_id, envelope, left = message.queue_id, message.envelope, message.left
-        at_ns, subject = self._clock.wall_ns(), _subject(message, queued)
-        what = Settlement(queue_id, envelope, dict.fromkeys(left, Status.DELETED))
-        if answer is not None:
-            what.marks = dict.fromkeys(left, Status.BOUNCED)
-            what.notes = [Note(i, answer.status, "operator", answer.text, None, at_ns) for i in left]
-        elif (owed := message.owed_report) is not None:
-            # Told, so that it is not sent either if a power loss brings the message back.
-            what.told = owed.indices
-        async with self._lock(queue_id):
-            if (after := await self._settle(message, what, is_asked=True)) is not None:
-                self._go_on(after)
-        if answer is not None:
-            delays = Delays(queued_ns=max(0, at_ns - envelope.arrival_at_ns))
-            self._tell(subject, dict.fromkeys(left, (Fate.BOUNCED, answer)), delays, NO_TRANSACTION)
-            return
-        if what.told:
-            self._events.tell("report_omitted", queue_id=queue_id, nrcpt=len(what.told))
+        left, at_ns, subject = message.left, self._clock.wall_ns(), _subject(message, queued)
+        notes = [Note(i, answer.status, "operator", answer.text, None, at_ns) for i in left]
+        marks = dict.fromkeys(left, Status.BOUNCED)
+        await self._end(message, Settlement(message.queue_id, message.envelope, marks, notes))
+        delays = Delays(queued_ns=max(0, at_ns - message.envelope.arrival_at_ns))
+        self._tell(subject, dict.fromkeys(left, (Fate.BOUNCED, answer)), delays, NO_TRANSACTION)
+
+    async def delete(self, message: Message, queued: Queued) -> None:
+        """Delete a message, by an operator's command.  Raises as `bounce`.
+
+        No report tells of it, nor of its recipients that failed before.
+        """
+        queue_id, envelope, subject = message.queue_id, message.envelope, _subject(message, queued)
+        # Told, so that it is not sent either if a power loss brings the message back.
+        told = () if message.owed_report is None else message.owed_report.indices
+        marks = dict.fromkeys(message.left, Status.DELETED)
+        await self._end(message, Settlement(queue_id, envelope, marks, told=told))
+        if told:
+            self._events.tell("report_omitted", queue_id=queue_id, nrcpt=len(told))
         message_id, path = subject.names.message_id, envelope.reverse_path
-        for to in [envelope.recipients[index] for index in left]:
+        for index in message.left:
             self._events.tell(
                 "recipient_deleted",
                 subject,
                 queue_id=queue_id,
                 message_id=message_id,
                 reverse_path=path,
-                recipient=to,
+                recipient=envelope.recipients[index],
             )
-        self._events.tell("deleted", queue_id=queue_id, message_id=message_id, nrcpt=len(left))
+        self._events.tell("deleted", queue_id=queue_id, message_id=message_id, nrcpt=len(message.left))
 
     async def warn(self, message: Message, delays: Sequence[Note], until_at_ns: int) -> bool:
         """Warn the sender, durably and once, that recipients wait; return False if no slot is free."""
@@ -249,9 +234,8 @@ class Settling:
             if not await self._owed.may_warn():
                 return False
             report = self._reporter.warning(message, delays, until_at_ns)
-            await self._settle(
-                message, Settlement(message.queue_id, message.envelope, report=report, is_warned=True)
-            )
+            what = Settlement(message.queue_id, message.envelope, report=report, is_warned=True)
+            await self._settle(message, what)
             for part in self.queue.parts(message.queue_id):
                 part.is_warned = True
             return True
@@ -262,6 +246,11 @@ class Settling:
             self.replies[message.queue_id] = dict([*its.items()][-REPLIES_EACH:])
             if len(self.replies) > REPLIES_KEPT:
                 self.replies.popitem(last=False)
+
+    async def _end(self, message: Message, what: Settlement) -> None:
+        async with self._lock(message.queue_id):
+            if (after := await self._settle(message, what, is_asked=True)) is not None:
+                self._go_on(after)
 
     def _lock(self, queue_id: QueueId) -> asyncio.Lock:
         return self._locks.setdefault(queue_id, asyncio.Lock())
@@ -314,20 +303,18 @@ class Settling:
 
     def _tell_published(self, message: Message, what: Settlement, report: Report) -> None:
         is_failure = any(message.statuses[index].is_failure for index in what.told)
-        kind: Literal["report", "success", "warning"]
         kind = "warning" if what.is_warned else "report" if is_failure else "success"
         self._metrics.count("relay_reports_total", kind)
-        report_id, size_bytes = report.queue_id, len(report.content)
+        own_id, size_bytes = report.queue_id, len(report.content)
         self._events.tell(
-            f"{kind}_published", queue_id=what.queue_id, report_id=report_id, size_bytes=size_bytes
+            f"{kind}_published", queue_id=what.queue_id, report_id=own_id, size_bytes=size_bytes
         )
         self.new_mail.set()
 
-    def _tell(
-        self, subject: Subject, answered: Mapping[int, tuple[Fate, Answer]], delays: Delays, via: Via
-    ) -> None:
-        for index, (fate, answer) in answered.items():
-            self._events.delivery(subject, index, fate, _final(fate, answer), delays=delays, via=via)
+    def _tell(self, subject: Subject, fates: Fates, delays: Delays, via: Via) -> None:
+        for index, (fate, answer) in fates.items():
+            if fate is not Fate.WAITING:
+                self._events.delivery(subject, index, fate, answer, delays=delays, via=via)
 
     def _ended(self, message: Message) -> None:
         self.forget(message.queue_id)
@@ -343,18 +330,15 @@ class Settling:
         self._metrics.count("relay_queue_removed_total", worst.word)
         self._events.tell("removed", queue_id=queue_id)
 
-    def _put_back(self, attempt: Attempt, decision: Decision) -> None:
+    def _put_back(self, queued: Queued, after: Message, decision: Decision) -> None:
         """Put a part back into its line; the caller wakes the accounts."""
-        queued = attempt.queued
-        line = self.queue.line_of(queued)
         if decision.next is Next.FINISH:
             self.queue.end_part(queued)
             return
-        gone = decision.gone()
-        line.note_left(queued, which_of(attempt.message, [i for i in attempt.left if i not in gone]))
-        queued.tried, queued.refusals = decision.tried, decision.refusals
+        line, now_ns = self.queue.line_of(queued), self._clock.boottime_ns()
+        left = listed_fields(after, queued.part.left(after.left), queued.shown.names)
+        line.update(queued, tried=decision.tried, refusals=decision.refusals, **left)
         why = WaitReason(decision.reason, decision.status)
-        now_ns = self._clock.boottime_ns()
         match decision.next:
             case Next.GIVE_BACK:
                 line.give_back(queued, why)
@@ -365,31 +349,22 @@ class Settling:
                 line.put_back(queued, State.DEFERRED, why=why, due_at_ns=now_ns + decision.back_off_ns)
 
 
-def _notes(attempt: Attempt, decision: Decision, indices: Sequence[int], at_ns: int) -> tuple[Note, ...]:
-    if not indices:
-        return ()  # as nearly always
-    host = attempt.connection.name.partition("[")[0]
-    fates = ((index, *decision.fates[index]) for index in indices)
-    return tuple(
-        [
-            Note(i, _final(fate, answer).status, fate.value, answer.text, host, at_ns)
-            for i, fate, answer in fates
-        ]
-    )
+def _notes(attempt: Attempt, fates: Fates, at_ns: int) -> list[Note]:
+    host, its = attempt.connection.name.partition("[")[0], fates.items()
+    return [Note(i, answer.status, fate.value, answer.text, host, at_ns) for i, (fate, answer) in its]
 
 
 def _subject(message: Message, queued: Queued) -> Subject:
     return Subject(message, queued.shown.names, queued.lane)
 
 
-def _final(fate: Fate, answer: Answer) -> Answer:
-    """Return the answer to record: an expired recipient failed for good, whatever the last reply was."""
-    # RFC 3463, 3.5: X.4.7 is delivery time expired.
-    return answer._replace(own_status="5.4.7") if fate is Fate.EXPIRED else answer
-
-
-def which_of(message: Message, left: Sequence[int]) -> RecipientsLeft:
+def listed_fields(message: Message, left: Sequence[int], names: Names) -> dict[str, Any]:
+    """Return the fields of a `Queued` that tell which of its recipients are left."""
     recipients = [message.envelope.recipients[index] for index in left]
     domains = {domain_key(each.rpartition("@")[2]) for each in recipients}
-    domain = domains.pop() if len(domains) == 1 else ""
-    return RecipientsLeft(len(recipients), domain, tuple(recipients[:RECIPIENTS_SHOWN]))
+    listed = ListedWords(names, message.envelope.arrival_at_ns, tuple(recipients[:RECIPIENTS_SHOWN]))
+    return {
+        "recipients_left": len(recipients),
+        "domain": domains.pop() if len(domains) == 1 else "",
+        "listed": listed.text(),
+    }

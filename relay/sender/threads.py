@@ -3,7 +3,6 @@
 Guarantees: many messages are settled as one group, and `settle` returns only when the group is durable.
 While the spool is full or unavailable, the settlement waits and is tried again, since its outcome did happen;
 `change` raises instead.  Whatever is in memory is in the spool too.
-A reservation that `reserve` returned is on disk; several are decided in one critical section of the history.
 A history that fails lets nothing through: its error goes to the caller.  The end of a transaction counts here
 at once.  It is written with the next decision, or FLUSH_SECONDS later; losing it wastes a slot and nothing
 else.
@@ -17,7 +16,6 @@ from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import QueueId
 from relay.sender.host import Batch, CallThread, Workers
 from relay.spool.interface import Absent, Corrupt, Full, Message, Settlement, Spool, Unavailable
-from relay.throttle.admission import Admission, Request
 from relay.throttle.history import HistoryError
 from relay.throttle.throttle import Reservation, Throttle, View
 
@@ -125,13 +123,6 @@ class ThrottleThread:
         self._on_error = on_error
         self._thread = workers("history")
         self._flushing: asyncio.Task[None] | None = None
-
-    async def reserve(self, requests: Sequence[Request]) -> list[Admission]:
-        """Reserve slots for messages, in order; a reservation may be for fewer recipients than requested.
-
-        Raises HistoryError; then nothing may be sent.
-        """
-        return await self.call(lambda throttle: throttle.reserve(requests))
 
     def ended(self, reservation: Reservation) -> None:
         self._throttle.settle(reservation, self._clock.boottime_ns())

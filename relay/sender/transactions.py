@@ -66,7 +66,7 @@ class Transactions:
         self._throttle, self._pool, self._pausing = throttle, pool, pausing
         self._events, self._metrics, self._clock = telemetry
         self._on_end, self._on_fault = on_end, on_fault
-        self._unsettled: dict[Queued, tuple[Attempt, asyncio.Task[None]]] = {}
+        self._unsettled: dict[Attempt, asyncio.Task[None]] = {}
 
     @property
     def unsettled(self) -> int:
@@ -84,7 +84,7 @@ class Transactions:
                 self._unreadable(queued, message)
             elif not message.left:
                 self._settling.finish(message)
-            elif not queued.part.left(message.left):
+            elif not (left := queued.part.left(message.left)):
                 # An edit divided the message just when its last recipients here were settled.
                 self._queue.end_part(queued)
             else:
@@ -93,7 +93,7 @@ class Transactions:
                 except (Corrupt, Absent, Unavailable) as error:
                     self._unreadable(queued, error)
                     continue
-                attempt = Attempt(queued, message, connections[-1], offered, read_at_ns, rewritten=rewritten)
+                attempt = Attempt(queued, message, left, connections[-1], offered, read_at_ns, rewritten)
                 if (unfit := why_unfit(attempt.connection.extensions, attempt.shape)) is None:
                     attempts.append(attempt)
                     connections.pop()
@@ -116,16 +116,13 @@ class Transactions:
         # The reservation is on disk: a crash from here on wastes a slot, and can exceed no limit.
         queued = attempt.queued
         self._line.granted(queued, reservation.recipients)
-        attempt.reservation = reservation
+        attempt.began_ns = reservation.reserved_at_ns
         # The time since the message was read counts too: after it, a shared queue may have given the message
         # to another host.
-        attempt.deadline_ns = reservation.deadline_ns - (reservation.reserved_at_ns - attempt.read_at_ns)
+        attempt.deadline_ns = reservation.deadline_ns - (attempt.began_ns - attempt.read_at_ns)
         attempt.indices = [attempt.indices[position] for position in reservation.chosen]
-        self._metrics.observe(
-            "relay_throttle_wait_seconds",
-            self._upstream,
-            span_ns=reservation.reserved_at_ns - queued.since_ns,
-        )
+        waited_ns = attempt.began_ns - queued.since_ns
+        self._metrics.observe("relay_throttle_wait_seconds", self._upstream, span_ns=waited_ns)
         self._begin(attempt, self._send(attempt, reservation))
 
     def refuse(self, attempt: Attempt, unfit: Answer, *, is_for_ever: bool) -> None:
@@ -134,34 +131,33 @@ class Transactions:
         It is deferred, so others need not wait behind it, its sender is told, and an edit can still help.
         What the upstream can never take goes to the next one of its route instead, if there is one.
         """
-        now_ns = attempt.ended_ns = self._clock.boottime_ns()
+        now_ns = attempt.began_ns = attempt.ended_ns = self._clock.boottime_ns()
         if not (is_for_ever and self._queue.exclude_upstream(attempt.queued, WaitReason(unfit.text), now_ns)):
             self._begin(attempt, self._settle(attempt, Outcome((unfit,) * len(attempt.indices))))
 
     async def stop(self, grace_seconds: float) -> None:
         """Wait for transactions in flight; cut off those that still run after `grace_seconds`."""
         if self._unsettled:
-            await asyncio.wait([task for _, task in self._unsettled.values()], timeout=grace_seconds)
-            late = [task for attempt, task in self._unsettled.values() if not attempt.ended_ns]
+            await asyncio.wait(self._unsettled.values(), timeout=grace_seconds)
+            late = [task for attempt, task in self._unsettled.items() if not attempt.ended_ns]
             for sending in late:
                 sending.cancel()
             await asyncio.gather(*late, return_exceptions=True)
 
     async def settled(self) -> None:
         """Wait until all outcomes are settled; if this is cancelled, a restart sends the rest again."""
-        await asyncio.gather(*(task for _, task in self._unsettled.values()), return_exceptions=True)
+        await asyncio.gather(*self._unsettled.values(), return_exceptions=True)
 
     def _begin(self, attempt: Attempt, run: Coroutine[Any, Any, None]) -> None:
-        self._unsettled[attempt.queued] = attempt, asyncio.create_task(self._guarded(attempt.queued, run))
+        self._unsettled[attempt] = asyncio.create_task(self._guarded(attempt, run))
 
-    async def _guarded(self, queued: Queued, run: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, attempt: Attempt, run: Coroutine[Any, Any, None]) -> None:
         try:
             await run
         except Exception as error:  # noqa: BLE001 - after any error, what was sent is not settled
             self._on_fault(error)
         finally:
-            # Not in a callback of the task: the message may begin again before that runs.
-            del self._unsettled[queued]
+            del self._unsettled[attempt]
             self._on_end()
 
     async def _send(self, attempt: Attempt, reservation: Reservation) -> None:
@@ -245,11 +241,8 @@ class Transactions:
 
     async def _settle(self, attempt: Attempt, outcome: Outcome) -> None:
         """Decide what an outcome means for the message, its sender and the account; settle it durably."""
-        context = self._context(attempt)
-        decision = decide(outcome, context, self._settling.terms, self._pausing.shield)
-        began_ns = 0
-        if attempt.reservation is not None:
-            began_ns = attempt.reservation.reserved_at_ns
+        decision = decide(outcome, self._context(attempt), self._settling.terms, self._pausing.shield)
+        if attempt.deadline_ns:
             self._metrics.attempted(self._upstream, decision.outcome, attempt.took_ns)
             choice = attempt.queued.choice
             if choice.instead_of and is_any_relayed(decision.outcome):
@@ -258,7 +251,7 @@ class Transactions:
                 )
         if outcome.is_dsn_refused:
             attempt.offered.is_dsn_refused = True
-        self._pausing.observe(decision.outcome, began_ns)
+        self._pausing.observe(decision.outcome, attempt.began_ns)
         self._rest_sender(attempt, decision)
         await self._settling.settle(self._upstream, attempt, decision)
 
@@ -275,7 +268,7 @@ class Transactions:
             refusals=queued.refusals,
             in_a_row=pausing.state.in_a_row,
             sender=sender,
-            span_ns=(attempt.reservation.reserved_at_ns if attempt.reservation else ended_ns, ended_ns),
+            span_ns=(attempt.began_ns, ended_ns),
             late_ns=ended_ns - queued.arrived_at_ns,
             paused_ns=paused_ns,
             either_paused_ns=either_paused_ns,

@@ -123,8 +123,6 @@ class OwedReport:
     report_id: QueueId
     indices: tuple[int, ...]
     """Indices of the recipients that the report tells of."""
-    statuses: tuple[Status, ...]
-    """The status of each of these recipients."""
 
 
 def owed_report(
@@ -147,8 +145,7 @@ def owed_report(
     )
     if not indices:
         return None
-    own = report_id(queue_id, indices[0] if Status.TODO in statuses else None)
-    return OwedReport(own, indices, tuple(statuses[index] for index in indices))
+    return OwedReport(report_id(queue_id, indices[0] if Status.TODO in statuses else None), indices)
 
 
 class Message(NamedTuple):

@@ -17,7 +17,7 @@ transaction, at once.  Deferred recipients wait until all were tried, and then a
 """
 
 import enum
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,6 +46,8 @@ class Fate(enum.StrEnum):
 
 
 FINAL = frozenset({Fate.RELAYED, Fate.BOUNCED, Fate.EXPIRED})
+Fates = Mapping[int, tuple[Fate, Answer]]
+"""By the index of a recipient; an answer that expired it has the status of that."""
 
 
 class Next(enum.StrEnum):
@@ -102,7 +104,7 @@ class AttemptContext(NamedTuple):
 class Decision(NamedTuple):
     outcome: Outcome
     """The outcome as it counts; the scope of its `pause` tells whether the upstream or the sender rests."""
-    fates: dict[int, tuple[Fate, Answer]]
+    fates: Fates
     next: Next
     tried: frozenset[int]
     refusals: int
@@ -110,10 +112,6 @@ class Decision(NamedTuple):
     reason: str
     """Why recipients are left; `status` is the enhanced code of the refusal that defers them."""
     status: str
-
-    def gone(self) -> set[int]:
-        """Return the recipients that are final: relayed or failed."""
-        return {index for index, (fate, _) in self.fates.items() if fate in FINAL}
 
 
 def decide(outcome: Outcome, context: AttemptContext, terms: Terms, shield: Shield) -> Decision:
@@ -125,7 +123,7 @@ def decide(outcome: Outcome, context: AttemptContext, terms: Terms, shield: Shie
     is_only_later = {answer.verdict for answer in outcome.answers} == {Verdict.LATER}
     is_old = age_ns >= terms.lifetime_ns
     fates = {
-        index: (_fate(answer, is_only_later=is_only_later, is_old=is_old), answer)
+        index: _fated(answer, is_only_later=is_only_later, is_old=is_old)
         for index, answer in zip(context.asked, outcome.answers, strict=True)
     }
     is_attempted = any(fate is not Fate.WAITING for fate, _ in fates.values())
@@ -177,22 +175,23 @@ def _blamed(outcome: Outcome, context: AttemptContext, terms: Terms) -> tuple[Ou
     return outcome, age_ns, refusals
 
 
-def _fate(answer: Answer, *, is_only_later: bool, is_old: bool) -> Fate:
+def _fated(answer: Answer, *, is_only_later: bool, is_old: bool) -> tuple[Fate, Answer]:
     match answer.verdict:
         case Verdict.RELAYED:
-            return Fate.RELAYED
+            return Fate.RELAYED, answer
         case Verdict.BOUNCE:
-            return Fate.BOUNCED
+            return Fate.BOUNCED, answer
         case Verdict.PAUSE | Verdict.STOP:
-            return Fate.WAITING
+            return Fate.WAITING, answer
         case Verdict.LATER if not is_only_later or answer.phase is Phase.MAIL:
             # Other recipients made progress, or the refusal was about us.  At MAIL no recipient was asked
             # about yet: a kept connection had died.
-            return Fate.WAITING
-        case _:
-            # Silence is no refusal: after the final dot the upstream may even have taken the message.  A
-            # refusal of our own (too large for a limit, an unreadable reply) is an answer, unless the
-            # connection lacks something.
-            is_told = answer.reply is not None or (answer.own_status is not None and answer.lack is None)
-            is_last = is_old and is_told and not answer.is_doubted
-            return Fate.EXPIRED if is_last else Fate.DEFERRED
+            return Fate.WAITING, answer
+    # Silence is no refusal: after the final dot the upstream may even have taken the message.  A refusal of
+    # our own (too large for a limit, an unreadable reply) is an answer, unless the connection lacks
+    # something.
+    is_told = answer.reply is not None or (answer.own_status is not None and answer.lack is None)
+    if is_old and is_told and not answer.is_doubted:
+        # RFC 3463, 3.5: X.4.7 is delivery time expired, whatever the last reply was.
+        return Fate.EXPIRED, answer._replace(own_status="5.4.7")
+    return Fate.DEFERRED, answer

@@ -26,7 +26,7 @@ from relay.throttle.book import Book
 from relay.throttle.history import Ended, HistoryError
 from relay.throttle.postgresql_history import HighWaterMark, PostgresqlHistory
 from relay.throttle.throttle import Throttle, View
-from relay.verdicts.account import AccountState, EventKind, Health, PauseAsked
+from relay.verdicts.account import AccountState, Event, EventKind, Health, PauseAsked
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import Verdict
 from tests.engines.history.limits import TRANSACTION_NS, granted, messages, settle
@@ -310,7 +310,7 @@ class Host:
     async def meet(self, kind: EventKind, minutes: int = 0) -> str:
         now_ns = self.clock.boottime_ns()
         pause = PauseAsked("ann", minutes * 60 * SECOND_NS).begun(now_ns, 0) if minutes else None
-        self.pausing.apply(kind, text="450 4.7.1 slow down", pause=pause)
+        self.pausing.apply(Event(kind, self.clock.boottime_ns(), "450 4.7.1 slow down", pause=pause))
         return await self.pausing.recorded()
 
     def learn(self) -> AccountState:

@@ -109,7 +109,7 @@ def edited(policy_path: Path) -> Path:
 def test_plan_tells_what_an_edit_would_do(edited: Path, run: Run) -> None:
     with relay_up(edited.parent, LIMITED) as up:
         up.accept()
-        up.do(up.relay.account.throttle.reserve([Request(1)] * 2))
+        up.do(up.relay.account.throttle.call(lambda it: it.reserve([Request(1)] * 2)))
         found = json.loads(run("plan", "--json", str(edited)).out)
         out = run("plan", str(edited)).out
 

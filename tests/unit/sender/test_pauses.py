@@ -17,7 +17,7 @@ from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics, Telemetry
 from relay.throttle.book import Book
 from relay.throttle.throttle import View
-from relay.verdicts.account import FOREVER_NS, EventKind, OperatorPause, PauseAsked
+from relay.verdicts.account import FOREVER_NS, Event, EventKind, OperatorPause, PauseAsked
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import Verdict
 from tests.fakes.clock import FakeClock
@@ -56,15 +56,15 @@ class World:
                 self.clock.advance(2 * HOUR_NS)
                 pausing.until_ns(self.clock.boottime_ns())
             case "word":
-                pausing.apply(EventKind.KEEP, pause=OperatorPause(FOREVER_NS, "anna", 0))
+                pausing.apply(Event(EventKind.KEEP, now_ns, pause=OperatorPause(FOREVER_NS, "anna", 0)))
             case "resume":
                 pausing.end()
             case "edit":
                 pausing.end(EventKind.EDIT)
             case "fault":
-                pausing.apply(EventKind.FAULT, text="damaged", until_ns=now_ns + 60 * SECOND_NS)
+                pausing.apply(Event(EventKind.FAULT, now_ns, "damaged", until_ns=now_ns + 60 * SECOND_NS))
             case "sound":
-                pausing.trust_history()
+                pausing.apply(Event(EventKind.SOUND, now_ns))
 
     def told(self) -> list[str]:
         """Return the names of the events since the last call."""
@@ -98,8 +98,7 @@ async def test_only_changes_of_state_are_logged(tmp_path: Path, words: str, told
     assert each == told
     # A start would continue with exactly this state.
     assert await world.pausing.recorded() == ""
-    world.store.look()
-    saved = world.store.news()
+    saved = world.store.look()
     assert (saved is not None) == any(told)
     assert saved is None or saved == world.pausing.state
 
@@ -162,8 +161,7 @@ async def test_a_stop_just_before_its_account_is_replaced_is_kept(tmp_path: Path
     world.do("stop")
     world.pausing.retire()
     assert await world.pausing.recorded() == ""
-    world.store.look()
-    kept = world.store.news()
+    kept = world.store.look()
     assert kept is not None
     assert kept.is_stopped
 

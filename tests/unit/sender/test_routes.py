@@ -220,7 +220,7 @@ async def another_look(relay: Relay) -> None:
     """Advance time until another connection counts as a look, and wait for that look."""
     before = deferred(relay)
     virtual_clock().advance(APART_NS + SECOND_NS)
-    relay.account.wake()
+    relay.account.wake.set()
     # The first attempt may have met the previous connection.
     await relay.until(lambda: deferred(relay) >= before + 3 or len(relay.sender.queue) == 0)
 
@@ -237,7 +237,7 @@ async def test_one_odd_connection_bounces_nobody(tmp_path: Path, odd: Turn) -> N
         # The odd connection has reached its maximum age by then.
         virtual_clock().advance(relay.policy.upstreams["isp"].max_age_ns)
         relay.account.pausing.end()
-        relay.account.wake()
+        relay.account.wake.set()
         await relay.until_empty()
 
         assert relay.sender.totals["bounced"] == 0
