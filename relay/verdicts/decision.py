@@ -193,6 +193,6 @@ def _fate(answer: Answer, *, is_only_later: bool, is_old: bool) -> Fate:
             # Silence is no refusal: after the final dot the upstream may even have taken the message.  A
             # refusal of our own (too large for a limit, an unreadable reply) is an answer, unless the
             # connection lacks something.
-            is_told = answer.reply is not None or (answer.own_status is not None and answer.lack is None)
+            is_told = answer.reply is not None or (answer.own_status is not None and not answer.is_unfit)
             is_last = is_old and is_told and not answer.is_doubted
             return Fate.EXPIRED if is_last else Fate.DEFERRED
