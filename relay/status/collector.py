@@ -107,13 +107,10 @@ def _of_routes(routes: Sequence[RouteStatus]) -> Iterator[Number]:
 
 def _of_upstream(upstream: UpstreamStatus, at_ns: int) -> Iterator[Number]:
     name = upstream.name
-    for theirs_or_ours, ends_at_ns in (
-        ("", upstream.certificate_ends_at_ns),
-        ("client_", upstream.client_certificate_ends_at_ns),
-    ):
+    ends = {"": upstream.certificate_ends_at_ns, "client_": upstream.client_certificate_ends_at_ns}
+    for whose, ends_at_ns in ends.items():
         if ends_at_ns is not None:
-            metric = f"relay_upstream_{theirs_or_ours}certificate_end_timestamp_seconds"
-            yield metric, ends_at_ns / SECOND_NS, name
+            yield f"relay_upstream_{whose}certificate_end_timestamp_seconds", ends_at_ns / SECOND_NS, name
     for state in UpstreamState:
         yield "relay_upstream_state", int(upstream.state is state), name, state
     for health in Health:
