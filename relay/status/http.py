@@ -131,11 +131,11 @@ class StatusServer:
     async def start(self) -> HostPort:
         """Return the bound address, with the port that the kernel chose for 0.  Raises OSError."""
         app = web.Application(middlewares=[self._guard])
-        for path, handler in (
-            *(("/", self._page), ("/metrics", self._metrics), ("/status.json", self._status)),
-            *(("/healthz", self._healthz), ("/readyz", self._readyz)),
-        ):
-            app.router.add_get(path, handler)
+        app.router.add_get("/", self._page)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/status.json", self._status)
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
         host, port = self._address
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         # Cancel on hang-up: else requests that wait in `_in_turn` would grow without bound.

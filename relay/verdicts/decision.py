@@ -167,7 +167,7 @@ def _blamed(outcome: Outcome, context: AttemptContext, terms: Terms) -> tuple[Ou
     if refusals < REFUSALS_IN_PLACE or is_evidence:
         refusals += 1
     is_its_own = is_evidence and refusals >= REFUSALS_IN_PLACE + EVIDENT
-    if pause.scope is Scope.SENDER and (context.is_sender_alone or pause.ruling is SENDER_WAITS):
+    if pause.scope is Scope.SENDER and (context.is_sender_alone or pause.ruling == SENDER_WAITS):
         # The sender's rests count as age for this refusal, and for no other.
         with_rests_ns = context.late_ns - context.paused_ns
         if with_rests_ns >= terms.lifetime_ns:

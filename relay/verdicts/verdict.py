@@ -193,16 +193,12 @@ class Judge:
 
     def _ruling(self, phase: Phase, reply: Reply, text: str, *, names_sender: bool) -> Ruling:
         code, (enhanced, text) = str(reply.code), _without_code(reply, text)
-        matching = (
-            rule
-            for rule in self.rules
-            if rule.matches(phase, code, enhanced, text, names_sender=names_sender)
-        )
-        if (rule := next(matching, None)) is None:
-            return replace(_unknown(phase), refusal_text=text)
-        if rule.verdict not in ABOUT_US:
-            return Ruling(rule.verdict, rule.scope, rule, refusal_text=text)
-        return Ruling(rule.verdict, rule.scope, rule, *facts_in(text), refusal_text=text)
+        for rule in self.rules:
+            if rule.matches(phase, code, enhanced, text, names_sender=names_sender):
+                if rule.verdict in ABOUT_US:
+                    return Ruling(rule.verdict, rule.scope, rule, *facts_in(text), refusal_text=text)
+                return Ruling(rule.verdict, rule.scope, rule, refusal_text=text)
+        return replace(_unknown(phase), refusal_text=text)
 
 
 def _unknown(phase: Phase) -> Ruling:
