@@ -33,7 +33,7 @@ class ControlServer:
     async def start(self) -> None:
         app = web.Application(client_max_size=LONGEST_QUESTION_BYTES)
         app.add_routes([web.post("/call/{method}", self._answer)])
-        await self._connections.receive(app, self._bind)
+        await self._connections.receive(app, self._bind())
 
     async def stop(self) -> None:
         await self._connections.close()

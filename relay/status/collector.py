@@ -76,7 +76,7 @@ def _of_rest(snapshot: Snapshot) -> Iterator[Number]:
     yield "relay_recovering_messages", snapshot.recovering
     yield "relay_spool_free_bytes", disk.free_bytes
     yield "relay_spool_free_inodes", math.inf if disk.free_inodes is None else disk.free_inodes
-    yield "relay_policy_last_reload_successful", int(policy.is_good)
+    yield "relay_policy_last_reload_successful", int(policy.last_reload_ok and not policy.refused_file)
     yield "relay_policy_last_reload_success_timestamp_seconds", policy.loaded_at_ns / SECOND_NS
     yield "relay_policy_info", 1, policy.sha256
     for its in snapshot.hosts:

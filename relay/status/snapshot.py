@@ -40,18 +40,15 @@ class UpstreamState(enum.StrEnum):
 
 
 class QueueState(enum.StrEnum):
+    """The states of `relay.queue.queued.State`, and two of messages that are not in memory."""
+
     INCOMING = "incoming"
     """Accepted, not yet claimed by the sender."""
     WAITING = "waiting"
-    """Not attempted: no room in a window, or its turn has not come."""
     ACTIVE = "active"
-    """In a transaction now."""
     DEFERRED = "deferred"
-    """Attempted, refused for now."""
     HELD = "held"
-    """By an operator."""
     REPORTING = "reporting"
-    """No recipient is left.  Only the report is owed; it waits for `reports.per_hour`."""
     CORRUPT = "corrupt"
     """Damaged and set aside; never sent."""
 
@@ -217,10 +214,6 @@ class PolicyStatus:
     """Why a listener cannot use its users or certificate, and keeps the last good ones; else empty."""
     path: str = ""
     """Absolute."""
-
-    @property
-    def is_good(self) -> bool:
-        return self.last_reload_ok and not self.refused_file
 
 
 @dataclass(frozen=True, slots=True)
