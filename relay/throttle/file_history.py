@@ -162,7 +162,7 @@ class FileHistory:
 
     def commit(self, events: Sequence[Event]) -> None:
         if (fd := self._fd) is None:
-            self.replace(events)
+            self._write_anew(events)
             return
         at = self._at_now()
         content = _line([at, *map(fields_of, events)])
@@ -178,6 +178,9 @@ class FileHistory:
         self._note(at)
 
     def replace(self, events: Sequence[Event]) -> None:
+        self._write_anew(events)
+
+    def _write_anew(self, events: Sequence[Event]) -> None:
         at = self._at_now()
         content = _line(["relay-history", 7, self._clock.boot_id()]) + _line([at, *map(fields_of, events)])
         fd = put_in_place(self._disk, self._path, content)
@@ -219,7 +222,7 @@ class FileHistory:
             self._first_end = content.index(b"\n", content.index(b"\n") + 1)
         else:
             self.news, self._at = found.events, found.at
-            self.replace(found.events)
+            self._write_anew(found.events)
 
     def _know(self, fd: int, found: Contents) -> None:
         """Learn the groups from `_end` on, and sync them before a group is added behind them."""
