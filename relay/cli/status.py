@@ -53,8 +53,8 @@ LIMITS: Columns = {
     "next slot": lambda each, now: f"in {span(each.opens_at_ns - now)}" if each.opens_at_ns else "now",
 }
 ROUTES: Columns = {
-    "route": lambda each, _: each.numbers_words,
-    "takes": lambda each, _: each.takes_words,
+    "route": lambda each, _: ", ".join(map(str, each.numbers)),
+    "takes": lambda each, _: " or ".join(each.takes),
     "prefers": lambda each, _: ", ".join(each.upstreams),
     "goes through": lambda each, _: each.upstream or "-",
     "why": lambda each, now: each.why(now) or "-",

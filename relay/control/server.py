@@ -33,7 +33,7 @@ class ControlServer:
         # The longest question has the longest policy as a JSON text.
         app = web.Application(client_max_size=2 * MAX_BYTES)
         app.add_routes([web.post("/call/{method}", self._answer)])
-        await self._connections.receive(app, self._bind)
+        await self._connections.receive(app, self._bind())
 
     async def stop(self) -> None:
         await self._connections.close()

@@ -68,23 +68,31 @@ _OPENINGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class ReportedRecipient:
-    recipient: str
+class Note:
+    """Why one recipient failed or is late, or which reply relayed it.
+
+    The spool makes it durable before the recipient's status changes.
+    """
+
+    index: int
+    """Index of the recipient in the envelope."""
     status: str
+    """Enhanced status code, RFC 3463."""
+    reason: str
+    """A `Reason`; DELAYED only in a warning."""
     diagnostic: str | None
-    """The upstream's reply, or a reason of ours."""
+    """The upstream's reply, or another explanation; printable ASCII."""
     remote: str | None
-    """The host name of the upstream; None if no upstream was tried."""
+    """The upstream, as `host`; None if no upstream was tried."""
     at_ns: int
-    reason: Reason
-    orcpt: str = ""
+    """Wall clock."""
 
 
 def report(
     report_id: QueueId,
     envelope: Envelope,
     content: bytes,
-    recipients: Sequence[ReportedRecipient],
+    notes: Sequence[Note],
     *,
     is_whole: bool,
     hostname: str,
@@ -94,9 +102,10 @@ def report(
     """Return the content of a report; with `until_ns`, of a warning that mail is retried until then.
 
     `envelope` and `content` are those of the message, whose id begins `report_id`.  `content` goes from its
-    first octet as received to the end of the header or further.  `sender` is in ASCII.
+    first octet as received to the end of the header or further.  `notes` has one note for each recipient that
+    the report tells of.  `sender` is in ASCII.
     """
-    actions = {each.reason.action for each in recipients}
+    actions = {Reason(each.reason).action for each in notes}
     returns_all = (
         "failed" in actions  # RFC 3461, 4.3: RET is about failures
         and envelope.dsn.ret is Ret.FULL
@@ -115,14 +124,14 @@ def report(
     opening = opening.format(date=_date(envelope.arrival_at_ns), until=_date(until_ns or 0))
     attached = "message" if returns_all else "header of the message"
     opening = f"This is the mail relay at {hostname}.\n\n{opening}  The {attached}\nis attached."
-    text = _text("text/plain; charset=utf-8", _for_people(opening, recipients))
+    text = _text("text/plain; charset=utf-8", _for_people(opening, envelope, notes))
     # A text cannot contain its own SHA-256, so no part can contain the boundary.
-    digest = hashlib.sha256(repr((report_id, envelope, content, recipients)).encode()).hexdigest()
+    digest = hashlib.sha256(repr((report_id, envelope, content, notes)).encode()).hexdigest()
     fields = {
         "From": f"Mail Delivery System <{sender}>",
         "To": f"<{envelope.reverse_path}>".encode().decode("ascii", "surrogateescape"),
         "Subject": subject,
-        "Date": _date(max(each.at_ns for each in recipients)),
+        "Date": _date(max(each.at_ns for each in notes)),
         "Message-ID": f"<{report_id}@{hostname}>",
         "Auto-Submitted": "auto-replied",
         "MIME-Version": "1.0",
@@ -135,7 +144,7 @@ def report(
         "Arrival-Date": _date(envelope.arrival_at_ns),
         "Original-Envelope-Id": decode_xtext(envelope.dsn.envid),
     }
-    of_recipients = [_recipient_fields(each, until_ns) for each in recipients]
+    of_recipients = [_recipient_fields(envelope, each, until_ns) for each in notes]
     # The fields of the message, then those of each recipient (RFC 3464, 2.1).
     status = _part({"Content-Type": "message/delivery-status"}, [*map(_part, (of_message, *of_recipients))])
     whole = _part(fields, [text, status, returned])
@@ -143,33 +152,34 @@ def report(
     return whole.as_bytes()
 
 
-def _for_people(opening: str, recipients: Sequence[ReportedRecipient]) -> bytes:
+def _for_people(opening: str, envelope: Envelope, notes: Sequence[Note]) -> bytes:
     lines = opening.split("\n")
     for reason, title in _TITLES.items():
-        group = [each for each in recipients if each.reason is reason]
+        group = [each for each in notes if each.reason == reason]
         lines += ["", title] if group else []
         for each in group:
             why = clean(each.diagnostic or "")[:MAX_TEXT]
             if each.remote is not None:
                 why += f" (upstream: {clean(each.remote)})"
-            lines += ["", f"  <{each.recipient}>", f"    {why}"]
+            lines += ["", f"  <{envelope.recipients[each.index]}>", f"    {why}"]
     return "".join(f"{line}\r\n" for line in lines).encode()
 
 
-def _recipient_fields(each: ReportedRecipient, until_ns: int | None) -> dict[str, str]:
+def _recipient_fields(envelope: Envelope, note: Note, until_ns: int | None) -> dict[str, str]:
     """Return the fields of a recipient (RFC 3464, 2.3), cleaned: a disk may have damaged its texts."""
-    diagnostic = clean(each.diagnostic or "")[:MAX_TEXT]
+    orcpt, reason = envelope.dsn.of(note.index).orcpt, Reason(note.reason)
+    diagnostic = clean(note.diagnostic or "")[:MAX_TEXT]
     # RFC 3464, 2.3.6: `smtp` promises the server's own reply, which our texts are not.
     kind = "smtp" if _SMTP_REPLY.match(diagnostic) else "X-relay"
-    is_attempted = each.remote is not None or each.reason is not Reason.DELAYED
+    is_attempted = note.remote is not None or reason is not Reason.DELAYED
     return {
-        "Original-Recipient": _typed(*original_recipient(each.orcpt)) if each.orcpt else "",
-        "Final-Recipient": _typed("rfc822", each.recipient),
-        "Action": each.reason.action,
-        "Status": clean(each.status),
-        "Remote-MTA": f"dns; {clean(each.remote)}" if each.remote is not None else "",
+        "Original-Recipient": _typed(*original_recipient(orcpt)) if orcpt else "",
+        "Final-Recipient": _typed("rfc822", envelope.recipients[note.index]),
+        "Action": reason.action,
+        "Status": clean(note.status),
+        "Remote-MTA": f"dns; {clean(note.remote)}" if note.remote is not None else "",
         "Diagnostic-Code": f"{kind}; {diagnostic}" if diagnostic else "",
-        "Last-Attempt-Date": _date(each.at_ns) if is_attempted else "",
+        "Last-Attempt-Date": _date(note.at_ns) if is_attempted else "",
         "Will-Retry-Until": _date(until_ns) if until_ns is not None else "",
     }
 

@@ -21,7 +21,7 @@ from relay.policy.document import Document, Fault, Steps
 from relay.policy.units import Duration, Section, Several, Text, checked, matching
 from relay.queue.sorting import is_like
 from relay.smtp.reply import Phase
-from relay.verdicts.verdict import ABOUT_US, FROM_MAIL, WORDS, Layer, Rule
+from relay.verdicts.verdict import ABOUT_US, BEFORE_MAIL, FROM_MAIL, WORDS, Layer, Rule, Scope, Verdict
 from relay.verdicts.wording import Phrases
 
 if TYPE_CHECKING:
@@ -67,13 +67,14 @@ class VerdictRule(Section):
     source: Text | None = None
 
     def faults(self) -> Iterator[Fault]:
-        try:
-            self.rule(Layer.OPERATOR, "")  # Rule refuses a verdict that its phases do not allow
-        except ValueError as error:
-            yield Fault(str(error), ("verdict",))
+        verdict, scope = WORDS[self.verdict]
+        if BEFORE_MAIL.intersection(self.phase) and (verdict not in ABOUT_US or scope is not Scope.UPSTREAM):
+            yield Fault("only pause and stop are allowed before MAIL: no message is named yet", ("verdict",))
+        if verdict is Verdict.LATER and {*self.phase} != {Phase.RCPT}:
+            yield Fault("later is allowed only in phase rcpt: it is about one recipient", ("verdict",))
         if not (self.code or self.enhanced or self.text or self.names_sender):
             yield Fault("a rule needs a condition: code, enhanced, text or names_sender", ("verdict",))
-        if WORDS[self.verdict][0] not in ABOUT_US:
+        if verdict not in ABOUT_US:
             words = f"wait and probe belong to pause, pause sender and stop, not to {self.verdict}"
             given = {"wait": self.wait_ns is not None, "probe": not self.probe}
             yield from (Fault(words, (key,)) for key, is_given in given.items() if is_given)

@@ -34,7 +34,7 @@ from relay.policy.secrets import AccountSecrets, NotLoggedIn, SecretError, read_
 from relay.sender.threads import ThrottleThread
 from relay.smtp.extensions import Extensions
 from relay.smtp.reply import Phase
-from relay.smtp.sasl import BearerToken
+from relay.smtp.sasl import BearerToken, Credentials
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.replacing import replace_file
 from relay.telemetry.metrics import Telemetry
@@ -90,7 +90,7 @@ class Logins:
         """Return the server and login for a new connection.  Raises UpstreamUnavailable."""
         upstream, auth = self.upstream, self.upstream.auth
         mechanism: Mechanism | TokenMechanism = "auto" if auth is None else auth.mechanism
-        password, token = None, None
+        credentials: Credentials | BearerToken | None = None
         try:
             pair = None
             if upstream.tls_certificate is not None:
@@ -98,10 +98,10 @@ class Logins:
             self.certificate_ends_at_ns = None if pair is None else pair.ends_at_ns
             if auth is not None and auth.oauth2 is not None:
                 mechanism = auth.oauth2.mechanism
-                token = await self._token(upstream, auth, auth.oauth2)
+                credentials = await self._token(upstream, auth, auth.oauth2)
             elif auth is not None:
                 # Empty if a certificate logs in.
-                password = (await self._secrets(auth)).password
+                credentials = Credentials(auth.user, (await self._secrets(auth)).password)
         except NotLoggedIn as error:
             # With this digest, the look each second at passwords finds the file that `relay login` makes.
             self._last = b""
@@ -110,8 +110,7 @@ class Logins:
         except SecretError as error:
             answer = Answer(Verdict.PAUSE, Phase.AUTH, None, clean(str(error)))
             raise UpstreamUnavailable(answer) from error.__cause__
-        user = None if auth is None else auth.user
-        return UpstreamServer(upstream, self._hostname, user, password, mechanism, judge, token, pair)
+        return UpstreamServer(upstream, self._hostname, credentials, mechanism, judge, pair)
 
     async def open(
         self,
@@ -128,7 +127,8 @@ class Logins:
         """
         # The token comes first: no slot is reserved while it is fetched.
         server = await self.current_server(judge)
-        token, tokens = server.token, self._tokens
+        token = server.credentials if isinstance(server.credentials, BearerToken) else None
+        tokens = self._tokens
         if token is not None:
             on_step("token", "access token available")
         reservation = await throttle.call(lambda it: it.reserve_connection(OPENING_SECONDS * SECOND_NS))

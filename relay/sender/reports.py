@@ -16,20 +16,20 @@ Does not: choose the recipients of a report (`relay.spool.interface.owed_report`
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from relay.clock import SECOND_NS
 from relay.mail.dsn import Notify
 from relay.mail.envelope import Envelope, QueueId
-from relay.mail.report import Reason, ReportedRecipient, report
+from relay.mail.report import Note, Reason, report
 from relay.policy.model import Policy
 from relay.queue.queued import Queued, State, WaitReason
 from relay.queue.upstream_queue import SLICE
 from relay.sender.host import Host, seconds, woken
 from relay.sender.threads import ThrottleThread
 from relay.spool.identity import warning_id
-from relay.spool.interface import Message, Note, OwedReport, Report, Status
+from relay.spool.interface import Message, OwedReport, Report, Status
 from relay.telemetry.metrics import Telemetry
 from relay.throttle.admission import Request, Wait
 from relay.throttle.file_history import FileHistory
@@ -67,24 +67,24 @@ class Reporter:
 
     def warning(self, message: Message, delays: Sequence[Note], until_at_ns: int) -> Report:
         """Return the warning that recipients wait, and until when they will be tried (wall clock)."""
-        late = [_told(message.envelope, note, Reason.DELAYED) for note in delays]
+        late = [replace(note, reason=Reason.DELAYED.value) for note in delays]
         return self._written(message, warning_id(message.queue_id), late, until_ns=until_at_ns)
 
     def _written(
         self,
         message: Message,
         own_id: QueueId,
-        recipients: Sequence[ReportedRecipient],
+        notes: Sequence[Note],
         *,
         is_whole: bool = False,
         until_ns: int | None = None,
     ) -> Report:
-        at_ns, to = max(each.at_ns for each in recipients), message.envelope.reverse_path
+        at_ns, to = max(each.at_ns for each in notes), message.envelope.reverse_path
         content = report(
             own_id,
             message.envelope,
             message.head,
-            recipients,
+            notes,
             is_whole=is_whole,
             hostname=self.hostname,
             sender=self.sender or f"MAILER-DAEMON@{self.hostname}",
@@ -94,18 +94,13 @@ class Reporter:
         return Report(own_id, envelope, content)
 
 
-def _ending(message: Message, index: int, note: Note | None) -> ReportedRecipient:
+def _ending(message: Message, index: int, note: Note | None) -> Note:
     status = message.statuses[index]
     if note is None or (note.reason == Reason.RELAYED) == status.is_failure:
         # The note is lost, or is of an attempt that a crash cut off and another one followed.
         reason, code = _REASONS.get(status, Reason.BOUNCED), "5.0.0" if status.is_failure else "2.0.0"
-        note = Note(index, code, reason, _LOST, None, message.envelope.arrival_at_ns)
-    return _told(message.envelope, note, Reason(note.reason))
-
-
-def _told(envelope: Envelope, note: Note, reason: Reason) -> ReportedRecipient:
-    recipient, orcpt = envelope.recipients[note.index], envelope.dsn.of(note.index).orcpt
-    return ReportedRecipient(recipient, note.status, note.diagnostic, note.remote, note.at_ns, reason, orcpt)
+        return Note(index, code, reason.value, _LOST, None, message.envelope.arrival_at_ns)
+    return note
 
 
 class OwedReports:

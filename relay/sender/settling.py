@@ -19,6 +19,7 @@ from relay.clock import SECOND_NS
 from relay.mail.dsn import Notify
 from relay.mail.envelope import Envelope, QueueId, Shape, is_notice
 from relay.mail.header import Names
+from relay.mail.report import Note
 from relay.mail.rewriting import Rewritten
 from relay.policy.model import Policy
 from relay.queue.queued import RECIPIENTS_SHOWN, ListedWords, Queued, State, WaitReason
@@ -26,7 +27,7 @@ from relay.queue.queues import Queues
 from relay.sender.connections import OfferedExtensions
 from relay.sender.reports import REASON, OwedReports, Reporter
 from relay.sender.threads import AGAIN_SECONDS, SpoolThread
-from relay.spool.interface import Absent, Corrupt, Message, Note, Report, Settlement, Status, Unavailable
+from relay.spool.interface import Absent, Corrupt, Message, Report, Settlement, Status, Unavailable
 from relay.telemetry.events import NO_TRANSACTION, Delays, Subject, Via
 from relay.telemetry.metrics import Telemetry
 from relay.throttle.admission import domain_key

@@ -287,7 +287,7 @@ class Transactions:
                 refusal.text,
                 self._pausing.relayed_from_ns,
                 asked_ns=rest_ns(refusal.ruling, 0),
-                ages=refusal.ruling is SENDER_WAITS,
+                ages=refusal.ruling == SENDER_WAITS,
             )
             self._metrics.count("relay_sender_pauses_total", self._upstream)
             self._events.tell(

@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from relay.mail.dsn import Notify
 from relay.mail.envelope import Draft, Envelope, QueueId, Shape
+from relay.mail.report import Note
 from relay.spool.identity import report_id
 
 
@@ -96,24 +97,6 @@ INLINE_BYTES = 256 * 1024
 """A `Message` includes content up to this size; longer content is streamed in chunks of this size."""
 HEAD_BYTES = 64 * 1024
 """A `Message` with longer content includes this much of the beginning."""
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Why one recipient failed, or which reply relayed it.  Durable before the recipient's status changes."""
-
-    index: int
-    """Index of the recipient in the envelope."""
-    status: str
-    """Enhanced status code, RFC 3463."""
-    reason: str
-    """`bounced`, `expired`, `operator` or `relayed`."""
-    diagnostic: str | None
-    """The upstream's reply, or another explanation; printable ASCII."""
-    remote: str | None
-    """The upstream, as `host`."""
-    at_ns: int
-    """Wall clock."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ def _of_rest(snapshot: Snapshot) -> Iterator[Number]:
     yield "relay_recovering_messages", snapshot.recovering
     yield "relay_spool_free_bytes", disk.free_bytes
     yield "relay_spool_free_inodes", math.inf if disk.free_inodes is None else disk.free_inodes
-    yield "relay_policy_last_reload_successful", int(policy.is_good)
+    yield "relay_policy_last_reload_successful", int(policy.last_reload_ok and not policy.refused_file)
     yield "relay_policy_last_reload_success_timestamp_seconds", policy.loaded_at_ns / SECOND_NS
     yield "relay_policy_info", 1, policy.sha256
     for its in snapshot.hosts:
@@ -107,13 +107,10 @@ def _of_routes(routes: Sequence[RouteStatus]) -> Iterator[Number]:
 
 def _of_upstream(upstream: UpstreamStatus, at_ns: int) -> Iterator[Number]:
     name = upstream.name
-    for theirs_or_ours, ends_at_ns in (
-        ("", upstream.certificate_ends_at_ns),
-        ("client_", upstream.client_certificate_ends_at_ns),
-    ):
+    ends = {"": upstream.certificate_ends_at_ns, "client_": upstream.client_certificate_ends_at_ns}
+    for whose, ends_at_ns in ends.items():
         if ends_at_ns is not None:
-            metric = f"relay_upstream_{theirs_or_ours}certificate_end_timestamp_seconds"
-            yield metric, ends_at_ns / SECOND_NS, name
+            yield f"relay_upstream_{whose}certificate_end_timestamp_seconds", ends_at_ns / SECOND_NS, name
     for state in UpstreamState:
         yield "relay_upstream_state", int(upstream.state is state), name, state
     for health in Health:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from itertools import accumulate
+from operator import add
 from typing import NamedTuple
 
 from relay.clock import Clock
@@ -43,9 +44,6 @@ class Load(NamedTuple):
     messages: int = 0
     recipients: int = 0
     size_bytes: int = 0
-
-    def plus(self, messages: int, recipients: int, size_bytes: int) -> "Load":
-        return Load(self.messages + messages, self.recipients + recipients, self.size_bytes + size_bytes)
 
 
 _UNITS = {"messages": 0, "recipients": 1, "bytes": 2}
@@ -198,8 +196,8 @@ class Listing:
         """Count a waiting message; return the load up to it, its lane, and the lane's load up to it."""
         lane = self._queue.line_of(part).lane_of(part)
         for key in (part.upstream, None), (part.upstream, lane):
-            before = self._ahead.get(key, Load())
-            self._ahead[key] = before.plus(1, part.recipients_left, part.size_bytes)
+            its = 1, part.recipients_left, part.size_bytes
+            self._ahead[key] = Load(*map(add, self._ahead.get(key, Load()), its))
         return self._ahead[part.upstream, None], lane, self._ahead[part.upstream, lane]
 
     def _forecast(self, part: Queued) -> Forecast:

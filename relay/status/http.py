@@ -64,14 +64,8 @@ class ConnectionLimit:
         self._open: list[asyncio.Transport] = []
         """The oldest first."""
 
-    async def receive(
-        self, app: web.Application, bind: Callable[[], socket.socket], *, breaks_off: bool = False
-    ) -> socket.socket:
-        """Serve on the socket that `bind` makes, and return it.  Raises OSError, and then holds nothing.
-
-        `breaks_off`: cancel a response once its client hangs up.
-        """
-        bound = bind()
+    async def receive(self, app: web.Application, bound: socket.socket, *, breaks_off: bool = False) -> None:
+        """Serve on a socket that is bound; with `breaks_off` cancel a response once its client hangs up."""
         bound.listen(BACKLOG)
         self._runner = runner = web.AppRunner(
             app,
@@ -94,7 +88,6 @@ class ConnectionLimit:
         self._acceptor = Acceptor(
             bound, begin, lambda error: self._events.shortage(where=self._where, error=described(error))
         )
-        return bound
 
     async def close(self) -> None:
         """Wait up to STOP_SECONDS for running responses."""
@@ -131,17 +124,16 @@ class StatusServer:
     async def start(self) -> HostPort:
         """Return the bound address, with the port that the kernel chose for 0.  Raises OSError."""
         app = web.Application(middlewares=[self._guard])
-        for path, handler in (
-            *(("/", self._page), ("/metrics", self._metrics), ("/status.json", self._status)),
-            *(("/healthz", self._healthz), ("/readyz", self._readyz)),
-        ):
-            app.router.add_get(path, handler)
+        app.router.add_get("/", self._page)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/status.json", self._status)
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
         host, port = self._address
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        bound = socket.create_server((host, port), family=family)
         # Cancel on hang-up: else requests that wait in `_in_turn` would grow without bound.
-        bound = await self._connections.receive(
-            app, lambda: socket.create_server((host, port), family=family), breaks_off=True
-        )
+        await self._connections.receive(app, bound, breaks_off=True)
         self._sample()
         return HostPort(*bound.getsockname()[:2])
 

@@ -40,18 +40,15 @@ class UpstreamState(enum.StrEnum):
 
 
 class QueueState(enum.StrEnum):
+    """The states of `relay.queue.queued.State`, and two of messages that are not in memory."""
+
     INCOMING = "incoming"
     """Accepted, not yet claimed by the sender."""
     WAITING = "waiting"
-    """Not attempted: no room in a window, or its turn has not come."""
     ACTIVE = "active"
-    """In a transaction now."""
     DEFERRED = "deferred"
-    """Attempted, refused for now."""
     HELD = "held"
-    """By an operator."""
     REPORTING = "reporting"
-    """No recipient is left.  Only the report is owed; it waits for `reports.per_hour`."""
     CORRUPT = "corrupt"
     """Damaged and set aside; never sent."""
 
@@ -185,27 +182,13 @@ class RouteStatus:
     def why(self, at_ns: int) -> str:
         """Return in words why its mail is diverted, or soon will be; empty if it goes as preferred."""
         if self.is_diverted:
+            because = reason_of(Choice(self.upstream, self.because, self.instead_of))
+            spills = (f"spill to {name}" for name in self.spills_to)
             since = "" if self.since_at_ns is None else f", for {span(at_ns - self.since_at_ns)}"
-            return f"{self.because_words}{since}"
+            return "; ".join(filter(None, (because, *spills))) + since
         if self.until_at_ns is not None:
             return f"{self.upstream} is down, fails over in {span(self.until_at_ns - at_ns)}"
         return ""
-
-    @property
-    def because_words(self) -> str:
-        words = []
-        if self.because is not Because.PREFERRED:
-            words.append(reason_of(Choice(self.upstream, self.because, self.instead_of)))
-        words += [f"spill to {name}" for name in self.spills_to]
-        return "; ".join(words)
-
-    @property
-    def takes_words(self) -> str:
-        return " or ".join(self.takes)
-
-    @property
-    def numbers_words(self) -> str:
-        return ", ".join(map(str, self.numbers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,10 +214,6 @@ class PolicyStatus:
     """Why a listener cannot use its users or certificate, and keeps the last good ones; else empty."""
     path: str = ""
     """Absolute."""
-
-    @property
-    def is_good(self) -> bool:
-        return self.last_reload_ok and not self.refused_file
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,10 +137,7 @@ class Book:
         return [*self.ended, *self.in_flight.values()]
 
     def usage(self, transaction_ns: int, keys: Mapping[str, str | None]) -> list[Usage]:
-        """Return the usage of each limit, by its key in `keys`, which has keys by the labels of limits.
-
-        Openings are as if each transaction in flight took `transaction_ns`.
-        """
+        """Answer as `View.usage`; `keys` has the key to tell of, by the label of the limit."""
         ends = [
             (slot, max(self.now_ns, slot.started_at_ns + (0 if slot.connections else transaction_ns)))
             for slot in self.in_flight.values()
@@ -148,7 +145,6 @@ class Book:
         return [state.usage(ends, self.now_ns, keys.get(state.limit.label)) for state in self.limits]
 
     def oldest_leaves_in_ns(self, span_ns: int) -> int | None:
-        """Return the time in ns until the oldest end within the last `span_ns` is that old, or None."""
         index = bisect_right(self.ended, self.now_ns - span_ns, key=end_of)
         return None if index == len(self.ended) else self.ended[index].until_ns + span_ns - self.now_ns
 

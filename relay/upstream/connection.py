@@ -41,11 +41,10 @@ class UpstreamServer:
     """Where to connect, and with which TLS; its `auth` is not used."""
     helo_name: str
     """The argument of EHLO: our name, or an address literal such as `[192.0.2.1]`."""
-    user: str | None = None
-    password: str | None = field(default=None, repr=False)
+    credentials: Credentials | BearerToken | None = None
+    """None: the relay does not log in."""
     mechanism: AnyMechanism = "auto"
     judge: Judge = field(default_factory=lambda: Judge(standard_rules()), repr=False, compare=False)
-    token: BearerToken | None = field(default=None, repr=False)
     pair: KeyPair | None = field(default=None, repr=False)
     """The client certificate for TLS, with its key; the key was read, and fits the certificate."""
 
@@ -171,8 +170,8 @@ class _Opening:
             self._tell_tls()
             # RFC 3207, 4.2: the client discards what the server said before TLS.
             await self._hello()
-        if account.user is not None:
-            await self._log_in(account.user)
+        if account.credentials is not None:
+            await self._log_in(account.credentials)
 
     async def _connect(self, context: ssl.SSLContext | None) -> None:
         """Connect to the first address that answers, and begin implicit TLS."""
@@ -224,7 +223,7 @@ class _Opening:
             raise self._unavailable(f"the host name could not be looked up: {_why(error)}") from error
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
         self._on_step("resolve", " ".join(addresses))
-        if upstream.tls == "none" and self._account.user is not None:
+        if upstream.tls == "none" and self._account.credentials is not None:
             addresses = [each for each in addresses if ip_address(each.partition("%")[0]).is_loopback]
             if not addresses:
                 raise self._unavailable("without TLS, a password is sent only to this host itself")
@@ -239,15 +238,14 @@ class _Opening:
         self._channel.welcome = reply.lines[0]
         self._on_step("ehlo", " ".join(line.strip() for line in reply.lines[1:]) or "no extensions")
 
-    async def _log_in(self, user: str) -> None:
-        account, offered = self._account, self._channel.extensions.mechanisms
+    async def _log_in(self, credentials: Credentials | BearerToken) -> None:
+        offered, wanted = self._channel.extensions.mechanisms, self._account.mechanism
         self._protocol.phase = Phase.AUTH
-        is_encrypted, has_token = self._upstream.tls != "none", account.token is not None
-        mechanism = choose(offered, account.mechanism, is_encrypted=is_encrypted, has_token=has_token)
+        is_encrypted, has_token = self._upstream.tls != "none", isinstance(credentials, BearerToken)
+        mechanism = choose(offered, wanted, is_encrypted=is_encrypted, has_token=has_token)
         if mechanism is None:
             names = " ".join(sorted(offered)).upper() or "none"
             raise self._unavailable(f"no usable login mechanism; the upstream offers {names}")
-        credentials = account.token or Credentials(user, account.password or "")
         refusal = await log_in(self._protocol, credentials, mechanism, self._timeouts.auth_s, self._ruling)
         if refusal is not None:
             raise UpstreamUnavailable(refusal)

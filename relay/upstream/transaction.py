@@ -27,7 +27,7 @@ from relay.smtp.commands import mail_line, rcpt_line
 from relay.smtp.extensions import Extensions
 from relay.smtp.reply import Phase, Reply
 from relay.upstream.protocol import Broken, Garbled, Late, Lost, StrictProtocol, Timeouts
-from relay.verdicts.outcome import Answer, Need, Outcome, is_about_dsn
+from relay.verdicts.outcome import Answer, Outcome, is_about_dsn
 from relay.verdicts.verdict import Judge, Scope, Verdict
 
 RCPT_ACCEPTED = frozenset({250, 251, 252})
@@ -38,9 +38,6 @@ AHEAD = 10
 Postfix hangs up after 20 errors (`smtpd_hard_error_limit`), and then relays to none that it accepted."""
 
 REFUSED = frozenset({Verdict.BOUNCE, Verdict.DEFER})
-
-# RFC 3463, 3.4 and 3.7, and RFC 6531, 3.5: too big, conversion required, non-ASCII addresses.
-_STATUS = {Need.SMTPUTF8: "5.6.7", Need.EIGHT_BIT: "5.6.3", Need.SIZE: "5.3.4"}
 
 LAST_REPLY_SHARE = 1 / 3
 """The share of a transaction's longest time that is reserved for the last reply: 10 minutes of 30."""
@@ -66,16 +63,17 @@ def why_unfit(extensions: Extensions, shape: Shape) -> Answer | None:
     it is, the content breaks elsewhere (RFC 6152, 3; RFC 6531, 3.2; RFC 1870, 6.1).
     """
     most_bytes = extensions.max_size_bytes
+    # RFC 6531, 3.5, and RFC 3463, 3.7 and 3.4: non-ASCII addresses, conversion required, too big.
     if shape.smtputf8 and not extensions.smtputf8:
-        need, text = Need.SMTPUTF8, "the message needs SMTPUTF8, which the upstream does not offer"
+        status, text = "5.6.7", "the message needs SMTPUTF8, which the upstream does not offer"
     elif shape.eight_bit and not extensions.eight_bit:
-        need, text = Need.EIGHT_BIT, "the message needs 8BITMIME, which the upstream does not offer"
+        status, text = "5.6.3", "the message needs 8BITMIME, which the upstream does not offer"
     elif most_bytes is not None and shape.size_bytes > most_bytes:
-        need = Need.SIZE
         text = f"the message has {shape.size_bytes} octets, the upstream takes at most {most_bytes}"
+        status = "5.3.4"
     else:
         return None
-    return Answer(Verdict.DEFER, Phase.MAIL, None, text, own_status=_STATUS[need], lack=need)
+    return Answer(Verdict.DEFER, Phase.MAIL, None, text, own_status=status, is_unfit=True)
 
 
 @dataclass(slots=True)

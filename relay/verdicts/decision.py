@@ -165,7 +165,7 @@ def _blamed(outcome: Outcome, context: AttemptContext, terms: Terms) -> tuple[Ou
     if refusals < REFUSALS_IN_PLACE or is_evidence:
         refusals += 1
     is_its_own = is_evidence and refusals >= REFUSALS_IN_PLACE + EVIDENT
-    if pause.scope is Scope.SENDER and (context.is_sender_alone or pause.ruling is SENDER_WAITS):
+    if pause.scope is Scope.SENDER and (context.is_sender_alone or pause.ruling == SENDER_WAITS):
         # The sender's rests count as age for this refusal, and for no other.
         with_rests_ns = context.late_ns - context.paused_ns
         if with_rests_ns >= terms.lifetime_ns:
@@ -190,7 +190,7 @@ def _fated(answer: Answer, *, is_only_later: bool, is_old: bool) -> tuple[Fate, 
     # Silence is no refusal: after the final dot the upstream may even have taken the message.  A refusal of
     # our own (too large for a limit, an unreadable reply) is an answer, unless the connection lacks
     # something.
-    is_told = answer.reply is not None or (answer.own_status is not None and answer.lack is None)
+    is_told = answer.reply is not None or (answer.own_status is not None and not answer.is_unfit)
     if is_old and is_told and not answer.is_doubted:
         # RFC 3463, 3.5: X.4.7 is delivery time expired, whatever the last reply was.
         return Fate.EXPIRED, answer._replace(own_status="5.4.7")

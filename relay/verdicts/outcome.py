@@ -4,17 +4,10 @@ What a remote host sends never raises an exception.  An `Outcome` holds one `Ans
 was asked for, in the same order, whatever happened on the wire.
 """
 
-import enum
 from typing import NamedTuple
 
 from relay.smtp.reply import Phase, Reply
 from relay.verdicts.verdict import ABOUT_US, Layer, Ruling, Scope, Verdict
-
-
-class Need(enum.StrEnum):
-    SMTPUTF8 = "SMTPUTF8"
-    EIGHT_BIT = "8BITMIME"
-    SIZE = "SIZE"
 
 
 class Answer(NamedTuple):
@@ -29,8 +22,8 @@ class Answer(NamedTuple):
     own_status: str | None = None
     """The enhanced code if it is ours: we refuse without asking the upstream (5.3.4), or cannot read its
     reply (4.5.0)."""
-    lack: Need | None = None
-    """What the message needs and the connection does not offer."""
+    is_unfit: bool = False
+    """This connection cannot carry the message; another one to the same upstream may."""
     ruling: Ruling | None = None
     """How the verdict was reached, and when to go on; None if no rule was asked."""
     is_doubted: bool = False
@@ -60,7 +53,7 @@ class Answer(NamedTuple):
         """
         its_class = {Verdict.RELAYED: "2", Verdict.BOUNCE: "5"}.get(self.verdict, "4")
         if self.own_status is not None:
-            return self.own_status if self.lack is None else its_class + self.own_status[1:]
+            return its_class + self.own_status[1:] if self.is_unfit else self.own_status
         if self.reply is not None and self.reply.enhanced is not None:
             # A refusal about us keeps its class: no report is made of it.
             return self.reply.enhanced if self.is_about_us else its_class + self.reply.enhanced[1:]

@@ -2,7 +2,7 @@
 
 The layers, in order: the phase, the owner's rules, the provider's rules, enhanced codes, wording, defaults.
 The phase limits the others: 2yz and 3yz are judged at once.  Before MAIL no message is named, so no verdict
-may touch one; `Rule` refuses such a verdict.  The rules are files, each row with its source
+may touch one: the policy refuses such a rule.  The rules are files, each row with its source
 (`relay/policy/verdicts.yaml`, `relay/policy/providers.yaml`), and the owner's `upstreams.NAME.verdicts`.
 Words of the client that the upstream repeats decide nothing (`relay.verdicts.wording`).
 
@@ -79,7 +79,7 @@ _CODE_IN_FRONT = re.compile(r"[245]\.[0-9]{1,3}\.[0-9]{1,3}\s+")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row of the rules.  Raises ValueError for a verdict that its phases do not allow."""
+    """One row of the rules."""
 
     layer: Layer
     verdict: Verdict
@@ -99,12 +99,6 @@ class Rule:
     """The least rest, if the reply itself names none."""
     may_probe: bool = True
     """False if every further attempt makes it worse: then nothing is tried until it is surely over."""
-
-    def __post_init__(self) -> None:
-        if self.phases & BEFORE_MAIL and (self.verdict not in ABOUT_US or self.scope is not Scope.UPSTREAM):
-            raise ValueError("only pause and stop are allowed before MAIL: no message is named yet")
-        if self.verdict is Verdict.LATER and self.phases != {Phase.RCPT}:
-            raise ValueError("later is allowed only in phase rcpt: it is about one recipient")
 
     def matches(self, phase: Phase, code: str, enhanced: str, text: str, *, names_sender: bool) -> bool:
         """Return whether the rule is about a reply; `enhanced` is empty if the reply has none.
@@ -193,16 +187,12 @@ class Judge:
 
     def _ruling(self, phase: Phase, reply: Reply, text: str, *, names_sender: bool) -> Ruling:
         code, (enhanced, text) = str(reply.code), _without_code(reply, text)
-        matching = (
-            rule
-            for rule in self.rules
-            if rule.matches(phase, code, enhanced, text, names_sender=names_sender)
-        )
-        if (rule := next(matching, None)) is None:
-            return replace(_unknown(phase), refusal_text=text)
-        if rule.verdict not in ABOUT_US:
-            return Ruling(rule.verdict, rule.scope, rule, refusal_text=text)
-        return Ruling(rule.verdict, rule.scope, rule, *facts_in(text), refusal_text=text)
+        for rule in self.rules:
+            if rule.matches(phase, code, enhanced, text, names_sender=names_sender):
+                if rule.verdict in ABOUT_US:
+                    return Ruling(rule.verdict, rule.scope, rule, *facts_in(text), refusal_text=text)
+                return Ruling(rule.verdict, rule.scope, rule, refusal_text=text)
+        return replace(_unknown(phase), refusal_text=text)
 
 
 def _unknown(phase: Phase) -> Ruling:

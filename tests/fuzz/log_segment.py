@@ -3,7 +3,8 @@
 from itertools import pairwise
 
 from relay.mail.envelope import QueueId
-from relay.spool.interface import Note, Status
+from relay.mail.report import Note
+from relay.spool.interface import Status
 from relay.spool.log import facts
 from relay.spool.log.index import Index
 from relay.spool.log.layout import SegmentName

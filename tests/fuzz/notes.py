@@ -3,9 +3,9 @@
 import json
 
 from relay.mail.envelope import Envelope, QueueId, Shape
-from relay.mail.report import Reason
+from relay.mail.report import Note, Reason
 from relay.sender.reports import Reporter
-from relay.spool.interface import Message, Note, Status
+from relay.spool.interface import Message, Status
 from relay.spool.message import notes
 from tests.fuzz.choices import Choices
 from tests.fuzz.work import bounded

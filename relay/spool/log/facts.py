@@ -15,7 +15,8 @@ from dataclasses import asdict
 from typing import Any
 
 from relay.mail.envelope import QueueId
-from relay.spool.interface import Message, Note, Status
+from relay.mail.report import Note
+from relay.spool.interface import Message, Status
 from relay.spool.log.record import Record
 
 FACTS = b"S"

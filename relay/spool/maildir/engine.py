@@ -14,12 +14,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from relay.clock import Clock
 from relay.mail.envelope import Envelope, QueueId, is_notice
+from relay.mail.report import Note
 from relay.spool.base import BaseSpool, Failure, Group
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.os_errors import error_of
 from relay.spool.errors import kernel_errors
 from relay.spool.identity import is_queue_id, warning_id
-from relay.spool.interface import Absent, Corrupt, Message, Note, Settlement
+from relay.spool.interface import Absent, Corrupt, Message, Settlement
 from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.maildir.layout import FORMAT, MaildirLayout, prepare
 from relay.spool.maildir.marks import Marks, told_in_two_steps

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from relay.spool.interface import Note
+from relay.mail.report import Note
 
 REASONS = frozenset({"bounced", "expired", "operator", "relayed"})
 LAST_INSTANT_NS = 1 << 63

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from relay.mail.envelope import Envelope, QueueId
+from relay.mail.report import Note
 from relay.spool.disk.durable import Disk, RealDisk, opened
-from relay.spool.interface import Intake, Message, Note, Settlement, Spool, SpoolError, Status
+from relay.spool.interface import Intake, Message, Settlement, Spool, SpoolError, Status
 from relay.spool.log import layout as log_layout
 from relay.spool.log.engine import CHECKPOINT_BYTES, LogSpool
 from relay.spool.log.intake import LogIntake

@@ -4,7 +4,7 @@ import email
 import email.policy
 from dataclasses import replace
 from email.message import EmailMessage, Message
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from flufl.bounce import all_failures, scan_message
@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
-from relay.mail.dsn import NOTHING_ASKED, DsnRequest, Ret, encode_xtext
+from relay.mail.dsn import NO_REQUEST, NOTHING_ASKED, DsnRequest, RecipientRequest, Ret, encode_xtext
 from relay.mail.envelope import Envelope, QueueId
-from relay.mail.report import Reason, ReportedRecipient, report
+from relay.mail.report import Note, Reason, report
 
 ARRIVAL_NS = 1_772_366_405 * SECOND_NS
 LAST_NS = ARRIVAL_NS + 16_200 * SECOND_NS
@@ -26,6 +26,10 @@ ARRIVAL, LAST, UNTIL = (
 HEADER = b"From: mjd@example.org\r\nSubject: Minutes\r\n of the meeting\r\nMessage-ID: <1@example.org>\r\n"
 WHOLE = HEADER + b"\r\nAll agreed.\r\n"
 FULL = DsnRequest(Ret.FULL)
+
+
+Ended = tuple[str, Note]
+"""The address of a recipient, and what became of it."""
 
 
 class Reported(NamedTuple):
@@ -47,30 +51,32 @@ def message(
     return Reported(envelope, content, is_whole)
 
 
-def failed(recipient: str = "alice@example.com", reason: Reason = Reason.BOUNCED) -> ReportedRecipient:
+def failed(recipient: str = "alice@example.com", reason: Reason = Reason.BOUNCED, **others: Any) -> Ended:
     status, text = {
         Reason.RELAYED: ("2.0.0", "250 2.0.0 Ok: queued as 7"),
         Reason.DELAYED: ("4.4.1", "connection refused"),
     }.get(reason, ("5.1.1", "550 5.1.1 No such user"))
-    return ReportedRecipient(recipient, status, text, "smtp.example.net", LAST_NS, reason)
+    note = Note(0, status, reason.value, text, "smtp.example.net", LAST_NS)
+    return recipient, replace(note, **others)
 
 
-def delayed(recipient: str = "alice@example.com") -> ReportedRecipient:
-    return failed(recipient, Reason.DELAYED)
+def delayed(recipient: str = "alice@example.com", **others: Any) -> Ended:
+    return failed(recipient, Reason.DELAYED, **others)
 
 
-def relayed(recipient: str = "carol@example.com") -> ReportedRecipient:
+def relayed(recipient: str = "carol@example.com") -> Ended:
     return failed(recipient, Reason.RELAYED)
 
 
-def written(*recipients: ReportedRecipient, about: Reported | None = None) -> bytes:
-    is_warning = any(each.reason is Reason.DELAYED for each in recipients)
+def written(*ended: Ended, about: Reported | None = None) -> bytes:
+    notes = [replace(note, index=index) for index, (_, note) in enumerate(ended)]
+    is_warning = any(note.reason == Reason.DELAYED for note in notes)
     envelope, content, is_whole = about or message()
     return report(
         QueueId(f"0123456789abcdef{'w' if is_warning else 'r'}"),
-        envelope,
+        replace(envelope, recipients=tuple(address for address, _ in ended)),
         content,
-        recipients,
+        notes,
         is_whole=is_whole,
         hostname="relay.example.net",
         sender="MAILER-DAEMON@relay.example.net",
@@ -114,9 +120,9 @@ def returned(content: bytes) -> bytes:
 
 
 def test_a_report_states_every_field() -> None:
-    about = message(dsn=DsnRequest(None, encode_xtext("batch 7+1=8")))
-    asked = replace(failed(), orcpt="rfc822;Alice+2BList@example.org")
-    found = written(asked, replace(failed("bob@example.com"), remote=None, diagnostic="gone"), about=about)
+    requests = RecipientRequest("", "rfc822;Alice+2BList@example.org"), NO_REQUEST
+    about = message(dsn=DsnRequest(None, encode_xtext("batch 7+1=8"), requests))
+    found = written(failed(), failed("bob@example.com", remote=None, diagnostic="gone"), about=about)
 
     assert parsed(found)["Message-ID"] == "<0123456789abcdefr@relay.example.net>"
     assert parsed(found)["Subject"] == "Undelivered Mail Returned to Sender"
@@ -151,7 +157,7 @@ def test_a_report_states_every_field() -> None:
 
 
 def test_a_warning_says_until_when_mail_is_retried_and_dates_only_real_attempts() -> None:
-    waiting = replace(delayed("bob@example.com"), remote=None, diagnostic="it waits for its turn")
+    waiting = delayed("bob@example.com", remote=None, diagnostic="it waits for its turn")
     found = written(delayed(), waiting)
 
     assert parsed(found)["Subject"] == "Delayed Mail (still being retried)"
@@ -199,9 +205,7 @@ def test_non_ascii_addresses_are_encoded_for_programs_and_readable_for_people() 
         (message(dsn=FULL, content=WHOLE + b"\xc3\xbc\r\n"), failed()),
     ],
 )
-def test_a_report_returns_only_the_header_unless_ret_full_applies(
-    about: Reported, recipient: ReportedRecipient
-) -> None:
+def test_a_report_returns_only_the_header_unless_ret_full_applies(about: Reported, recipient: Ended) -> None:
     assert returned(written(recipient, about=about)) == HEADER
 
 
@@ -223,23 +227,26 @@ HOSTILE_HEADER = st.binary(max_size=400) | st.lists(
 ADDRESSES = st.sampled_from(
     ["a@b", '"a <b>; \\" c"@d', "é@b", '"é <a@b>"@c', f"{'l' * 984}@b", f"{'é' * 480}@b"]
 )
-HOSTILE_RECIPIENTS = st.builds(
-    ReportedRecipient,
-    recipient=ADDRESSES,
+HOSTILE_NOTES = st.builds(
+    Note,
+    index=st.just(0),
     status=st.just("5.0.0") | HOSTILE.map(lambda text: text[:300]),
     diagnostic=st.none() | HOSTILE | HOSTILE.map("550 {}".format),
     remote=st.none() | HOSTILE.map(lambda text: text[:300]),
     at_ns=st.integers(),
-    reason=st.sampled_from(Reason),
-    orcpt=st.sampled_from(["", "rfc822;a+40b", "utf-8;é@b", r"utf-8;\x{E9}", "x;" + "y" * 900]),
+    reason=st.sampled_from(Reason).map(str),
 )
+ORCPTS = st.sampled_from(["", "rfc822;a+40b", "utf-8;é@b", r"utf-8;\x{E9}", "x;" + "y" * 900])
+HOSTILE_RECIPIENTS = st.tuples(ADDRESSES, HOSTILE_NOTES, ORCPTS)
 
 
 @given(ADDRESSES, HOSTILE_HEADER, st.lists(HOSTILE_RECIPIENTS, min_size=1, max_size=4))
 def test_nothing_from_outside_breaks_a_report(
-    reverse_path: str, header: bytes, recipients: list[ReportedRecipient]
+    reverse_path: str, header: bytes, recipients: list[tuple[str, Note, str]]
 ) -> None:
-    content = written(*recipients, about=message(reverse_path, header, is_whole=False))
+    dsn = DsnRequest(recipients=tuple(RecipientRequest("", orcpt) for *_, orcpt in recipients))
+    ended = [(address, note) for address, note, _ in recipients]
+    content = written(*ended, about=message(reverse_path, header, dsn, is_whole=False))
 
     assert content.endswith(b"\r\n")
     lines = content.split(b"\r\n")
@@ -257,7 +264,7 @@ def test_nothing_from_outside_breaks_a_report(
     assert returned(content).removesuffix(b"\r\n") == expected.removesuffix(b"\r\n")
     of_message, *of_recipients = blocks(content)
     assert set(of_message) == {"Reporting-MTA", "X-relay-Queue-ID", "X-relay-Sender", "Arrival-Date"}
-    assert [block["Action"] for block in of_recipients] == [each.reason.action for each in recipients]
+    assert [block["Action"] for block in of_recipients] == [Reason(note.reason).action for _, note in ended]
     assert all(block["Final-Recipient"] for block in of_recipients)
 
 
@@ -288,9 +295,7 @@ GUESSED_FROM = b"Subject: the following addresses had\r\n <victim@example.org>\r
     ("recipient", "content"),
     [(delayed(), GUESSED_FROM + WHOLE), (delayed("jürgen@bücher.example"), WHOLE), (relayed(), WHOLE)],
 )
-def test_a_list_manager_scores_nobody_for_a_warning_or_a_success(
-    recipient: ReportedRecipient, content: bytes
-) -> None:
+def test_a_list_manager_scores_nobody_for_a_warning_or_a_success(recipient: Ended, content: bytes) -> None:
     found = written(recipient, about=message(content=content))
 
     assert not scan_message(email.message_from_bytes(found))

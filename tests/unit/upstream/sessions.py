@@ -7,6 +7,7 @@ from pathlib import Path
 from relay.clock import SystemClock
 from relay.mail.envelope import Shape
 from relay.policy.model import Mechanism, Tls, Upstream
+from relay.smtp.sasl import Credentials
 from relay.upstream.connection import Connection, UpstreamServer, open_connection
 from relay.upstream.protocol import Timeouts
 from relay.upstream.transaction import Transaction
@@ -28,14 +29,15 @@ def account(
     name: str = "127.0.0.1",
     ca_file: Path | None = None,
     user: str | None = None,
-    password: str | None = None,
+    password: str = "",
     mechanism: Mechanism = "auto",
     pipelining: bool = True,
 ) -> UpstreamServer:
     upstream = Upstream.model_construct(
         host=name, port=host.port, tls=tls, ca_file=ca_file, pipelining=pipelining, limits=()
     )
-    return UpstreamServer(upstream, "client.example", user, password, mechanism)
+    credentials = None if user is None else Credentials(user, password)
+    return UpstreamServer(upstream, "client.example", credentials, mechanism)
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ import pytest
 
 from relay.policy.model import Mechanism, TokenMechanism
 from relay.smtp.reply import Phase
-from relay.smtp.sasl import BearerToken
+from relay.smtp.sasl import BearerToken, Credentials
 from relay.upstream.connection import UpstreamServer, UpstreamUnavailable
 from relay.upstream.login import AnyMechanism, choose
 from relay.verdicts.outcome import Answer
@@ -59,10 +59,10 @@ def smarthost(
 
 
 def server(host: Smarthost, mechanism: AnyMechanism, secret: str = PASSWORD) -> UpstreamServer:
-    user, password, token = USER, secret, None
+    credentials: Credentials | BearerToken = Credentials(USER, secret)
     if mechanism not in PASSWORDS:
-        user, password, token = TOKEN_USER, "", BearerToken(TOKEN_USER, secret, "127.0.0.1", host.port)
-    return replace(account(host, user=user, password=password), mechanism=mechanism, token=token)
+        credentials = BearerToken(TOKEN_USER, secret, "127.0.0.1", host.port)
+    return replace(account(host), credentials=credentials, mechanism=mechanism)
 
 
 async def refusal(opened: UpstreamServer, words: str | None = None) -> Answer:
@@ -71,8 +71,10 @@ async def refusal(opened: UpstreamServer, words: str | None = None) -> Answer:
             pass
     answer = caught.value.answer
     assert answer.phase is Phase.AUTH
-    for secret in (opened.password, opened.token and opened.token.token):
-        assert not secret or secret not in repr(answer) + str(caught.value) + repr(opened)
+    its = opened.credentials
+    assert its is not None
+    secret = its.token if isinstance(its, BearerToken) else its.password
+    assert not secret or secret not in repr(answer) + str(caught.value) + repr(opened)
     return answer
 
 

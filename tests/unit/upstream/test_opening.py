@@ -14,6 +14,7 @@ from relay.clock import SystemClock
 from relay.policy.model import Tls, Upstream
 from relay.policy.secrets import read_key_pair
 from relay.smtp.reply import Phase
+from relay.smtp.sasl import Credentials
 from relay.upstream.connection import UpstreamServer, UpstreamUnavailable, open_connection
 from relay.upstream.protocol import Timeouts
 from relay.upstream.transaction import why_unfit
@@ -81,7 +82,7 @@ async def test_one_opening_makes_one_connection_that_the_upstream_counts(tls: Tl
 
 async def test_no_password_leaves_this_host_in_the_clear() -> None:
     # 192.0.2.1 is TEST-NET-1: an attempt to connect would fail with another error.
-    opened = replace(server("192.0.2.1", 25, "none"), user="u", password="p")
+    opened = replace(server("192.0.2.1", 25, "none"), credentials=Credentials("u", "p"))
     assert "sent only to this host itself" in await refused(None, opened)
 
 
@@ -243,7 +244,7 @@ async def test_the_client_certificate_is_shown_and_logs_in_with_external(authori
     offers = ("PLAIN", "EXTERNAL")
     async with Smarthost(tls=context, accounts={"u": ""}, mechanisms=offers) as host:
         opened = replace(account(host, tls="starttls", ca_file=authority.ca), pair=pair)
-        async with connected(replace(opened, user="u", password="", mechanism="external")):
+        async with connected(replace(opened, credentials=Credentials("u", ""), mechanism="external")):
             assert host.commands[-1] == "AUTH EXTERNAL dQ=="
         # Without EXTERNAL in the policy there is no login: the certificate alone may identify the relay.
         async with connected(opened):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from relay.mail.envelope import QueueId
 from relay.policy.shipped import standard_rules
 from relay.smtp.reply import Phase, Reply
-from relay.verdicts.outcome import Answer, Need, Outcome
+from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.shield import Shield
 from relay.verdicts.verdict import Judge, Scope, Verdict
 
@@ -34,7 +34,7 @@ SAYS = {
     "u": _answer(UNKNOWN),
     "x": _answer("Sorry"),
     "k": _answer("no such user here", enhanced="5.1.1"),
-    "o": Answer(Verdict.BOUNCE, Phase.MAIL, None, "no 8BITMIME", own_status="5.6.3", lack=Need.EIGHT_BIT),
+    "o": Answer(Verdict.BOUNCE, Phase.MAIL, None, "no 8BITMIME", own_status="5.6.3", is_unfit=True),
     "r": _answer("ok", 250, phase=Phase.EOD),
     "n": _unproven(),
     "m": _unproven("5.7.1 in other words"),

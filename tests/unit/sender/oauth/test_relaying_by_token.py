@@ -15,6 +15,7 @@ from relay.clock import SystemClock
 from relay.policy.model import Upstream
 from relay.policy.shipped import standard_rules
 from relay.sender.connections import Logins
+from relay.smtp.sasl import BearerToken
 from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics, Telemetry
@@ -218,8 +219,8 @@ async def test_an_edit_waits_for_a_request_that_may_rotate_the_refresh_token(tmp
     logins = Logins("isp", upstream("a"), "relay.test", disk=RealDisk(), telemetry=telemetry, ask=ask)
 
     async def token() -> str:
-        token = (await logins.current_server(Judge(standard_rules()))).token
-        assert token is not None
+        token = (await logins.current_server(Judge(standard_rules()))).credentials
+        assert isinstance(token, BearerToken)
         return token.token
 
     before = asyncio.create_task(token())
