@@ -1,5 +1,7 @@
 """The DSN parameters of MAIL and RCPT: which reports a sender asks for, and how (RFC 3461, 4).  Pure.
 
+Also `Note`, which a report is made of, so that the spool need not load what writes reports.
+
 Guarantees: an accepted value has no space, control or line end.  It is written as it was read, as RFC 3461,
 5.2.1 demands of a relay, except for the case of NOTIFY and RET.  An ORCPT of type `utf-8` (RFC 6533, 3) may
 have UTF-8 if SMTPUTF8 was asked for; `utf8_xtext` writes it for a next hop without SMTPUTF8.
@@ -28,6 +30,27 @@ _NO_XCHAR = re.compile(r"[^!-*,-<>-~]")
 # RFC 3461, 4.2 with RFC 5322, 3.2.3: the type of an address is an atom.
 _ADDRESS_TYPE = re.compile(r"[A-Za-z0-9!#$%&'*/?^_`{|}~-]{1,40}\Z")
 _UTF8_TYPE = "utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Why one recipient failed or is late, or which reply relayed it.
+
+    The spool makes it durable before the recipient's status changes.
+    """
+
+    index: int
+    """Index of the recipient in the envelope."""
+    status: str
+    """Enhanced status code, RFC 3463."""
+    reason: str
+    """A `report.Reason`; DELAYED only in a warning."""
+    diagnostic: str | None
+    """The upstream's reply, or another explanation; printable ASCII."""
+    remote: str | None
+    """The upstream, as `host`; None if no upstream was tried."""
+    at_ns: int
+    """Wall clock."""
 
 
 class Notify(enum.StrEnum):

@@ -13,12 +13,11 @@ import enum
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from email.message import Message, MIMEPart
 from email.policy import compat32
 from email.utils import format_datetime
 
-from relay.mail.dsn import Ret, decode_xtext, original_recipient, utf8_xtext
+from relay.mail.dsn import Note, Ret, decode_xtext, original_recipient, utf8_xtext
 from relay.mail.envelope import Envelope, QueueId
 from relay.mail.formats import instant
 from relay.mail.text import clean
@@ -65,27 +64,6 @@ _OPENINGS = {
     "the next mail server does not confirm delivery.",
 }
 """Subject and beginning of the part for people, by action; the first that a report has applies."""
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Why one recipient failed or is late, or which reply relayed it.
-
-    The spool makes it durable before the recipient's status changes.
-    """
-
-    index: int
-    """Index of the recipient in the envelope."""
-    status: str
-    """Enhanced status code, RFC 3463."""
-    reason: str
-    """A `Reason`; DELAYED only in a warning."""
-    diagnostic: str | None
-    """The upstream's reply, or another explanation; printable ASCII."""
-    remote: str | None
-    """The upstream, as `host`; None if no upstream was tried."""
-    at_ns: int
-    """Wall clock."""
 
 
 def report(

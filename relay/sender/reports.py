@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from relay.clock import SECOND_NS
-from relay.mail.dsn import Notify
+from relay.mail.dsn import Note, Notify
 from relay.mail.envelope import Envelope, QueueId
-from relay.mail.report import Note, Reason, report
+from relay.mail.report import Reason, report
 from relay.policy.model import Policy
 from relay.queue.queued import Queued, State, WaitReason
 from relay.queue.upstream_queue import SLICE

@@ -16,10 +16,9 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from relay.clock import SECOND_NS
-from relay.mail.dsn import Notify
+from relay.mail.dsn import Note, Notify
 from relay.mail.envelope import Envelope, QueueId, Shape, is_notice
 from relay.mail.header import Names
-from relay.mail.report import Note
 from relay.mail.rewriting import Rewritten
 from relay.policy.model import Policy
 from relay.queue.queued import RECIPIENTS_SHOWN, ListedWords, Queued, State, WaitReason

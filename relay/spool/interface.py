@@ -16,9 +16,8 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
-from relay.mail.dsn import Notify
+from relay.mail.dsn import Note, Notify
 from relay.mail.envelope import Draft, Envelope, QueueId, Shape
-from relay.mail.report import Note
 from relay.spool.identity import report_id
 
 

@@ -2,8 +2,8 @@
 
 from itertools import pairwise
 
+from relay.mail.dsn import Note
 from relay.mail.envelope import QueueId
-from relay.mail.report import Note
 from relay.spool.interface import Status
 from relay.spool.log import facts
 from relay.spool.log.index import Index

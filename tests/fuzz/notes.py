@@ -2,8 +2,9 @@
 
 import json
 
+from relay.mail.dsn import Note
 from relay.mail.envelope import Envelope, QueueId, Shape
-from relay.mail.report import Note, Reason
+from relay.mail.report import Reason
 from relay.sender.reports import Reporter
 from relay.spool.interface import Message, Status
 from relay.spool.message import notes

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from relay.mail.dsn import Note
 from relay.mail.envelope import QueueId
-from relay.mail.report import Note
 from relay.spool.interface import Message, Status
 from relay.spool.log.record import Record
 

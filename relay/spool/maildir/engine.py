@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from relay.clock import Clock
+from relay.mail.dsn import Note
 from relay.mail.envelope import Envelope, QueueId, is_notice
-from relay.mail.report import Note
 from relay.spool.base import BaseSpool, Failure, Group
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.os_errors import error_of

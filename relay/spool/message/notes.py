@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from relay.mail.report import Note
+from relay.mail.dsn import Note
 
 REASONS = frozenset({"bounced", "expired", "operator", "relayed"})
 LAST_INSTANT_NS = 1 << 63

@@ -8,8 +8,8 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+from relay.mail.dsn import Note
 from relay.mail.envelope import Envelope, QueueId
-from relay.mail.report import Note
 from relay.spool.disk.durable import Disk, RealDisk, opened
 from relay.spool.interface import Intake, Message, Settlement, Spool, SpoolError, Status
 from relay.spool.log import layout as log_layout

@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from relay.clock import SECOND_NS
-from relay.mail.dsn import NOTHING_ASKED, DsnRequest
+from relay.mail.dsn import NOTHING_ASKED, DsnRequest, Note
 from relay.mail.envelope import Draft, Envelope, QueueId, is_notice
-from relay.mail.report import Note
 from relay.spool.disk.durable import Disk
 from relay.spool.identity import warning_id
 from relay.spool.interface import (

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
-from relay.mail.dsn import NO_REQUEST, NOTHING_ASKED, DsnRequest, RecipientRequest, Ret, encode_xtext
+from relay.mail.dsn import NO_REQUEST, NOTHING_ASKED, DsnRequest, Note, RecipientRequest, Ret, encode_xtext
 from relay.mail.envelope import Envelope, QueueId
-from relay.mail.report import Note, Reason, report
+from relay.mail.report import Reason, report
 
 ARRIVAL_NS = 1_772_366_405 * SECOND_NS
 LAST_NS = ARRIVAL_NS + 16_200 * SECOND_NS
