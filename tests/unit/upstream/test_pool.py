@@ -129,7 +129,7 @@ class Play:
         session.writer.close()
 
     async def end(self) -> None:
-        """Give all back: the pool keeps no more than its cap, and hands out a connection."""
+        """Give all back: the pool keeps no more than its cap, hands out a connection, and then opens all."""
         for connection in self.held:
             self.pool.release(connection)
         self.held.clear()
@@ -145,11 +145,16 @@ class Play:
         assert self.held, "there is none to be had"
         assert len(self.open) <= self.cap
         assert all(f".v{self.version}." in line for each in self.open for line in each.commands[:1])
+        for _ in range(3):
+            self.clock.advance(REST_NS)
+            await settle()
+            await self._take(5)
+        assert len(self.held) + self.opening == self.cap, "behind the first login all others begin at once"
         await self.pool.close()
         for _, greeting in self.greetings:
             greeting.set()
         await settle()
-        assert len(self.open) == self.pool.open == 1
+        assert len(self.open) == self.pool.open == len(self.held)
         ended = [each.commands for each in self.host.sessions if each not in [*self.open, *self.dead]]
         assert {commands[-1] for commands in ended if commands} <= {"QUIT"}
 
