@@ -162,6 +162,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def _called(self, _call: Any) -> None:
         self._waits.calls -= 1
 
+    async def getaddrinfo(self, host: Any, port: Any, **_more: Any) -> Any:
+        """Return the address at once: a thread that resolves names takes real time."""
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port))]
+
     async def create_server(self, protocol_factory: Any, *args: Any, **others: Any) -> Any:
         server = await super().create_server(protocol_factory, *args, **others)
         self._servers[server.sockets[0].getsockname()[1]] = protocol_factory, others.get("ssl")

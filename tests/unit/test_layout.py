@@ -8,19 +8,15 @@ import functools
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.changes import CHANGES
+from tests.size import ROOMS
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "relay"
 
-ROOMS = (
-    *("mail", "smtp", "verdicts", "queue", "policy", "spool", "throttle", "listener", "upstream", "practice"),
-    *("telemetry", "hooks", "sender", "status", "control", "daemon", "submission", "cli"),
-)
-"""From the bottom up: a room may import those before it."""
 PURE = {"mail", "smtp", "verdicts", "queue", "policy", ""}
 DISK = {"spool", "throttle"}
 NETWORK = {"listener", "upstream", "practice"}
@@ -71,11 +67,11 @@ BETTER = _words(
 
 
 class Module:
-    """One file of relay/, parsed and walked once."""
+    """One file of relay/ or tests/, parsed and walked once."""
 
     def __init__(self, path: Path) -> None:
         self.name = str(path.relative_to(ROOT))
-        parts = path.relative_to(PACKAGE).parts
+        parts = path.relative_to(ROOT).parts[1:]
         self.room = parts[0] if len(parts) > 1 else ""
         self.imports: list[tuple[int, str]] = []
         self.calls: list[tuple[ast.Call, str]] = []
@@ -141,11 +137,13 @@ def _called(is_banned: Callable[[Module, ast.Call, str], object]) -> list[str]:
 
 
 def test_imports_between_rooms_point_down() -> None:
+    order = [*ROOMS]
+
     def points_up(module: Module, name: str) -> bool:
         room, other = module.room, _room_of(name)
         if module.name == "relay/__main__.py" or other in {room, ""}:
             return False
-        if room == "" or ROOMS.index(other) > ROOMS.index(room) or other in NEVER_SEES.get(room, ()):
+        if room == "" or order.index(other) > order.index(room) or other in NEVER_SEES.get(room, ()):
             return True
         return (room, other) == ("throttle", "spool") and not name.startswith(OF_THE_DISK)
 
@@ -248,24 +246,13 @@ def test_nothing_is_unfinished_skipped_or_ignored_without_a_reason() -> None:
     _none(_found(r"# noqa(?!: [A-Z0-9, ]+ - \w)|# type: ignore(?!\[[a-z, -]+\]\s+# \w)"))
 
 
-def _imports_of_ours(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
-        match node:
-            case ast.Import():
-                names = [alias.name for alias in node.names]
-            case ast.ImportFrom():
-                names = [f"{node.module}.{alias.name}" for alias in node.names]
-            case _:
-                names = []
-        yield from (name for name in names if name.split(".")[0] in {"relay", "tests"})
-
-
 def test_no_test_sleeps_and_system_tests_import_no_code_of_the_relay() -> None:
     _none(_found(r"\btime\.sleep\(|\basyncio\.sleep\((?!0\))", r"tests/(.*/)?(test_\w+\.py|fakes/)"))
     paths, offenders = [*sorted((ROOT / "tests" / "system").glob("*.py"))], list[str]()
     for path in paths:  # the list grows by the modules that each file imports
-        for name in _imports_of_ours(path):
-            if not f"{name}.".startswith(("tests.system.", "tests.fakes.")):
+        for _, name in Module(path).imports:
+            is_ours = name.split(".")[0] in {"relay", "tests"}
+            if is_ours and not f"{name}.".startswith(("tests.system.", "tests.fakes.")):
                 offenders.append(f"{path.relative_to(ROOT)} imports {name}")
             module = ROOT.joinpath(*name.split("."))
             files = (module.with_suffix(".py"), module.parent.with_suffix(".py"))

@@ -25,26 +25,17 @@ from relay.throttle.file_history import FileHistory
 from relay.throttle.limit import with_ceilings
 from relay.throttle.throttle import Throttle
 from tests.fakes.clock import FakeClock
+from tests.unit.policy.examples import with_upstream
 from tests.unit.sender.in_process_relay import Relay
 
-POLICY = """\
-spool: ./spool
-listen:
-  - address: 127.0.0.1:2525
-    clients: [127.0.0.0/8]
-upstreams:
-  isp:
-    host: smtp.example.net
-    auth: {user: mjd, password_file: not-there}
-    limits: []
-"""
+POLICY = with_upstream("host: smtp.example.net", "auth: {user: mjd, password_file: not-there}")
 
 
 def write_policy(folder: Path, text: str = POLICY, engine: str = "maildir") -> Path:
     """Write a policy and return its path.  Its password file does not exist: no test here reads it."""
     (folder / "spool").mkdir(exist_ok=True)
     path = folder / "policy.yaml"
-    path.write_text(text.replace("spool: ./spool", f"spool: {{path: ./spool, engine: {engine}}}"))
+    path.write_text(text.replace("spool: spool", f"spool: {{path: ./spool, engine: {engine}}}"))
     return path
 
 

@@ -6,6 +6,8 @@ import select
 import threading
 from pathlib import Path
 
+import pytest
+
 from relay.clock import SystemClock
 from relay.daemon.spool_intake import SpoolIntake
 from relay.mail.envelope import Envelope
@@ -18,16 +20,16 @@ from tests.unit.sender.in_process_relay import CONTENT
 
 
 class Slow:
-    """Makes the first of these calls of a disk wait for the test."""
+    """Counts these calls of a disk, and makes the first of them wait for the test."""
 
     def __init__(self, call: str) -> None:
-        self.call = call
+        self.call, self.count = call, 0
         self.is_at_it = threading.Event()
         self.may_go_on = threading.Event()
 
     def before(self, call: str, _path: str) -> None:
         if call == self.call:
-            self.call = ""
+            self.count += 1
             self.is_at_it.set()
             self.may_go_on.wait()
 
@@ -83,5 +85,8 @@ async def test_a_message_whose_client_disconnects_during_the_sync_is_stored(tmp_
     await also
 
     assert {path.name for path in (tmp_path / "new").iterdir()} == {draft.queue_id, other.queue_id}
+    assert slow.count == 1, "they share a sync"
     assert select.select([woken], [], [], 0)[0]
     intake.close()
+    with pytest.raises(RuntimeError):
+        await intake.accept(intake.draft(), envelope)

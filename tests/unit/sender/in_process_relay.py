@@ -6,9 +6,8 @@ It runs in the virtual time of its loop, if the loop has one (`tests.fakes.virtu
 import asyncio
 import contextlib
 import io
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from relay.clock import Clock, SystemClock
@@ -68,49 +67,36 @@ upstreams:
     return parse_policy(text.encode(), folder / "policy.yaml")
 
 
+def virtual_loop() -> VirtualTimeLoop | None:
+    """Return the running loop if its time is virtual."""
+    with contextlib.suppress(RuntimeError):
+        if isinstance(loop := asyncio.get_running_loop(), VirtualTimeLoop):
+            return loop
+    return None
+
+
 def virtual_clock() -> FakeClock:
     """Return the clock of the running loop.  A test may advance it, as a suspend does."""
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, VirtualTimeLoop)
+    loop = virtual_loop()
+    assert loop is not None
     return loop.clock
 
 
 def hurry(seconds: int) -> None:
     """Let virtual time pass in steps of at least `seconds`: days go by in an instant."""
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, VirtualTimeLoop)
+    loop = virtual_loop()
+    assert loop is not None
     loop.hurry(seconds)
 
 
-def _clock_of_the_loop() -> Clock:
-    with contextlib.suppress(RuntimeError):
-        if isinstance(asyncio.get_running_loop(), VirtualTimeLoop):
-            return virtual_clock()
-    return SystemClock()
+class AwaitedThread(CallThread):
+    """A thread for whose calls virtual time waits."""
 
-
-class _AwaitedThread(CallThread):
     def call(self, function: Callable[[], Result]) -> "asyncio.Future[Result]":
         done = super().call(function)
-        if isinstance(loop := asyncio.get_running_loop(), VirtualTimeLoop):
+        if (loop := virtual_loop()) is not None:
             loop.wait_for(done)
         return done
-
-
-def _workers(*, is_threaded: bool) -> Workers:
-    with contextlib.suppress(RuntimeError):
-        if isinstance(asyncio.get_running_loop(), VirtualTimeLoop) and not is_threaded:
-            return InTurn
-    return _AwaitedThread
-
-
-async def look_again() -> None:
-    """Let the loop run until it is quiet; in real time, for 2 ms."""
-    loop = asyncio.get_running_loop()
-    if isinstance(loop, VirtualTimeLoop):
-        await loop.quiet()
-    else:
-        await asyncio.sleep(0.002)
 
 
 async def turns_of_the_loop(count: int = 50) -> None:
@@ -129,13 +115,13 @@ class Relay:
         clock: Clock | None = None,
         *,
         style: LogStyle = "text",
-        is_threaded: bool = False,
         workers: Workers | None = None,
     ) -> None:
-        """In virtual time call the disk in the thread of the loop, unless `is_threaded`, or by `workers`."""
+        """Call the disk by `workers`; without any, in virtual time in the thread of the loop."""
+        loop = virtual_loop()
         self.policy = policy
         self.disk = disk or Unsynced()
-        self.clock = clock or _clock_of_the_loop()
+        self.clock = clock or (SystemClock() if loop is None else loop.clock)
         self.log = io.StringIO()
         self.faults: list[BaseException] = []
         self.told: list[str] = []
@@ -146,7 +132,7 @@ class Relay:
         self.spool = MaildirSpool(root, self.disk, self.clock, lambda _name, why: self.told.append(why))
         self.intake = MaildirIntake(root, Unsynced(), self.clock)
         self.trigger = Trigger(root, Unsynced())
-        host = Host(self.clock, self.disk, workers or _workers(is_threaded=is_threaded))
+        host = Host(self.clock, self.disk, workers or (CallThread if loop is None else InTurn))
         self.sender = Sender(
             self.spool,
             host,
@@ -201,10 +187,14 @@ class Relay:
 
     async def until(self, condition: Callable[[], Any]) -> None:
         """Wait until the condition holds; fail on a fault of the relay or after the patience."""
-        async with self._patience():
-            while not condition():
-                assert not self.faults, self.faults
-                await look_again()
+        loop = virtual_loop()
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS if loop is None else VIRTUAL_PATIENCE_SECONDS):
+                while not condition():
+                    assert not self.faults, self.faults
+                    await (asyncio.sleep(0.002) if loop is None else loop.quiet())
+        except TimeoutError:
+            raise AssertionError(f"it never happened; the log:\n{self.logged()}") from None
 
     async def until_empty(self) -> None:
         """Wait until the queue and the spool are empty."""
@@ -218,21 +208,10 @@ class Relay:
         )
         await self.sender.look()
 
-    @contextlib.asynccontextmanager
-    async def _patience(self) -> AsyncIterator[None]:
-        is_virtual = isinstance(asyncio.get_running_loop(), VirtualTimeLoop)
-        try:
-            async with asyncio.timeout(VIRTUAL_PATIENCE_SECONDS if is_virtual else PATIENCE_SECONDS):
-                yield
-        except TimeoutError:
-            raise AssertionError(f"it never happened; the log:\n{self.logged()}") from None
-
     async def __aenter__(self) -> Self:
         await self.sender.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.sender.stop()
         self.trigger.close()

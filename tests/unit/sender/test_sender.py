@@ -22,6 +22,7 @@ from tests.fakes.virtual_time import InTurn, pass_time
 from tests.unit.sender.in_process_relay import (
     CONTENT,
     PATIENCE_SECONDS,
+    AwaitedThread,
     Relay,
     policy_of,
     turns_of_the_loop,
@@ -149,7 +150,7 @@ async def test_mail_goes_while_the_queue_is_read_and_unread_messages_are_not_cal
                 left -= 1
                 assert left >= 0 or gate.wait(PATIENCE_SECONDS)
 
-        async with Relay(policy, Unsynced(hold), is_threaded=True) as relay:
+        async with Relay(policy, Unsynced(hold), workers=AwaitedThread) as relay:
             await host.until(lambda: len(host.transactions) == BATCH)
             assert {sent.recipients[0] for sent in host.transactions} == {
                 "r0@there.example",

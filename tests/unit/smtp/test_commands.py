@@ -20,10 +20,12 @@ def forward(argument: bytes, *, smtputf8: bool) -> str:
 
 
 def _addresses() -> st.SearchStrategy[str]:
-    label = st.from_regex(rf"[{LETTERS}_]([{LETTERS}_-]{{0,10}}[{LETTERS}_])?", fullmatch=True)
+    label = st.text(f"{LETTERS}_-", min_size=1, max_size=12).filter(lambda text: text == text.strip("-"))
     domain = st.lists(label, min_size=1, max_size=5).map(".".join)
     literal = st.ip_addresses(v=4).map("[{}]".format) | st.ip_addresses(v=6).map("[IPv6:{}]".format)
-    quoted = st.from_regex(r'"([ !#-\[\]-~]|\\[ -~]){0,20}"', fullmatch=True)
+    printable = [chr(octet) for octet in range(32, 127)]
+    quotable = [*(set(printable) - {'"', "\\"}), *(f"\\{each}" for each in printable)]
+    quoted = st.lists(st.sampled_from(sorted(quotable)), max_size=20).map("".join).map('"{}"'.format)
     local = st.text(ATEXT + ".", min_size=1, max_size=32) | quoted
     return st.builds("{}@{}".format, local, domain | domain.map("{}.".format) | literal)
 

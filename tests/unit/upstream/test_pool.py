@@ -1,256 +1,196 @@
-"""The pool, with fake connections: it keeps its cap, forgets no connection, and hands out no unfit one."""
+"""The pool: an upstream never sees more connections than the cap, and the pool hands out no unfit one."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, cast
+from dataclasses import replace
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from relay.clock import SECOND_NS
 from relay.policy.model import Upstream
-from relay.upstream.pool import Pool
-from tests.fakes.clock import FakeClock
+from relay.upstream.connection import Connection, open_connection
+from relay.upstream.pool import Open, Pool
+from tests.fakes.smarthost import DEFAULT, GAP, Script, Session, Smarthost, Turn, Until
+from tests.fakes.virtual_time import VirtualTimeLoop
+from tests.unit.upstream.sessions import account, transaction
 
-HOUR_NS = 3600 * 10**9
-WIDE = Upstream.model_construct(
-    host="h", limits=(), connections=3, max_messages=100, max_age_ns=HOUR_NS, idle_ns=HOUR_NS
+CAPS = Upstream.model_construct(
+    host="h", limits=(), connections=2, max_messages=2, max_age_ns=SECOND_NS, idle_ns=SECOND_NS // 2
 )
-"""Caps of which only `connections` can matter in a test."""
-
-
-class Line:
-    def __init__(self, opened_at_ns: int, of: "Opener") -> None:
-        self.opened_at_ns = self.idle_since_ns = opened_at_ns
-        self.of, self.transactions = of, 0
-        self.is_alive, self.is_closing, self.is_aborted = True, False, False
-        self.closed = asyncio.Event()
-
-    @property
-    def is_usable(self) -> bool:
-        return self.is_alive and not self.is_closing
-
-    @property
-    def fault_before_use(self) -> OSError | None:
-        return None if self.is_alive or self.transactions else OSError("no")
-
-    @property
-    def is_gone(self) -> bool:
-        return self.closed.is_set() or not self.is_alive
-
-    async def close(self) -> None:
-        self.is_closing = True
-        for _ in range(3):  # the upstream takes a while to answer QUIT
-            await asyncio.sleep(0)
-        self.closed.set()
-
-    def abort(self) -> None:
-        self.is_aborted, self.is_alive = True, False
-        self.closed.set()
-
-
-class Opener:
-    """Opens fake connections when the test says so."""
-
-    def __init__(self, clock: FakeClock) -> None:
-        self.clock = clock
-        self.asked: list[asyncio.Future[None]] = []
-        self.lines: list[Line] = []
-
-    async def open(self) -> Line:
-        permission = asyncio.get_running_loop().create_future()
-        self.asked.append(permission)
-        await permission
-        self.lines.append(Line(self.clock.boottime_ns(), self))
-        return self.lines[-1]
-
-    @property
-    def waiting(self) -> list[asyncio.Future[None]]:
-        return [each for each in self.asked if not each.done()]
-
-    def grant(self) -> None:
-        self.waiting[0].set_result(None)
-
-    def refuse(self) -> None:
-        self.waiting[0].set_exception(OSError("no"))
+REST_NS = SECOND_NS // 5
+"""How long no connection is opened after a failure."""
 
 
 async def settle() -> None:
-    for _ in range(12):
+    """Let everything happen that needs no time to pass."""
+    for _ in range(40):
         await asyncio.sleep(0)
 
 
-class World:
-    def __init__(self, caps: Upstream = WIDE, on_failed: Callable[[Exception], int] = lambda _: 0) -> None:
-        self.clock = FakeClock()
-        self.opener = Opener(self.clock)
-        opener = cast("Any", self.opener.open)  # a Line has all that the pool uses of a connection
-        self.pool: Any = Pool(opener, caps, self.clock, on_change=lambda: None, on_failed=on_failed)
+class Play:
+    """A pool of connections to a smarthost under any operations, and the laws that it must keep."""
 
-    async def opened(self) -> Line:
-        """Open a connection, and take it from the pool."""
-        assert await self.none()
-        self.opener.grant()
-        await settle()
-        line: Line
-        (line,) = self.pool.take(1)
-        return line
-
-    async def none(self) -> bool:
-        """Take a connection; return whether there was none."""
-        taken = self.pool.take(1)
-        await settle()
-        return not taken
-
-
-async def test_the_pool_rests_after_a_failure_and_then_opens_again() -> None:
-    world = World(on_failed=lambda _: HOUR_NS)
-    await world.none()
-    world.opener.refuse()
-    await settle()
-    assert await world.none()
-    assert not world.opener.waiting
-    world.clock.advance(HOUR_NS)
-
-    await world.opened()
-    # Behind the first login all the others begin at once.
-    world.pool.take(5)
-    await settle()
-    assert len(world.opener.waiting) == WIDE.connections - 1
-
-
-OPERATIONS = st.sampled_from(
-    ["take", "take", "grant", "grant", "refuse", "release", "release", "give back", "end", "die",
-     "use up", "age", "fewer", "more", "renew", "turn"]
-)  # fmt: skip
-TIGHT = WIDE.model_copy(update={"connections": 2, "max_messages": 5, "max_age_ns": 1000, "idle_ns": 500})
-
-
-class Play(World):
-    """A pool under any sequence of operations, and the laws that it must keep."""
-
-    def __init__(self) -> None:
-        super().__init__(TIGHT)
-        self.openers = [self.opener]
-        self.cap = self.highest_cap = 2
-        self.held: list[Line] = []
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        self.clock = loop.clock
+        self.host = Smarthost(Script(connect=self._greet, quit=[*[GAP] * 20, DEFAULT]))
+        self.greetings: list[tuple[Session, asyncio.Event]] = []
+        """Sessions in which the upstream has said nothing yet."""
+        self.dead: list[Session] = []
+        """Sessions that the upstream ended."""
+        self.opened: dict[Connection, str] = {}
+        """Each connection, and the name that it gave in EHLO."""
+        self.idle_since_ns: dict[Connection, int] = {}
+        self.held: list[Connection] = []
+        self.begun = self.opening = self.version = 0
+        self.cap = self.highest_cap = CAPS.connections
+        self.rests_until_ns = 0
+        self.pool = Pool(self._opener(), CAPS, self.clock, on_change=lambda: None, on_failed=self._failed)
 
     @property
-    def lines(self) -> list[Line]:
-        return [line for opener in self.openers for line in opener.lines]
+    def open(self) -> list[Session]:
+        """Return what the upstream counts: any session from its start up to the reply to QUIT."""
+        return [each for each in self.host.sessions if each.is_open and each not in self.dead]
 
-    @property
-    def open(self) -> list[Line]:
-        return [line for line in self.lines if not line.is_gone]
+    def _greet(self, _: str) -> Turn:
+        assert len(self.open) <= self.highest_cap, "the upstream sees too many"
+        self.greetings.append((self.host.sessions[-1], asyncio.Event()))
+        return [Until(self.greetings[-1][1]), DEFAULT]
 
-    @property
-    def waiting(self) -> int:
-        return sum(len(opener.waiting) for opener in self.openers)
+    def _opener(self) -> Open:
+        self.version += 1
+        version = self.version
+
+        async def opener() -> Connection:
+            self.begun += 1
+            self.opening += 1
+            name = f"{self.begun}.v{version}.example"
+            try:
+                connection = await open_connection(replace(account(self.host), helo_name=name), self.clock)
+            finally:
+                self.opening -= 1
+            self.opened[connection], self.idle_since_ns[connection] = name, self.clock.boottime_ns()
+            return connection
+
+        return opener
+
+    def _failed(self, _: Exception) -> int:
+        self.rests_until_ns = self.clock.boottime_ns() + REST_NS
+        return REST_NS
 
     async def do(self, operation: str, pick: int) -> None:
-        is_first, before = not self.pool.open, self.waiting
-        self._use(operation, pick)
-        self._befall(operation, pick)
-        if operation in ("take", "turn"):
-            await asyncio.sleep(0)
-        assert len(set(map(id, self.held))) == len(self.held), "one connection has two holders"
-        # The upstream also counts connections that are being opened or closed.
-        assert len(self.open) + self.waiting <= self.highest_cap, "the upstream sees too many"
-        if is_first and operation == "take":
-            assert self.waiting <= max(before, 1), "the first one logs in before others"
-
-    def _use(self, operation: str, pick: int) -> None:
-        """Do what the pool's owner does."""
         match operation:
             case "take":
-                for line in self.pool.take(pick):
-                    self._check_fit(line)
-                    self.held.append(line)
+                await self._take(pick)
             case "release" if self.held:
-                line = self.held.pop(pick % len(self.held))
-                line.transactions, line.idle_since_ns = line.transactions + 1, self.clock.boottime_ns()
-                self.pool.release(line)
+                connection = self.held.pop(pick % len(self.held))
+                await connection.transact(transaction("r@x.example"))
+                self.idle_since_ns[connection] = self.clock.boottime_ns()
+                self.pool.release(connection)
             case "give back" if self.held:
                 self.pool.release(self.held.pop(pick % len(self.held)), was_used=False)
-            case "end" if self.held:
-                line = self.held.pop(pick % len(self.held))
-                line.transactions, line.is_alive = line.transactions + 1, False
-                self.pool.release(line)
             case "fewer" | "more" | "renew":
                 self._configure(operation)
-
-    def _befall(self, operation: str, pick: int) -> None:
-        """Do what upstreams and time do."""
-        pending = [each for each in self.openers if each.waiting]
-        match operation:
-            case "grant" if pending:
-                pending[pick % len(pending)].grant()
-            case "refuse" if pending:
-                pending[pick % len(pending)].refuse()
-            case "die" if self.lines:
-                self.lines[pick % len(self.lines)].is_alive = False
-            case "use up" if self.lines:
-                self.lines[pick % len(self.lines)].transactions = 5
+            case "grant" if self.greetings:
+                self.greetings.pop(pick % len(self.greetings))[1].set()
+            case "refuse" if self.greetings:
+                self._hang_up(self.greetings.pop(pick % len(self.greetings))[0])
+            case "die" if greeted := [each for each in self.open if each.commands]:
+                self._hang_up(greeted[pick % len(greeted)])
             case "age":
-                self.clock.advance(400)
+                self.clock.advance(2 * SECOND_NS // 5)
+            case "turn":
+                await settle()
 
-    def _check_fit(self, line: Line) -> None:
-        now_ns = self.clock.boottime_ns()
-        assert line.is_usable
-        assert line.of is self.openers[-1]
-        assert line.transactions < TIGHT.max_messages
-        assert now_ns - line.opened_at_ns < TIGHT.max_age_ns
-        assert now_ns - line.idle_since_ns < TIGHT.idle_ns
+    async def _take(self, most: int) -> None:
+        is_first, opening, begun = not self.pool.open, self.opening, self.begun
+        for connection in self.pool.take(most):
+            now_ns = self.clock.boottime_ns()
+            assert connection not in self.held, "one connection has two holders"
+            assert connection.is_usable
+            assert self.opened[connection].endswith(f".v{self.version}.example")
+            assert connection.transactions < CAPS.max_messages
+            assert now_ns - connection.opened_at_ns < CAPS.max_age_ns
+            assert now_ns - self.idle_since_ns[connection] < CAPS.idle_ns
+            self.held.append(connection)
+        rests = self.clock.boottime_ns() < self.rests_until_ns
+        await asyncio.sleep(0)
+        assert not rests or self.begun == begun, "it rests after a failure"
+        assert not is_first or self.opening <= max(opening, 1), "the first one logs in before others"
 
     def _configure(self, operation: str) -> None:
-        if operation == "renew":
-            self.openers.append(Opener(self.clock))
-        else:
-            self.cap = 1 if operation == "fewer" else 3
+        self.cap = {"fewer": 1, "more": 3}.get(operation, self.cap)
         self.highest_cap = max(self.cap, self.highest_cap)
-        opener = self.openers[-1].open if operation == "renew" else None
-        self.pool.configure(TIGHT.model_copy(update={"connections": self.cap}), opener=opener)
+        self.rests_until_ns = 0
+        caps = CAPS.model_copy(update={"connections": self.cap})
+        self.pool.configure(caps, opener=self._opener() if operation == "renew" else None)
+
+    def _hang_up(self, session: Session) -> None:
+        self.dead.append(session)
+        session.writer.close()
 
     async def end(self) -> None:
-        """Give all back: the pool keeps no more than its cap, and hands out a connection."""
-        for line in self.held:
-            self.pool.release(line)
-        for _ in range(20):
-            if not await self.none():
-                break
-            for opener in self.openers:
-                while opener.waiting:
-                    opener.grant()
-            await settle()
-        else:
-            raise AssertionError("there is none to be had")
-        assert len(self.open) <= self.cap
-        assert {line.of for line in self.open} == {self.openers[-1]}
-        assert [line for line in self.lines if line.is_aborted] == []
-        await self.pool.close()
+        """Give all back: the pool keeps no more than its cap, hands out a connection, and then opens all."""
+        for connection in self.held:
+            self.pool.release(connection)
+        self.held.clear()
         await settle()
-        assert len(self.open) == self.pool.open == 1
+        for _ in range(20):
+            await self._take(1)
+            if self.held:
+                break
+            while self.greetings:
+                await self.do("grant", 0)
+            self.clock.advance(REST_NS)
+            await settle()
+        assert self.held, "there is none to be had"
+        assert len(self.open) <= self.cap
+        assert all(f".v{self.version}." in line for each in self.open for line in each.commands[:1])
+        for _ in range(3):
+            self.clock.advance(REST_NS)
+            await settle()
+            await self._take(5)
+        assert len(self.held) + self.opening == self.cap, "behind the first login all others begin at once"
+        await self.pool.close()
+        for _, greeting in self.greetings:
+            greeting.set()
+        await settle()
+        assert len(self.open) == self.pool.open == len(self.held)
+        ended = [each.commands for each in self.host.sessions if each not in [*self.open, *self.dead]]
+        assert {commands[-1] for commands in ended if commands} <= {"QUIT"}
 
 
-TAKEN = [("take", 1), ("grant", 0), ("turn", 0), ("turn", 0), ("take", 1)]
-IDLE = [*TAKEN, ("release", 0)]
-AGE, TAKE = ("age", 0), ("take", 1)
+TAKE, AGE, TURN, RELEASE = ("take", 1), ("age", 0), ("turn", 0), ("release", 0)
+TAKEN = [TAKE, TURN, ("grant", 0), TURN, TAKE]
+IDLE = [*TAKEN, RELEASE]
+OPERATIONS = st.sampled_from(
+    ["take", "take", "grant", "grant", "refuse", "release", "release", "give back", "die", "age", "fewer",
+     "more", "renew", "turn", "turn"]
+)  # fmt: skip
 
 
 @given(st.lists(st.tuples(OPERATIONS, st.integers(0, 5)), max_size=40))
 @example([("take", 2), ("take", 2)])
-@example([*IDLE, ("die", 0), TAKE])
-@example([*IDLE, ("use up", 0), TAKE])
-@example([*IDLE, ("expect", 0), TAKE, ("release", 0), TAKE])
+@example([*IDLE, ("die", 0), TURN, TAKE])
+@example([*TAKEN, ("die", 0), TURN, RELEASE, TAKE])
+@example([*TAKEN, ("give back", 0), ("die", 0), TURN, TAKE, TURN])
+@example([*IDLE, TAKE, RELEASE, TAKE])
 @example([*IDLE, AGE, AGE, TAKE])
 @example([*TAKEN, AGE, ("give back", 0), AGE, TAKE])
-@example([*TAKEN, AGE, AGE, AGE, ("release", 0), TAKE])
-@example([*TAKEN, *TAKEN, ("use up", 0), ("release", 0), TAKE])
+@example([*TAKEN, AGE, AGE, AGE, RELEASE, TAKE])
+@example([*TAKEN, *TAKEN, RELEASE, TAKE, RELEASE, TAKE])
 @example([*TAKEN, *TAKEN, ("fewer", 0)])
+@example([*TAKEN, *TAKEN, RELEASE, RELEASE, AGE, AGE, TAKE, TURN])
+@example([*TAKEN, TAKE, ("take", 5), TURN])
+@example([TAKE, TURN, ("refuse", 0), TURN, TAKE, TURN, AGE, TAKE, TURN])
 def test_the_pool_keeps_its_cap_and_forgets_nothing_under_any_use(operations: list[tuple[str, int]]) -> None:
     async def play() -> None:
-        played = Play()
-        for operation, pick in operations:
-            await played.do(operation, pick)
-        await played.end()
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualTimeLoop)
+        played = Play(loop)
+        async with played.host:
+            for operation, pick in operations:
+                await played.do(operation, pick)
+            await played.end()
 
-    asyncio.run(play())
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(play())

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
 from relay.sender.pausing import parse, render
-from relay.smtp.reply import Phase
 from relay.verdicts.account import (
     FIRST_NS,
     FOREVER_NS,
@@ -26,12 +25,10 @@ from relay.verdicts.account import (
     at_a_start,
     lapsed,
     max_recipients_now,
-    refusal_event,
     rest_ns,
     step,
     within_ns,
 )
-from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Layer, Rule, Ruling, Scope, Verdict
 from relay.verdicts.wording import retry_after_ns, window_in
 
@@ -96,15 +93,6 @@ def test_each_rest_has_a_span_whatever_happens(kinds: list[EventKind]) -> None:
         state = step(state, event(kind, 10 * number))
         assert bool(state.spans and state.spans[-1][1] == FOREVER_NS) == state.is_resting
         assert list(state.spans) == sorted(state.spans)
-
-
-@pytest.mark.parametrize(
-    ("verdict", "expected"), [(Verdict.PAUSE, EventKind.PAUSE), (Verdict.STOP, EventKind.STOP)]
-)
-def test_a_refusal_becomes_the_event_of_its_verdict(verdict: Verdict, expected: EventKind) -> None:
-    answer = Answer(verdict, Phase.MAIL, None, "no", ruling=ruling_of("no", may_probe=False))
-
-    assert refusal_event(answer, 5, lambda _span_ns: None).kind is expected
 
 
 def test_a_stop_that_allows_no_probe_ends_only_if_somebody_acts() -> None:

@@ -14,7 +14,7 @@ import pytest
 from relay.clock import SystemClock
 from relay.policy.model import Upstream
 from relay.policy.shipped import standard_rules
-from relay.sender.connections import Logins
+from relay.sender.connections import Logins, read_refresh_token, write_refresh_token
 from relay.smtp.sasl import BearerToken
 from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
@@ -235,3 +235,22 @@ async def test_an_edit_waits_for_a_request_that_may_rotate_the_refresh_token(tmp
     await logins.close()
     assert sent == ["r0", "r1"]
     assert path.read_text() == "r2\n"
+
+
+OLD, NEW, OTHERS = "old-refresh-token", "a-new-and-longer-refresh-token", "by-hand"
+
+
+def test_only_the_owner_reads_the_file_and_no_other_writers_token_is_replaced(tmp_path: Path) -> None:
+    """tests/engines/spool/test_durable cuts the power of a replacement."""
+    path, disk = tmp_path / "m365", RealDisk()
+    write_refresh_token(path, disk, OLD)
+    # Once more, as after a failed sync of the new token.
+    for _ in range(2):
+        assert write_refresh_token(path, disk, NEW, old=OLD)
+
+    assert path.read_text() == f"{NEW}\n"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["m365", "m365.lock"]
+    write_refresh_token(path, disk, OTHERS)
+    assert not write_refresh_token(path, disk, NEW, old=OLD)
+    assert read_refresh_token(path, disk) == OTHERS
