@@ -10,6 +10,7 @@ the words that only listings show are one text.
 import enum
 from dataclasses import dataclass, field
 from functools import lru_cache
+from sys import intern
 from typing import NamedTuple
 
 from relay.mail.address import comparable
@@ -65,6 +66,8 @@ class Origin(NamedTuple):
     """The reverse-path that the upstream sees.  Limits for each sender count by it."""
     sender: str
     """`sent_reverse_path` in the form that all its spellings share.  It is never sent or shown."""
+    turn: str
+    """The sender that takes turns in a lane (`turn_of`)."""
 
 
 @lru_cache(maxsize=65_536)
@@ -76,9 +79,26 @@ def origin_of(
     rewriting: Rewriting | None = None,
 ) -> Origin:
     """Return an origin.  Equal arguments give the same object, because many messages share it."""
-    sent = reverse_path if rewriting is None else rewriting.reverse_path(reverse_path)
-    sender = comparable(sent)
-    return Origin(reverse_path, client, user, lane, sent, sent if sender == sent else sender)
+    reverse_path = intern(reverse_path)
+    sent = reverse_path if rewriting is None else intern(rewriting.reverse_path(reverse_path))
+    sender, turn = intern(comparable(sent)), intern(turn_of(reverse_path))
+    return Origin(reverse_path, client, user, lane, sent, sender, turn)
+
+
+def turn_of(reverse_path: str) -> str:
+    """Return the sender that takes turns: the address without what bulk mail adds for each recipient.
+
+    A list that names the recipient in its return address (VERP: `list-return-7-me=here.example@…`,
+    `list+me=here.example@…`) is one sender.  Otherwise it would have a turn for each recipient.
+    """
+    local, at, domain = comparable(reverse_path).rpartition("@")
+    if local.startswith("prvs="):  # BATV: a tag before the address
+        local = local.rpartition("=")[2]
+    local = local.partition("+")[0] or local
+    if "=" in local:
+        kept = local.partition("=")[0]
+        local = kept.rpartition("-")[0] or kept
+    return f"{local}{at}{domain}"
 
 
 class RecipientsLeft(NamedTuple):
@@ -147,7 +167,7 @@ class Queued:
     is_counted: bool = True
     """Exactly one part of a message counts as the message, with its octets."""
     spot: object = field(default=None, init=False, repr=False)
-    """The place in that line where it waits; only the owner of that place uses this."""
+    """The key in that line, or the line itself, where it waits; only `UpstreamQueue` uses this."""
 
     @property
     def shown(self) -> ListedWords:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from relay.mail.envelope import QueueId
-from relay.queue.lanes import DEFAULT_LANE, Arrangement, Lane
-from relay.queue.queued import NO_REASON, Queued, State, WaitReason, origin_of
+from relay.queue.lanes import Arrangement, Lane
+from relay.queue.queued import DEFAULT_LANE, NO_REASON, Queued, State, WaitReason, origin_of
 from relay.queue.queues import PROBE_SOUGHT_NS, Queues
 from relay.queue.routes import Availability, Because, Choice, Part, Route, choose, next_listed
 from relay.queue.upstream_queue import AT_ONCE_NS, ThrottledMessage

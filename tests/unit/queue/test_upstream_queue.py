@@ -5,8 +5,9 @@ from collections.abc import Callable, Hashable
 import pytest
 
 from relay.mail.envelope import QueueId
-from relay.queue.lanes import DEFAULT_LANE, Arrangement, Lane
+from relay.queue.lanes import Arrangement, Lane
 from relay.queue.queued import (
+    DEFAULT_LANE,
     NO_REASON,
     Queued,
     State,
@@ -138,6 +139,20 @@ def test_messages_of_a_full_key_wait_in_order_and_delay_no_other() -> None:
         went += names(taken)
         line.granted(taken[0], 1)
     assert went == "abcde"
+
+
+def test_a_sender_whose_mail_waited_for_many_keys_takes_one_turn_at_a_time() -> None:
+    line = UpstreamQueue(lambda message: [message.domain])
+    line.arrange(LANES)
+    bulk = [a_message("b", "bulk@x.example") for _ in range(6)]
+    for number, message in enumerate(bulk):
+        message.domain = f"{number}.example"
+        line.enter(message)
+    line.wait([waits(each, 100, each.domain) for each in line.take(6, 0)])
+    for _ in range(3):
+        line.enter(a_message("o", "other@x.example"))
+
+    assert sorted(names(line.take(6, 100))) == [*"bbbooo"]
 
 
 def test_a_message_that_leaves_its_key_lets_the_next_one_go() -> None:
