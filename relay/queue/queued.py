@@ -112,22 +112,20 @@ class ListedWords(NamedTuple):
     """The words of a message that only listings show."""
 
     names: Names = NO_NAMES
-    arrival_at_ns: int | None = None
-    """Wall clock, as in the envelope; None for a message that left the queue."""
+    arrival_at_ns: int = 0
+    """Wall clock, as in the envelope; 0 if it is unknown."""
     recipients: tuple[str, ...] = ()
     """The first few recipients that are left."""
 
     def text(self) -> bytes:
         """Return the values as text, one a line: no value contains a line end."""
-        arrival = "" if self.arrival_at_ns is None else str(self.arrival_at_ns)
-        message_id, subject, client_queue_id = self.names
-        return "\n".join((arrival, message_id or "", subject, client_queue_id, *self.recipients)).encode()
+        names = [name or "" for name in self.names]
+        return "\n".join((str(self.arrival_at_ns), *names, *self.recipients)).encode()
 
     @classmethod
     def of(cls, text: bytes) -> "ListedWords":
         arrival, message_id, subject, client_queue_id, *recipients = text.decode().split("\n")
-        names = Names(message_id or None, subject, client_queue_id)
-        return cls(names, int(arrival) if arrival else None, tuple(recipients))
+        return cls(Names(message_id or None, subject, client_queue_id), int(arrival), tuple(recipients))
 
 
 @dataclass(slots=True, eq=False)

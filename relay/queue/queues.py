@@ -325,7 +325,7 @@ class Queues:
     def _choose(self, part: Queued, now_ns: int) -> Choice:
         route = self._route(part)
         choice = self.choice_of(route, now_ns)
-        stays = self._stays(part, route, choice, now_ns)
+        stays = self._stays_spilled(part, route, choice)
         is_late = (spills_ns := _spills_ns(part, route)) is not None and now_ns >= spills_ns
         to = next_listed(route, part.upstream, self._availabilities) if is_late else None
         if to is not None and (stays or part.upstream == choice.upstream):
@@ -333,26 +333,20 @@ class Queues:
         if stays:
             return part.choice
         for name in self._proving if part.state is State.WAITING else ():
+            line, is_probe = self.line(name), part.choice.because is Because.PROBE and part.upstream == name
+            # A message that has to wait proves nothing; it goes back, and another one probes.
             if (
                 is_better(route, name, choice.upstream, self._availabilities)
-                and not (line := self.line(name)).ready_count
-                and not line.counts.of(State.ACTIVE)
+                and (is_probe or not (line.ready_count or line.counts.of(State.ACTIVE)))
                 and line.has_room_for(part, now_ns)
             ):
-                return Choice(name, Because.PROBE, part.upstream)
+                return part.choice if is_probe else Choice(name, Because.PROBE, part.upstream)
         preferred = (part.part.route or self._default).upstreams[0]
         if part in self._unfit and choice.because is Because.PREFERRED and choice.upstream != preferred:
             return choice._replace(because=Because.UNFIT, instead_of=preferred)
         return choice
 
-    def _stays(self, part: Queued, route: Route, choice: Choice, now_ns: int) -> bool:
-        """Return whether a part still has a reason to stand elsewhere than its route says."""
-        if part.choice.because is Because.PROBE and part.upstream in self._proving:
-            # A message that has to wait proves nothing; it goes back, and another one probes.
-            is_to_go = part.state is State.WAITING and self.line_of(part).has_room_for(part, now_ns)
-            if part.state is not State.ACTIVE and not is_to_go:
-                return False
-            return is_better(route, part.upstream, choice.upstream, self._availabilities)
+    def _stays_spilled(self, part: Queued, route: Route, choice: Choice) -> bool:
         was_spilled = part.choice.because is Because.SPILL and part.choice.instead_of == choice.upstream
         may_spill = route.spill_after_ns is not None and part.upstream in route.upstreams
         known = self._availabilities.get(part.upstream)
