@@ -109,12 +109,12 @@ class Queues:
         """Return the state of a message: that of its most advanced part; None for an absent message."""
         return min((part.state for part in self.parts(queue_id)), key=_FURTHEST_FIRST.index, default=None)
 
-    def where(self) -> dict[Route, dict[str, int]]:
+    def where(self) -> Mapping[Route, Mapping[str, int]]:
         """Return how many parts of each route stand in each line."""
-        found: dict[Route, dict[str, int]] = {}
+        found = defaultdict[Route, Counter[str]](Counter)
         for name, line in self._lines.items():
             for route, count in line.counts.by_route().items():
-                found.setdefault(route or self._default, {})[name] = count
+                found[route or self._default][name] += count
         return found
 
     def add(self, *parts: Queued, now_ns: int) -> None:

@@ -397,6 +397,14 @@ def test_a_part_that_an_upstream_can_never_take_fails_over_from_the_next_one_in_
     assert part.upstream == "c"
 
 
+def test_mail_without_a_route_counts_with_the_route_of_the_default_upstream() -> None:
+    queue, route = Queues(), Route(("a",))
+    queue.use(("a",), (route,))
+    queue.add(*message(1, Part(route)), now_ns=0)
+    queue.add(*message(2, Part()), now_ns=0)
+    assert queue.where() == {route: {"a": 2}}
+
+
 def test_the_oldest_message_of_a_lane_is_the_first_one_that_still_waits() -> None:
     queue, (part, other) = (
         Queues(),
