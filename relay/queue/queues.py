@@ -213,7 +213,7 @@ class Queues:
             was = [each for each in before if _overlap(each.part, part.part)] or before
             part.paused_ns = max(each.paused_ns for each in was)
             part.either_paused_ns = max(each.either_paused_ns for each in was)
-            part.choice = Choice(was[0].upstream)
+            part.choice, part.stands_since_ns = Choice(was[0].upstream), now_ns
             if part.state is State.DEFERRED:
                 part.why = was[0].why
         for part in before:

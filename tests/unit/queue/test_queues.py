@@ -497,6 +497,18 @@ def test_a_probe_that_an_edit_divides_probes_with_one_of_its_parts() -> None:
     ]
 
 
+def test_mail_that_an_edit_sorts_anew_does_not_spill_before_its_time() -> None:
+    queue, old, new = Queues(), Route(("a", "b"), spill_after_ns=30), Route(("a", "b"), 15, spill_after_ns=30)
+    queue.use(("a", "b"), (old,))
+    queue.add(*message(1, Part(old), at_ns=1000), now_ns=1000)
+    queue.use(("a", "b"), (new,))
+    queue.sort_anew(message(1, Part(new), at_ns=1000), 1001)
+    settle(queue, 1001)
+    assert [part.upstream for part in queue] == ["a"]
+    settle(queue, 1031)
+    assert [part.upstream for part in queue] == ["b"]
+
+
 def test_mail_of_a_paused_sender_does_not_probe_before_the_pause_ends() -> None:
     queue = failed_over(1, 2, 3, sender="s@x")
     until_ns = queue.line("a").sender_pauses.begin("s@x", 20, "553 not yours")
