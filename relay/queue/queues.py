@@ -25,7 +25,7 @@ from typing import Any
 from relay.mail.envelope import QueueId
 from relay.queue.lines import Sums, TimedHeap, earliest, total
 from relay.queue.queued import NO_REASON, NOWHERE, Queued, State, WaitReason
-from relay.queue.routes import Availability, Because, Choice, Part, Route, choose, is_better, next_listed
+from relay.queue.routes import Availability, Because, Choice, Route, choose, is_better, next_listed
 from relay.queue.upstream_queue import AT_ONCE_NS, SLICE, KeysOf, UpstreamQueue
 
 PROBE_SOUGHT_NS = 15 * 10**9
@@ -198,8 +198,8 @@ class Queues:
     def sort_anew(self, fresh: Sequence[Queued], now_ns: int) -> bool:
         """Use the lane and parts that an edit gives a message; return False while its old parts are active.
 
-        `fresh` is the message as a start would load it.  It goes on like that, but the pauses that it waited
-        for still count.
+        `fresh` is the message as a start would load it.  It goes on like that, but the pauses that one of its
+        parts waited for still count.
         """
         before = self.parts(fresh[0].queue_id)
         is_same = [(each.part, each.lane) for each in before] == [(each.part, each.lane) for each in fresh]
@@ -210,12 +210,11 @@ class Queues:
         for part in before:
             self._rest(part, now_ns)
         for part in fresh:
-            was = [each for each in before if _overlap(each.part, part.part)] or before
-            part.paused_ns = max(each.paused_ns for each in was)
-            part.either_paused_ns = max(each.either_paused_ns for each in was)
-            part.choice, part.stands_since_ns = Choice(was[0].upstream), now_ns
+            part.paused_ns = max(each.paused_ns for each in before)
+            part.either_paused_ns = max(each.either_paused_ns for each in before)
+            part.choice, part.stands_since_ns = Choice(before[0].upstream), now_ns
             if part.state is State.DEFERRED:
-                part.why = was[0].why
+                part.why = before[0].why
         for part in before:
             self._take_out(part)
         self._own(before[0], -1)
@@ -365,7 +364,3 @@ def _spills_ns(part: Queued, route: Route) -> int | None:
     if route.spill_after_ns is None or part.state is not State.WAITING or part.is_sitting_out:
         return None
     return max(part.ready_at_ns, part.stands_since_ns) + route.spill_after_ns
-
-
-def _overlap(one: Part, other: Part) -> bool:
-    return one.indices is None or other.indices is None or not one.indices.isdisjoint(other.indices)
