@@ -63,7 +63,7 @@ class _Flow:
 
     def _is_there(self, due_ns: int, message: Queued) -> bool:
         is_here = message in self.senders.get(message.origin.turn, ())
-        return is_here and message.since_ns + (self.patience_ns or 0) == due_ns
+        return is_here and message.ready_at_ns + (self.patience_ns or 0) == due_ns
 
 
 class Turn(NamedTuple):
@@ -109,7 +109,7 @@ class LaneQueue:
         if is_next:
             lane.senders.move_to_end(turn, last=False)
         if lane.patience_ns is not None:
-            lane.ages.add(message.since_ns + lane.patience_ns, message)
+            lane.ages.add(message.ready_at_ns + lane.patience_ns, message)
 
     def remove(self, message: Queued) -> None:
         """Take a message out of the order; a message that is not in it is ignored."""

@@ -146,7 +146,7 @@ class Queued:
     listed: bytes = ListedWords().text()
     """The result of `ListedWords.text`."""
     ready_at_ns: int = 0
-    """Since when only limits and connections keep it waiting."""
+    """Since when only limits and connections keep it waiting; never before its arrival."""
     tried: frozenset[int] = frozenset()
     """Recipients that were deferred in this round and wait until the others were tried."""
     refusals: int = 0
@@ -166,6 +166,9 @@ class Queued:
     """Exactly one part of a message counts as the message, with its octets."""
     spot: object = field(default=None, init=False, repr=False)
     """The key in that line, or the line itself, where it waits; only `UpstreamQueue` uses this."""
+
+    def __post_init__(self) -> None:
+        self.ready_at_ns = max(self.ready_at_ns, self.arrived_at_ns)
 
     @property
     def shown(self) -> ListedWords:
@@ -188,8 +191,3 @@ class Queued:
     def is_sitting_out(self) -> bool:
         """Return whether the message waits only because its sender is paused."""
         return self.state is State.WAITING and self.why.is_sender_pause
-
-    @property
-    def since_ns(self) -> int:
-        """Return since when only limits and connections keep it waiting; never before its arrival."""
-        return max(self.ready_at_ns, self.arrived_at_ns)

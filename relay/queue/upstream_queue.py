@@ -191,7 +191,7 @@ class UpstreamQueue:
         if by == self._lanes.by:
             return
         old, self._lanes = self._lanes, LaneQueue(by)
-        for message in sorted(old, key=lambda each: each.since_ns):
+        for message in sorted(old, key=lambda each: each.ready_at_ns):
             self._lanes.add(message)
         self.ask_anew()
 

@@ -124,7 +124,7 @@ class Transactions:
         self._metrics.observe(
             "relay_throttle_wait_seconds",
             self._upstream,
-            span_ns=reservation.reserved_at_ns - queued.since_ns,
+            span_ns=reservation.reserved_at_ns - queued.ready_at_ns,
         )
         self._begin(attempt, self._send(attempt, reservation))
 

@@ -261,7 +261,7 @@ def test_the_patience_of_a_lane_counts_from_when_a_message_may_go(verb: str) -> 
 def test_an_edit_of_lanes_keeps_the_order_of_arrival() -> None:
     messages = [a_message(f"{n:02d}", f"s{n % 3}", ("fast", "list")[n % 2]) for n in range(24)]
     for number, message in enumerate(messages):
-        message.arrived_at_ns = number
+        message.arrived_at_ns = message.ready_at_ns = number
     line = a_line(*messages, by=LANES)
     line.arrange(Arrangement())
     assert line.take(30, 0) == messages
