@@ -130,7 +130,8 @@ class LaneQueue:
             late = [first for each in able if (first := each.ages.first()) and first[0] <= now_ns]
             if late:
                 return Turn(min(late, key=lambda each: each[0])[1], self._overdue)
-        return Turn(next(iter(next(iter(lane.senders.values())))), lane)
+        first_sender = next(iter(lane.senders.values()))
+        return Turn(next(iter(first_sender)), lane)
 
     def take(self, turn: Turn) -> None:
         """Take the message of this turn, and charge its flow; `granted` or `refund` must follow."""
