@@ -10,7 +10,6 @@ the words that only listings show are one text.
 import enum
 from dataclasses import dataclass, field
 from functools import lru_cache
-from sys import intern
 from typing import NamedTuple
 
 from relay.mail.address import comparable
@@ -70,6 +69,10 @@ class Origin(NamedTuple):
     """The sender that takes turns in a lane (`turn_of`)."""
 
 
+_shared = lru_cache(1024)(str)
+"""Returns the same object for equal texts: the many addresses of a list with VERP have one turn."""
+
+
 @lru_cache(maxsize=65_536)
 def origin_of(
     reverse_path: str,
@@ -79,10 +82,10 @@ def origin_of(
     rewriting: Rewriting | None = None,
 ) -> Origin:
     """Return an origin.  Equal arguments give the same object, because many messages share it."""
-    reverse_path = intern(reverse_path)
-    sent = reverse_path if rewriting is None else intern(rewriting.reverse_path(reverse_path))
-    sender, turn = intern(comparable(sent)), intern(turn_of(reverse_path))
-    return Origin(reverse_path, client, user, lane, sent, sender, turn)
+    sent = reverse_path if rewriting is None else rewriting.reverse_path(reverse_path)
+    sender, turn = comparable(sent), _shared(turn_of(reverse_path))
+    same = {each: each for each in (turn, sender, sent)}
+    return Origin(reverse_path, client, user, lane, sent, same[sender], same[turn])
 
 
 def turn_of(reverse_path: str) -> str:
