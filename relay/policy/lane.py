@@ -16,6 +16,7 @@ from relay.mail.rewriting import Rewriting
 from relay.policy import units
 from relay.policy.document import Fault
 from relay.queue import lanes, sorting
+from relay.queue.queued import DEFAULT_LANE
 from relay.queue.routes import Route
 
 Unit = Literal["messages", "recipients", "bytes", "connections"]
@@ -139,7 +140,7 @@ Routes = tuple[RouteSettings, ...]
 
 def faults_of_lanes(lane_settings: Lanes) -> Iterator[Fault]:
     for name, lane in lane_settings.items():
-        if name == lanes.DEFAULT_LANE:
+        if name == DEFAULT_LANE:
             words = "the lane default takes all other mail, so it has no conditions"
             yield from (Fault(words, ("lanes", name, key)) for key in lane.asked())
         elif not lane.asked():
@@ -162,7 +163,7 @@ def faults_of_routes(routes: Routes) -> Iterator[Fault]:
 
 
 def _with_default(lane_settings: Lanes) -> Lanes:
-    return {**lane_settings, lanes.DEFAULT_LANE: lane_settings.get(lanes.DEFAULT_LANE, LaneSettings())}
+    return {**lane_settings, DEFAULT_LANE: lane_settings.get(DEFAULT_LANE, LaneSettings())}
 
 
 def lanes_of(lane_settings: Lanes) -> tuple[lanes.Lane, ...]:
@@ -195,7 +196,7 @@ def route_numbers_of(routes: Routes) -> dict[Route, tuple[int, ...]]:
 
 
 def sorter_of(lane_settings: Lanes, routes: Routes) -> sorting.Sorter:
-    named = {name: its for name, its in lane_settings.items() if name != lanes.DEFAULT_LANE}
+    named = {name: its for name, its in lane_settings.items() if name != DEFAULT_LANE}
     return sorting.Sorter(
         tuple((name, its.conditions()) for name, its in named.items()),
         tuple((its.route, its.conditions()) for its in routes),

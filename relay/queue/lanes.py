@@ -21,11 +21,8 @@ from dataclasses import dataclass
 from math import lcm
 from typing import NamedTuple
 
-from relay.mail.address import comparable
-from relay.queue.lines import MessageLine, TimedHeap
+from relay.queue.lines import TimedHeap
 from relay.queue.queued import DEFAULT_LANE, Queued
-
-__all__ = ["DEFAULT_LANE", "Arrangement", "Lane", "LaneQueue", "Turn", "turn_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +55,15 @@ class _Flow:
     def __init__(self, step: int, patience_ns: int | None = None) -> None:
         """`step` is how far a cost of 1 moves the tag."""
         self.step, self.patience_ns = step, patience_ns
-        self.tag = self.length = 0
-        self.senders: OrderedDict[str, _SenderLine] = OrderedDict()
-        """The first sender has the next turn."""
+        self.tag = 0
+        self.senders: OrderedDict[str, OrderedDict[Queued, None]] = OrderedDict()
+        """The messages of each sender, in order.  The first sender has the next turn."""
         self.ages: TimedHeap[Queued] = TimedHeap(self._is_there)
         """When the lane's patience with each message ends."""
 
     def _is_there(self, due_ns: int, message: Queued) -> bool:
-        line = message.spot
-        is_here = isinstance(line, _SenderLine) and line.lane is self
-        return is_here and message.since_ns + (self.patience_ns or 0) == due_ns
-
-
-class _SenderLine(MessageLine):
-    __slots__ = ("lane", "turn")
-    lane: _Flow
-    turn: str
+        is_here = message in self.senders.get(message.origin.turn, ())
+        return is_here and message.ready_at_ns + (self.patience_ns or 0) == due_ns
 
 
 class Turn(NamedTuple):
@@ -90,13 +80,14 @@ class LaneQueue:
         unit = lcm(*(lane.weight for lane in lanes), weights)
         self._lanes = {lane.name: _Flow(unit // lane.weight, lane.patience_ns) for lane in lanes}
         self._overdue = _Flow(unit // weights)
+        self._length = 0
         self._tag = 0
         """The tag of the message that was granted last: no lane and no overdue message is behind it."""
         self._charged: dict[Queued, tuple[_Flow, int, int]] = {}
         """Messages that were taken, until it is known whether they go: the flow, its tag before, the cost."""
 
     def __len__(self) -> int:
-        return sum(lane.length for lane in self._lanes.values())
+        return self._length
 
     def __iter__(self) -> Iterator[Queued]:
         for lane in self._lanes.values():
@@ -109,26 +100,25 @@ class LaneQueue:
 
     def add(self, message: Queued, *, is_in_front: bool = False, is_next: bool = False) -> None:
         """Put a message behind its sender's others, or in front; `is_next` also gives its sender the turn."""
-        lane = self._lanes[self.home_of(message.lane)]
-        turn = turn_of(message.origin.reverse_path) if self.by.lanes else ""
-        line = lane.senders.get(turn)
-        if line is None:
-            line = lane.senders[turn] = _SenderLine()
-            line.lane, line.turn = lane, turn
-        line.put(message, is_in_front=is_in_front or is_next)
-        lane.length += 1
+        lane, turn = self._lanes[self.home_of(message.lane)], self._turn_of(message)
+        line = lane.senders.setdefault(turn, OrderedDict())
+        line[message] = None
+        self._length += 1
+        if is_in_front or is_next:
+            line.move_to_end(message, last=False)
         if is_next:
             lane.senders.move_to_end(turn, last=False)
         if lane.patience_ns is not None:
-            lane.ages.add(message.since_ns + lane.patience_ns, message)
+            lane.ages.add(message.ready_at_ns + lane.patience_ns, message)
 
     def remove(self, message: Queued) -> None:
         """Take a message out of the order; a message that is not in it is ignored."""
-        if isinstance(line := message.spot, _SenderLine):
-            line.discard(message)
-            line.lane.length -= 1
-            if not line:
-                del line.lane.senders[line.turn]
+        senders, turn = self._lanes[self.home_of(message.lane)].senders, self._turn_of(message)
+        if message in senders.get(turn, ()):
+            del senders[turn][message]
+            self._length -= 1
+            if not senders[turn]:
+                del senders[turn]
 
     def next(self, now_ns: int, closed: Collection[str | None] = ()) -> Turn | None:
         """Return the message that goes next; None if no lane has mail and is not among the `closed` ones."""
@@ -140,15 +130,15 @@ class LaneQueue:
             late = [first for each in able if (first := each.ages.first()) and first[0] <= now_ns]
             if late:
                 return Turn(min(late, key=lambda each: each[0])[1], self._overdue)
-        return Turn(next(iter(lane.senders.values())).first(), lane)
+        first_sender = next(iter(lane.senders.values()))
+        return Turn(next(iter(first_sender)), lane)
 
     def take(self, turn: Turn) -> None:
         """Take the message of this turn, and charge its flow; `granted` or `refund` must follow."""
         message, flow = turn
-        line = message.spot
         self.remove(message)
-        if isinstance(line, _SenderLine) and line and line.lane is flow:
-            flow.senders.move_to_end(line.turn)
+        if (sender := self._turn_of(message)) in flow.senders:
+            flow.senders.move_to_end(sender)
         tag, cost = self._tag_of(flow), self.by.cost(message.recipients_left)
         flow.tag = tag + cost * flow.step
         self._charged[message] = flow, tag, cost
@@ -166,21 +156,8 @@ class LaneQueue:
             flow, _, cost = self._charged.pop(message)
             flow.tag -= cost * flow.step
 
+    def _turn_of(self, message: Queued) -> str:
+        return message.origin.turn if self.by.lanes else ""
+
     def _tag_of(self, flow: _Flow) -> int:
         return max(flow.tag, self._tag)
-
-
-def turn_of(reverse_path: str) -> str:
-    """Return the sender that takes turns: the address without what bulk mail adds for each recipient.
-
-    A list that names the recipient in its return address (VERP: `list-return-7-me=here.example@…`,
-    `list+me=here.example@…`) is one sender.  Otherwise it would have a turn for each recipient.
-    """
-    local, at, domain = comparable(reverse_path).rpartition("@")
-    if local.startswith("prvs="):  # BATV: a tag before the address
-        local = local.rpartition("=")[2]
-    local = local.partition("+")[0] or local
-    if "=" in local:
-        kept = local.partition("=")[0]
-        local = kept.rpartition("-")[0] or kept
-    return f"{local}{at}{domain}"

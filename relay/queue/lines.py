@@ -1,7 +1,7 @@
-"""The building blocks of a line: messages in order, entries that wait until an instant, and counts.  Pure."""
+"""The building blocks of a line: entries that wait until an instant, and counts.  Pure."""
 
 import heapq
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from typing import Generic, NamedTuple, TypeVar
 
@@ -12,26 +12,6 @@ Entry = TypeVar("Entry")
 
 SPARE = 1024
 """A heap with at most this many entries is not swept."""
-
-
-class MessageLine(OrderedDict[Queued, None]):
-    """Messages in order; `Queued.spot` of a message is the line that holds it.  Each call is O(1)."""
-
-    __slots__ = ()
-
-    def put(self, message: Queued, *, is_in_front: bool = False) -> None:
-        self[message] = None
-        if is_in_front:
-            self.move_to_end(message, last=False)
-        message.spot = self
-
-    def first(self) -> Queued:
-        """Return the first message.  The line must not be empty."""
-        return next(iter(self))
-
-    def discard(self, message: Queued) -> None:
-        message.spot = None
-        del self[message]
 
 
 class TimedHeap(Generic[Entry]):

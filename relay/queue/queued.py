@@ -65,6 +65,12 @@ class Origin(NamedTuple):
     """The reverse-path that the upstream sees.  Limits for each sender count by it."""
     sender: str
     """`sent_reverse_path` in the form that all its spellings share.  It is never sent or shown."""
+    turn: str
+    """The sender that takes turns in a lane (`turn_of`)."""
+
+
+_shared = lru_cache(1024)(str)
+"""Returns the same object for equal texts: the many addresses of a list with VERP have one turn."""
 
 
 @lru_cache(maxsize=65_536)
@@ -77,30 +83,45 @@ def origin_of(
 ) -> Origin:
     """Return an origin.  Equal arguments give the same object, because many messages share it."""
     sent = reverse_path if rewriting is None else rewriting.reverse_path(reverse_path)
-    sender = comparable(sent)
-    return Origin(reverse_path, client, user, lane, sent, sent if sender == sent else sender)
+    sender, turn = comparable(sent), _shared(turn_of(reverse_path))
+    same = {each: each for each in (turn, sender, sent)}
+    return Origin(reverse_path, client, user, lane, sent, same[sender], same[turn])
+
+
+def turn_of(reverse_path: str) -> str:
+    """Return the sender that takes turns: the address without what bulk mail adds for each recipient.
+
+    A list that names the recipient in its return address (VERP: `list-return-7-me=here.example@…`,
+    `list+me=here.example@…`) is one sender.  Otherwise it would have a turn for each recipient.
+    """
+    local, at, domain = comparable(reverse_path).rpartition("@")
+    if local.startswith("prvs="):  # BATV: a tag before the address
+        local = local.rpartition("=")[2]
+    local = local.partition("+")[0] or local
+    if "=" in local:
+        kept = local.partition("=")[0]
+        local = kept.rpartition("-")[0] or kept
+    return f"{local}{at}{domain}"
 
 
 class ListedWords(NamedTuple):
     """The words of a message that only listings show."""
 
     names: Names = NO_NAMES
-    arrival_at_ns: int | None = None
-    """Wall clock, as in the envelope; None for a message that left the queue."""
+    arrival_at_ns: int = 0
+    """Wall clock, as in the envelope; 0 if it is unknown."""
     recipients: tuple[str, ...] = ()
     """The first few recipients that are left."""
 
     def text(self) -> bytes:
         """Return the values as text, one a line: no value contains a line end."""
-        arrival = "" if self.arrival_at_ns is None else str(self.arrival_at_ns)
-        message_id, subject, client_queue_id = self.names
-        return "\n".join((arrival, message_id or "", subject, client_queue_id, *self.recipients)).encode()
+        names = [name or "" for name in self.names]
+        return "\n".join((str(self.arrival_at_ns), *names, *self.recipients)).encode()
 
     @classmethod
     def of(cls, text: bytes) -> "ListedWords":
         arrival, message_id, subject, client_queue_id, *recipients = text.decode().split("\n")
-        names = Names(message_id or None, subject, client_queue_id)
-        return cls(names, int(arrival) if arrival else None, tuple(recipients))
+        return cls(Names(message_id or None, subject, client_queue_id), int(arrival), tuple(recipients))
 
 
 @dataclass(slots=True, eq=False)
@@ -121,7 +142,7 @@ class Queued:
     listed: bytes = ListedWords().text()
     """The result of `ListedWords.text`."""
     ready_at_ns: int = 0
-    """Since when only limits and connections keep it waiting."""
+    """Since when only limits and connections keep it waiting; never before its arrival."""
     tried: frozenset[int] = frozenset()
     """Recipients that were deferred in this round and wait until the others were tried."""
     refusals: int = 0
@@ -140,7 +161,10 @@ class Queued:
     is_counted: bool = True
     """Exactly one part of a message counts as the message, with its octets."""
     spot: object = field(default=None, init=False, repr=False)
-    """The place in that line where it waits; only the owner of that place uses this."""
+    """The key in that line, or the line itself, where it waits; only `UpstreamQueue` uses this."""
+
+    def __post_init__(self) -> None:
+        self.ready_at_ns = max(self.ready_at_ns, self.arrived_at_ns)
 
     @property
     def shown(self) -> ListedWords:
@@ -163,8 +187,3 @@ class Queued:
     def is_sitting_out(self) -> bool:
         """Return whether the message waits only because its sender is paused."""
         return self.state is State.WAITING and self.why.is_sender_pause
-
-    @property
-    def since_ns(self) -> int:
-        """Return since when only limits and connections keep it waiting; never before its arrival."""
-        return max(self.ready_at_ns, self.arrived_at_ns)

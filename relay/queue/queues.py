@@ -25,7 +25,7 @@ from typing import Any
 from relay.mail.envelope import QueueId
 from relay.queue.lines import Sums, TimedHeap, earliest, total
 from relay.queue.queued import NO_REASON, NOWHERE, Queued, State, WaitReason
-from relay.queue.routes import Availability, Because, Choice, Part, Route, choose, is_better, next_listed
+from relay.queue.routes import Availability, Because, Choice, Route, choose, is_better, next_listed
 from relay.queue.upstream_queue import AT_ONCE_NS, SLICE, KeysOf, UpstreamQueue
 
 PROBE_SOUGHT_NS = 15 * 10**9
@@ -109,12 +109,12 @@ class Queues:
         """Return the state of a message: that of its most advanced part; None for an absent message."""
         return min((part.state for part in self.parts(queue_id)), key=_FURTHEST_FIRST.index, default=None)
 
-    def where(self) -> dict[Route, dict[str, int]]:
+    def where(self) -> Mapping[Route, Mapping[str, int]]:
         """Return how many parts of each route stand in each line."""
-        found: dict[Route, dict[str, int]] = {}
+        found = defaultdict[Route, Counter[str]](Counter)
         for name, line in self._lines.items():
             for route, count in line.counts.by_route().items():
-                found.setdefault(route or self._default, {})[name] = count
+                found[route or self._default][name] += count
         return found
 
     def add(self, *parts: Queued, now_ns: int) -> None:
@@ -198,8 +198,8 @@ class Queues:
     def sort_anew(self, fresh: Sequence[Queued], now_ns: int) -> bool:
         """Use the lane and parts that an edit gives a message; return False while its old parts are active.
 
-        `fresh` is the message as a start would load it.  It goes on like that, but the pauses that it waited
-        for still count.
+        `fresh` is the message as a start would load it.  It goes on like that, but the pauses that one of its
+        parts waited for still count.
         """
         before = self.parts(fresh[0].queue_id)
         is_same = [(each.part, each.lane) for each in before] == [(each.part, each.lane) for each in fresh]
@@ -210,12 +210,11 @@ class Queues:
         for part in before:
             self._rest(part, now_ns)
         for part in fresh:
-            was = [each for each in before if _overlap(each.part, part.part)] or before
-            part.paused_ns = max(each.paused_ns for each in was)
-            part.either_paused_ns = max(each.either_paused_ns for each in was)
-            part.choice = Choice(was[0].upstream)
+            part.paused_ns = max(each.paused_ns for each in before)
+            part.either_paused_ns = max(each.either_paused_ns for each in before)
+            part.choice, part.stands_since_ns = Choice(before[0].upstream), now_ns
             if part.state is State.DEFERRED:
-                part.why = was[0].why
+                part.why = before[0].why
         for part in before:
             self._take_out(part)
         self._own(before[0], -1)
@@ -325,7 +324,7 @@ class Queues:
     def _choose(self, part: Queued, now_ns: int) -> Choice:
         route = self._route(part)
         choice = self.choice_of(route, now_ns)
-        stays = self._stays(part, route, choice, now_ns)
+        stays = self._stays_spilled(part, route, choice)
         is_late = (spills_ns := _spills_ns(part, route)) is not None and now_ns >= spills_ns
         to = next_listed(route, part.upstream, self._availabilities) if is_late else None
         if to is not None and (stays or part.upstream == choice.upstream):
@@ -333,26 +332,20 @@ class Queues:
         if stays:
             return part.choice
         for name in self._proving if part.state is State.WAITING else ():
+            line, is_probe = self.line(name), part.choice.because is Because.PROBE and part.upstream == name
+            # A message that has to wait proves nothing; it goes back, and another one probes.
             if (
                 is_better(route, name, choice.upstream, self._availabilities)
-                and not (line := self.line(name)).ready_count
-                and not line.counts.of(State.ACTIVE)
+                and (is_probe or not (line.ready_count or line.counts.of(State.ACTIVE)))
                 and line.has_room_for(part, now_ns)
             ):
-                return Choice(name, Because.PROBE, part.upstream)
+                return part.choice if is_probe else Choice(name, Because.PROBE, part.upstream)
         preferred = (part.part.route or self._default).upstreams[0]
         if part in self._unfit and choice.because is Because.PREFERRED and choice.upstream != preferred:
             return choice._replace(because=Because.UNFIT, instead_of=preferred)
         return choice
 
-    def _stays(self, part: Queued, route: Route, choice: Choice, now_ns: int) -> bool:
-        """Return whether a part still has a reason to stand elsewhere than its route says."""
-        if part.choice.because is Because.PROBE and part.upstream in self._proving:
-            # A message that has to wait proves nothing; it goes back, and another one probes.
-            is_to_go = part.state is State.WAITING and self.line_of(part).has_room_for(part, now_ns)
-            if part.state is not State.ACTIVE and not is_to_go:
-                return False
-            return is_better(route, part.upstream, choice.upstream, self._availabilities)
+    def _stays_spilled(self, part: Queued, route: Route, choice: Choice) -> bool:
         was_spilled = part.choice.because is Because.SPILL and part.choice.instead_of == choice.upstream
         may_spill = route.spill_after_ns is not None and part.upstream in route.upstreams
         known = self._availabilities.get(part.upstream)
@@ -371,7 +364,3 @@ def _spills_ns(part: Queued, route: Route) -> int | None:
     if route.spill_after_ns is None or part.state is not State.WAITING or part.is_sitting_out:
         return None
     return max(part.ready_at_ns, part.stands_since_ns) + route.spill_after_ns
-
-
-def _overlap(one: Part, other: Part) -> bool:
-    return one.indices is None or other.indices is None or not one.indices.isdisjoint(other.indices)

@@ -4,7 +4,8 @@
 - a *deferred* message waits until its back-off is over;
 - a *key*, of a limit or of a sender's pause, waits until it is asked again.  The messages of a key wait in
   order, separately for each lane.  A message that reaches the front while its key is closed joins them.
-  When the key is due, its first message comes back; its grant, or its leaving, lets the next one come.
+  When the key is due, its first message also has a turn in its lane: it asks.  Its refusal closes the key
+  again; its grant, or its leaving, lets the next one ask.
 A lane at its ceiling is closed until an instant.  If the account has no room, the first message keeps its
 place and all others wait behind it: until the instant, or until another message is first.
 
@@ -14,12 +15,13 @@ Only an edit of lanes or limits touches each message that is ready: 0.5 s for 20
 Instants are nanoseconds of one boot (`Clock.boottime_ns`).
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from itertools import chain
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from relay.queue.lanes import Arrangement, LaneQueue, Turn
-from relay.queue.lines import Counts, MessageLine, TimedHeap, earliest
+from relay.queue.lines import Counts, TimedHeap, earliest
 from relay.queue.queued import NO_REASON, Queued, State, WaitReason
 from relay.queue.sender_pauses import SenderPauses
 from relay.verdicts.account import PauseSpan, within_ns
@@ -42,14 +44,20 @@ class ThrottledMessage(NamedTuple):
     why: WaitReason
 
 
-class _ClosedKey(MessageLine):
-    """The messages of one lane that wait for one key."""
+class _ClosedKey(OrderedDict[Queued, None]):
+    """The messages of one lane that wait for one key, in order; `Queued.spot` of each is this key."""
 
-    __slots__ = ("key_and_lane", "until_ns", "why")
-    key_and_lane: tuple[Hashable, str]
-    why: WaitReason
-    until_ns: int | None
-    """None while a message that came back asks for the key, and once the key is open."""
+    def __init__(self, key: Hashable, lane: str) -> None:
+        super().__init__()
+        self.key, self.lane, self.why = key, lane, NO_REASON
+        self.until_ns: int | None = None
+        """None while the first message asks for the key, and once the key is open."""
+
+    def first(self) -> Queued | None:
+        return next(iter(self), None)
+
+    def asking(self) -> Queued | None:
+        return self.first() if self.until_ns is None else None
 
 
 class UpstreamQueue:
@@ -71,8 +79,6 @@ class UpstreamQueue:
         self._waiting: TimedHeap[Queued | _ClosedKey] = TimedHeap(self._is_current)
         """Deferred messages, whose `spot` is this line, and keys."""
         self._keys: dict[tuple[Hashable, str], _ClosedKey] = {}
-        self._asking: dict[Queued, _ClosedKey] = {}
-        """Messages that came back, each with the key that it asks for."""
         self._full: dict[str | None, tuple[Queued | None, int]] = {}
         """Lanes at their ceilings, and None for the account: which message got no room, and until when."""
         self._now_ns, self._steps_left = 0, SLICE
@@ -83,7 +89,9 @@ class UpstreamQueue:
 
     def __iter__(self) -> Iterator[Queued]:
         """Yield the messages that wait: the ready ones by lane and sender, then those that wait for a key."""
-        yield from chain(self._lanes, *self._keys.values())
+        yield from self._lanes
+        for key in self._keys.values():
+            yield from islice(key, key.until_ns is None, None)
 
     @property
     def ready_count(self) -> int:
@@ -126,7 +134,7 @@ class UpstreamQueue:
     def granted(self, message: Queued, recipients: int) -> None:
         """Record the grant of an active message, with the number of recipients that go."""
         self._lanes.granted(message, recipients)
-        self._resolve(message)
+        self._leave_spot(message)
 
     def wait(self, waits: Sequence[ThrottledMessage]) -> None:
         """Let active messages that got no grant wait, given in the order in which they were taken."""
@@ -161,8 +169,7 @@ class UpstreamQueue:
     def trust_sender(self, sender: str, now_ns: int) -> None:
         """End a sender's pause, because the upstream relayed mail of the sender or an operator acted."""
         if self.sender_pauses.end(sender, now_ns):
-            of_pause = (_pause_key(sender, 0), _pause_key(sender, 1))
-            self._open([key for (its, _), key in self._keys.items() if its in of_pause])
+            self._open({_pause_key(sender, 0), _pause_key(sender, 1)})
 
     def enter(self, message: Queued, *, is_in_front: bool = False) -> None:
         """Take in a message in any state; `is_in_front`: ahead of its sender's others."""
@@ -180,14 +187,14 @@ class UpstreamQueue:
         if by == self._lanes.by:
             return
         old, self._lanes = self._lanes, LaneQueue(by)
-        for message in sorted(old, key=lambda each: each.since_ns):
+        for message in sorted(old, key=lambda each: each.ready_at_ns):
             self._lanes.add(message)
         self.ask_anew()
 
     def ask_anew(self) -> None:
         """Let all messages ask for their keys again, because the limits may have changed."""
         self._full.clear()
-        self._open([*self._keys.values()])
+        self._open({key for key, _ in self._keys})
         self.on_change()
 
     def update(self, message: Queued, **changes: Any) -> None:
@@ -206,7 +213,7 @@ class UpstreamQueue:
             lane = self._lanes.home_of(message.lane)
             for key in (of_pause, *self._keys_of(message)):
                 closed = self._keys.get((key, lane))
-                if closed is not None and self._asking.get(message) is not closed:
+                if closed is not None and closed.asking() is not message:
                     return key, closed.until_ns or AT_ONCE_NS, closed.why
         return None
 
@@ -222,7 +229,7 @@ class UpstreamQueue:
         while self._steps_left > 0 and (due := self._waiting.pop_due(now_ns)) is not None:
             self._steps_left -= 1
             if isinstance(due, _ClosedKey):
-                self._let_next_come(due)
+                self._ask(due)
             else:
                 self.put(due, State.WAITING, ready_at_ns=due.due_at_ns)
         self._full = {place: its for place, its in self._full.items() if its[1] > now_ns}
@@ -240,47 +247,48 @@ class UpstreamQueue:
             key = self._join(turn.message, *closed)
             if len(key) == 1 and not key.why.is_sender_pause:
                 # The message that closed the key has left: this one may need less room.
-                self._open([key])
+                self._ask(key)
         return None
 
     def _join(self, message: Queued, key: Hashable, until_ns: int, why: WaitReason) -> _ClosedKey:
-        """Let a message wait for a key: behind the others, or before them if it came back for this key."""
-        key_and_lane, asked = (key, self._lanes.home_of(message.lane)), self._asking.pop(message, None)
-        if is_new := key_and_lane not in self._keys:
-            self._keys[key_and_lane] = _ClosedKey()
-        closed = self._keys[key_and_lane]
-        if is_new or closed is asked:
-            closed.key_and_lane, closed.until_ns, closed.why = key_and_lane, until_ns, why
+        """Let a message wait for a key, behind the others, or before them if it asked for this key."""
+        lane = self._lanes.home_of(message.lane)
+        closed = self._keys.setdefault((key, lane), _ClosedKey(key, lane))
+        if message.spot is not closed:
+            self._leave_spot(message)
+            message.spot = closed
+            closed[message] = None
+        if closed.first() is message:
+            closed.until_ns, closed.why = until_ns, why
             self._waiting.add(until_ns, closed)
         message.why = why
-        closed.put(message, is_in_front=closed is asked)
-        if asked is not None and asked is not closed:
-            self._let_next_come(asked)
         self._noticed(message)
         return closed
 
-    def _open(self, keys: Iterable[_ClosedKey]) -> None:
-        """Ask for keys at once; of some of them a message is asking already."""
-        for key in keys:
-            if key.until_ns is not None:
-                self._let_next_come(key)
+    def _leave_spot(self, message: Queued) -> None:
+        """If the message was the first of a key, let the next one ask: it may need less room."""
+        key, message.spot = message.spot, None
+        if isinstance(key, _ClosedKey):
+            was_first = key.first() is message
+            del key[message]
+            # A closed key without messages stays closed until its instant.
+            if was_first and (key or key.until_ns is None):
+                self._ask(key)
 
-    def _let_next_come(self, key: _ClosedKey) -> None:
-        """Let the first message of a key ask for the key; a key without messages is open."""
+    def _open(self, keys: Collection[Hashable]) -> None:
+        """Ask for these keys at once, unless a message is asking already."""
+        for closed in [*self._keys.values()]:
+            if closed.key in keys and closed.until_ns is not None:
+                self._ask(closed)
+
+    def _ask(self, key: _ClosedKey) -> None:
+        """Let the first message of a key have a turn; a key without messages is open."""
         key.until_ns = None
-        if not key:
-            del self._keys[key.key_and_lane]
-            return
-        message = key.first()
-        key.discard(message)
-        self._asking[message] = key
-        message.why = NO_REASON
-        self._place(message, is_in_front=True)
-
-    def _resolve(self, message: Queued) -> None:
-        """Let the next message of a key come: the one that came back got its grant, or waits elsewhere."""
-        if (key := self._asking.pop(message, None)) is not None:
-            self._let_next_come(key)
+        if (message := key.asking()) is None:
+            del self._keys[key.key, key.lane]
+        else:
+            message.why = NO_REASON
+            self._place(message, is_in_front=True)
 
     def _place(self, message: Queued, *, is_in_front: bool = False, is_next: bool = False) -> None:
         if message.state is State.WAITING:
@@ -294,14 +302,7 @@ class UpstreamQueue:
     def _unplace(self, message: Queued) -> None:
         self._lanes.refund(message)
         self._lanes.remove(message)
-        self._resolve(message)
-        if isinstance(key := message.spot, _ClosedKey):
-            is_first = key.first() is message
-            key.discard(message)
-            if is_first and key:
-                # The message behind it may need less room.
-                self._open([key])
-        message.spot = None
+        self._leave_spot(message)
 
     def _returns(self, message: Queued, why: WaitReason) -> bool:
         """Make an active message WAITING, unattempted; return False if it is not active or has left."""

@@ -121,7 +121,7 @@ class Transactions:
         # to another host.
         attempt.deadline_ns = reservation.deadline_ns - (attempt.began_ns - attempt.read_at_ns)
         attempt.indices = [attempt.indices[position] for position in reservation.chosen]
-        waited_ns = attempt.began_ns - queued.since_ns
+        waited_ns = attempt.began_ns - queued.ready_at_ns
         self._metrics.observe("relay_throttle_wait_seconds", self._upstream, span_ns=waited_ns)
         self._begin(attempt, self._send(attempt, reservation))
 

@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from relay.clock import SECOND_NS
-from relay.queue.lanes import DEFAULT_LANE
+from relay.queue.queued import DEFAULT_LANE
 from relay.queue.routes import Because
 from relay.status.snapshot import LaneStatus, QueueState, RouteStatus, Snapshot, UpstreamState, UpstreamStatus
 from relay.telemetry.events import Events

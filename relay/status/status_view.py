@@ -14,9 +14,8 @@ from relay.policy.lane import lanes_of, route_numbers_of
 from relay.policy.model import Policy, Upstream
 from relay.policy.source import differences
 from relay.policy.units import DatabaseLogin
-from relay.queue.lanes import DEFAULT_LANE
 from relay.queue.lines import Sums, total
-from relay.queue.queued import State
+from relay.queue.queued import DEFAULT_LANE, State
 from relay.queue.routes import Because
 from relay.sender.account import UpstreamView, is_mended
 from relay.sender.sender import Sender

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple, TextIO
 from relay.clock import SECOND_NS, Clock
 from relay.mail.formats import Value, described, postfix_delay, rfc3339, rfc3339_or_none
 from relay.mail.header import NO_NAMES, Names
-from relay.queue.lanes import DEFAULT_LANE
+from relay.queue.queued import DEFAULT_LANE
 from relay.smtp.reply import Phase
 from relay.spool.interface import Message
 from relay.verdicts.decision import Fate

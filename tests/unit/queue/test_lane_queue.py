@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.mail.envelope import QueueId
-from relay.queue.lanes import DEFAULT_LANE, Arrangement, Lane, LaneQueue, turn_of
-from relay.queue.queued import Queued, origin_of
+from relay.queue.lanes import Arrangement, Lane, LaneQueue
+from relay.queue.queued import DEFAULT_LANE, Queued, origin_of, turn_of
 
 NAMES = [DEFAULT_LANE, *"abcdefgh"]
 WEIGHTS = st.lists(st.integers(1, 100), min_size=1, max_size=8)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from relay.mail.envelope import QueueId
-from relay.queue.lanes import DEFAULT_LANE, Arrangement, Lane
-from relay.queue.queued import NO_REASON, Queued, State, WaitReason, origin_of
+from relay.queue.lanes import Arrangement, Lane
+from relay.queue.queued import DEFAULT_LANE, NO_REASON, Queued, State, WaitReason, origin_of
 from relay.queue.queues import PROBE_SOUGHT_NS, Queues
 from relay.queue.routes import Availability, Because, Choice, Part, Route, choose, next_listed
 from relay.queue.upstream_queue import AT_ONCE_NS, ThrottledMessage
@@ -397,6 +397,14 @@ def test_a_part_that_an_upstream_can_never_take_fails_over_from_the_next_one_in_
     assert part.upstream == "c"
 
 
+def test_mail_without_a_route_counts_with_the_route_of_the_default_upstream() -> None:
+    queue, route = Queues(), Route(("a",))
+    queue.use(("a",), (route,))
+    queue.add(*message(1, Part(route)), now_ns=0)
+    queue.add(*message(2, Part()), now_ns=0)
+    assert queue.where() == {route: {"a": 2}}
+
+
 def test_the_oldest_message_of_a_lane_is_the_first_one_that_still_waits() -> None:
     queue, (part, other) = (
         Queues(),
@@ -487,6 +495,18 @@ def test_a_probe_that_an_edit_divides_probes_with_one_of_its_parts() -> None:
         ("a", Because.PROBE),
         ("b", Because.FAILOVER),
     ]
+
+
+def test_mail_that_an_edit_sorts_anew_does_not_spill_before_its_time() -> None:
+    queue, old, new = Queues(), Route(("a", "b"), spill_after_ns=30), Route(("a", "b"), 15, spill_after_ns=30)
+    queue.use(("a", "b"), (old,))
+    queue.add(*message(1, Part(old), at_ns=1000), now_ns=1000)
+    queue.use(("a", "b"), (new,))
+    queue.sort_anew(message(1, Part(new), at_ns=1000), 1001)
+    settle(queue, 1001)
+    assert [part.upstream for part in queue] == ["a"]
+    settle(queue, 1031)
+    assert [part.upstream for part in queue] == ["b"]
 
 
 def test_mail_of_a_paused_sender_does_not_probe_before_the_pause_ends() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.mail.envelope import Envelope
-from relay.queue.lanes import DEFAULT_LANE
+from relay.queue.queued import DEFAULT_LANE
 from relay.queue.sorting import Conditions, Sorter, is_like
 
 HEAD = (

@@ -5,8 +5,9 @@ from collections.abc import Callable, Hashable
 import pytest
 
 from relay.mail.envelope import QueueId
-from relay.queue.lanes import DEFAULT_LANE, Arrangement, Lane
+from relay.queue.lanes import Arrangement, Lane
 from relay.queue.queued import (
+    DEFAULT_LANE,
     NO_REASON,
     Queued,
     State,
@@ -140,6 +141,20 @@ def test_messages_of_a_full_key_wait_in_order_and_delay_no_other() -> None:
     assert went == "abcde"
 
 
+def test_a_sender_whose_mail_waited_for_many_keys_takes_one_turn_at_a_time() -> None:
+    line = UpstreamQueue(lambda message: [message.domain])
+    line.arrange(LANES)
+    bulk = [a_message("b", "bulk@x.example") for _ in range(6)]
+    for number, message in enumerate(bulk):
+        message.domain = f"{number}.example"
+        line.enter(message)
+    line.wait([waits(each, 100, each.domain) for each in line.take(6, 0)])
+    for _ in range(3):
+        line.enter(a_message("o", "other@x.example"))
+
+    assert sorted(names(line.take(6, 100))) == [*"bbbooo"]
+
+
 def test_a_message_that_leaves_its_key_lets_the_next_one_go() -> None:
     a, b, c = [a_message(name, "k") for name in "abc"]
     line = a_line(a, b, c)
@@ -246,7 +261,7 @@ def test_the_patience_of_a_lane_counts_from_when_a_message_may_go(verb: str) -> 
 def test_an_edit_of_lanes_keeps_the_order_of_arrival() -> None:
     messages = [a_message(f"{n:02d}", f"s{n % 3}", ("fast", "list")[n % 2]) for n in range(24)]
     for number, message in enumerate(messages):
-        message.arrived_at_ns = number
+        message.arrived_at_ns = message.ready_at_ns = number
     line = a_line(*messages, by=LANES)
     line.arrange(Arrangement())
     assert line.take(30, 0) == messages
