@@ -97,10 +97,6 @@ class ModelDisk:
         for kept in survivors(self.platter.pending, rng, most):
             yield ModelDisk(self.platter.after_cut(kept))
 
-    def fingerprint(self) -> frozenset[tuple[object, int | bytes]]:
-        """Return a value that is equal for disks of equal content, whatever their inode numbers."""
-        return self.platter.fingerprint()
-
     @property
     def open_paths(self) -> list[str]:
         return [path for _, path, _ in self._fds.values()]

@@ -160,5 +160,5 @@ def test_a_listener_that_is_killed_leaves_whole_messages_or_none(engine: OnModel
         sender.drain()
         sender.spool.tidy()
         assert engine.drafts(world.sender_disk) == []
-        judge.judge(world.snapshots, lambda s: cuts(s, rng, 2), story=f"listener killed at {nth}")
+        judge.judge(world.snapshots, lambda s: cuts(s, rng, 2), f"listener killed at {nth}")
     assert nth > 4

@@ -26,14 +26,12 @@ from relay.spool.database.connection import Database, once
 from relay.spool.database.schema import make
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import ENGINES, engine_of, engines_of
-from relay.spool.identity import report_id
 from relay.spool.interface import (
     INLINE_BYTES,
     Absent,
     Full,
     Intake,
     Message,
-    Report,
     Settlement,
     Spool,
     SpoolBusy,
@@ -42,20 +40,21 @@ from relay.spool.interface import (
 )
 from relay.spool.postgresql.engine import PostgresqlSpool
 from relay.spool.postgresql.intake import PostgresqlIntake, prepare
-from tests.engines.spool.conformance import EVERY, REPORT, Conformance
+from tests.engines.spool.conformance import Conformance
 from tests.engines.spool.engine import (
-    BOUNCED,
     CONTENT,
     ENVELOPE,
     RELAYED,
     Engine,
     accept,
+    bounced,
     claimed,
-    note,
+    ended,
+    fill,
     read,
     settle,
 )
-from tests.engines.spool.test_convert import fill, told_by
+from tests.engines.spool.test_convert import told_by
 from tests.fakes.clock import FakeClock
 from tests.fakes.cut_line import CutLine
 from tests.fakes.interleaving import BLOCKED, Pair, interleaved
@@ -84,15 +83,8 @@ class PostgresqlEngine(Engine):
         self._closing = closing
 
     def start(self) -> PostgresqlSpool:
-        spool = PostgresqlSpool(
-            self.root,
-            self.view(),
-            self.clock,
-            self.tell,
-            database=self.database,
-            host="here",
-            lease_seconds=60,
-        )
+        at = self.root, self.view(), self.clock, self.tell
+        spool = PostgresqlSpool(*at, database=self.database, host="here", lease_seconds=60)
         self._closing.callback(spool.close)
         return spool
 
@@ -202,7 +194,7 @@ def test_a_message_that_was_taken_over_is_absent_for_its_former_host(hosts: Host
     one, other, ids = taken(hosts)
     lapse(hosts)
     assert [message.queue_id for message in other.claim(2)] == ids[:2]
-    done = [Settlement(each, ENVELOPE, EVERY, ends=True) for each in ids]
+    done = ended(*ids)
 
     assert [type(each) for each in one.settle(done)] == [Absent, Absent, type(None)]
     assert [type(each) for each in one.read(ids)] == [Absent] * 3
@@ -247,7 +239,7 @@ def test_a_restart_owns_its_messages_at_once_and_its_predecessor_owns_none(
     hosts[0].root = str(tmp_path / "copy")
     copy = hosts[0].start()
     assert [message.queue_id for message in claimed(copy)] == ids
-    (failure,) = one.settle([Settlement(ids[0], ENVELOPE, EVERY, ends=True)])
+    (failure,) = one.settle(ended(ids[0]))
     assert isinstance(failure, Unavailable)
     assert "is its folder a copy?" in str(failure)
     with pytest.raises(Unavailable):
@@ -282,11 +274,8 @@ def meet_lock(url: str, statement: str, call: Callable[[], object]) -> None:
 def test_a_settlement_waits_for_a_take_over_in_progress_and_finds_it_done(hosts: Hosts, url: str) -> None:
     one, _, ids = taken(hosts, count=1)
     found: list[object] = []
-
-    def end() -> None:
-        found.extend(one.settle([Settlement(ids[0], ENVELOPE, EVERY, ends=True)]))
-
-    meet_lock(url, "UPDATE relay.message SET owner = gen_random_uuid()", end)
+    take_over = "UPDATE relay.message SET owner = gen_random_uuid()"
+    meet_lock(url, take_over, lambda: found.extend(one.settle(ended(*ids))))
     assert [type(each) for each in found] == [Absent]
     with psycopg.connect(url) as connection:
         assert connection.execute("SELECT statuses FROM relay.message").fetchall() == [("TTT",)]
@@ -324,7 +313,7 @@ def test_an_end_whose_reply_was_lost_is_done_once_it_is_repeated(hosts: Hosts, s
         claimed(spool)
         line.cut(b"COMMIT")
         sender = SpoolThread(spool, told.append, InTurn)
-        runner.run(sender.settle(Settlement(queue_id, ENVELOPE, EVERY, ends=True)))
+        runner.run(sender.settle(*ended(queue_id)))
         assert (line.cuts, len(told)) == (1, 1)
         with pytest.raises(Absent):
             read(spool, queue_id)
@@ -418,12 +407,7 @@ def test_a_settlement_that_meets_a_take_over_at_any_statement_is_done_or_not(
     met = 0
 
     def settle_both() -> None:
-        results[:] = one.settle(
-            [
-                Settlement(ids[0], ENVELOPE, EVERY, ends=True),
-                Settlement(ids[1], ENVELOPE, {0: RELAYED}),
-            ]
-        )
+        results[:] = one.settle([*ended(ids[0]), Settlement(ids[1], ENVELOPE, {0: RELAYED})])
 
     def take_over() -> None:
         taken.update((message.queue_id, message) for message in other.claim(9))
@@ -468,10 +452,7 @@ def _claims(intake: Intake, spool: Spool, ids: Sequence[QueueId]) -> None:
 def _settles(intake: Intake, spool: Spool, ids: Sequence[QueueId]) -> None:
     """Mark, report and end one message and mark another, as one group."""
     del intake
-    marks = {0: RELAYED, 1: BOUNCED, 2: RELAYED}
-    report = Report(report_id(ids[0]), REPORT, b"Subject: sorry\r\n")
-    ended = Settlement(ids[0], ENVELOPE, marks, [note(1)], report, told=(1,), ends=True)
-    for failure in spool.settle([ended, Settlement(ids[1], ENVELOPE, {0: RELAYED})]):
+    for failure in spool.settle([bounced(ids[0]), Settlement(ids[1], ENVELOPE, {0: RELAYED})]):
         if failure is not None and not isinstance(failure, Absent):
             raise failure
 
