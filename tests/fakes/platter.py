@@ -30,9 +30,6 @@ class NameChange:
     number: int
     changes: tuple[tuple[int, str, int | None], ...]
 
-    def pieces(self) -> "list[Change]":
-        return [self]
-
     def touches(self, folder: int) -> bool:
         return any(changed == folder for changed, _, _ in self.changes)
 
@@ -44,18 +41,6 @@ class ContentChange:
     inode: int
     offset: int
     content: bytes | None
-
-    def pieces(self) -> "list[Change]":
-        if self.content is None:
-            return [self]
-        end = self.offset + len(self.content)
-        edges = [*range(self.offset - self.offset % SECTOR_BYTES, end, SECTOR_BYTES), end]
-        found: list[Change] = []
-        for edge, following in itertools.pairwise(edges):
-            start = max(edge, self.offset)
-            part = self.content[start - self.offset : following - self.offset]
-            found.append(replace(self, offset=start, content=part))
-        return found
 
     def applied_to(self, content: bytes) -> bytes:
         if self.content is None:
@@ -70,9 +55,6 @@ class Growth:
 
     inode: int
     size: int
-
-    def pieces(self) -> "list[Change]":
-        return [self]
 
 
 Change = NameChange | ContentChange | Growth
@@ -271,12 +253,24 @@ class Platter:
 
 def survivors(pending: Sequence[Change], rng: random.Random, most: int) -> Iterator[Sequence[Change]]:
     """Yield every set that a cut may keep if there are at most `most`, else `most` sets drawn by `rng`."""
-    pieces = [piece for change in pending for piece in change.pieces()]
+    pieces = [piece for change in pending for piece in _pieces(change)]
     if len(pieces) < 30 and 1 << len(pieces) <= most:
         for bits in itertools.product((False, True), repeat=len(pieces)):
             yield list(itertools.compress(pieces, bits))
     else:
         yield from itertools.islice(_drawn(pieces, rng), most)
+
+
+def _pieces(change: Change) -> Iterator[Change]:
+    """Yield the sectors of a write; any other change is one piece."""
+    if not isinstance(change, ContentChange) or change.content is None:
+        yield change
+        return
+    first, end = change.offset, change.offset + len(change.content)
+    edges = [*range(first - first % SECTOR_BYTES, end, SECTOR_BYTES), end]
+    for edge, following in itertools.pairwise(edges):
+        start = max(edge, first)
+        yield replace(change, offset=start, content=change.content[start - first : following - first])
 
 
 def _drawn(pieces: Sequence[Change], rng: random.Random) -> Iterator[Sequence[Change]]:

@@ -50,9 +50,7 @@ def account(server: Server) -> SharedAccount:
     return SharedAccount(Database(server.url), f"isp {next(NUMBERS)}")
 
 
-def opened(account: SharedAccount, mark: Mark, clock: FakeClock, count: int = COUNT, **more: int) -> Throttle:
-    """Open the account's history with a limit of `count` messages an hour."""
-    history = PostgresqlHistory(account, mark(), clock, **more)
+def hourly(history: PostgresqlHistory, clock: FakeClock, count: int = COUNT) -> Throttle:
     return Throttle(history, [messages(count, seconds=3600)], clock, transaction_ns=TRANSACTION_NS)
 
 
@@ -66,8 +64,8 @@ def test_a_line_cut_at_any_statement_forgets_no_slot(
         for number in itertools.count():
             name = f"cut {next(NUMBERS)}"
             one, other = (
-                opened(SharedAccount(database, name), mark, clock, replace_above_groups=1)
-                for database in (by_line, Database(server.url))
+                hourly(PostgresqlHistory(account, mark(), clock, replace_above_groups=1), clock)
+                for account in (SharedAccount(by_line, name), SharedAccount(Database(server.url), name))
             )
             one.flush()
             cuts, grants = line.cuts, 0
@@ -106,7 +104,7 @@ def test_two_decisions_that_meet_at_any_statement_grant_one_slot(
                 transaction.commit([Ended(1, 0)])
             for line in (one, other):
                 account = SharedAccount(Database(through(line, server.url)), name)
-                throttle = opened(account, mark, clock, count=1)
+                throttle = hourly(PostgresqlHistory(account, mark(), clock), clock, 1)
                 closing.callback(throttle.close)
                 throttle.flush()
                 throttles.append(throttle)
@@ -123,7 +121,7 @@ def test_a_step_of_the_servers_clock_frees_and_keeps_nothing(
     server: Server, account: SharedAccount, by_ns: int, mark: Mark
 ) -> None:
     clocks = [FakeClock(up * HOUR_NS) for up in (1, 9)]
-    throttles = [(opened(account, mark, clock), clock) for clock in clocks]
+    throttles = [(hourly(PostgresqlHistory(account, mark(), clock), clock), clock) for clock in clocks]
     for each, clock in throttles:
         settle(each, clock, *granted(each, 1))
         each.flush()
@@ -190,7 +188,8 @@ def test_a_host_whose_clock_runs_fast_frees_slots_by_the_clock_of_the_history(
     clock: FakeClock, mark: Mark
 ) -> None:
     with patch.object(psycopg, "connect", FarServer(clock).connect):
-        account = opened(SharedAccount(Database("postgresql://"), "isp"), mark, clock, count=1)
+        history = PostgresqlHistory(SharedAccount(Database("postgresql://"), "isp"), mark(), clock)
+        account = hourly(history, clock, 1)
         settle(account, clock, *granted(account, 1))
         opens_at_ns = clock.boottime_ns() + HOUR_NS
         for _ in range(5):

@@ -282,9 +282,9 @@ class Sender:
                 if failure is None:
                     self._done(each)
             waiting = [each for each, failure in zip(waiting, failures, strict=True) if failure is not None]
-            for failure in filter(None, failures):
-                if self.on_full is None or not isinstance(failure, Full | Unavailable):
-                    raise failure
+            for why in failures:
+                if why is not None and (self.on_full is None or not isinstance(why, Full | Unavailable)):
+                    raise why
             if waiting and self.on_full is not None:
                 self.on_full()
 
