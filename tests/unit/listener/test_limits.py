@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-import ssl
 import tracemalloc
 from pathlib import Path
 
@@ -71,8 +70,9 @@ async def test_silent_handshakes_hold_only_the_strangers_share(
 
         assert await silent[5].rest() == b""
         assert room.observer.refusals == [("connect", TOO_MANY.decode().rstrip())]
-        user = await room.connect(ssl.create_default_context(cafile=certificates.ca), source="127.0.0.1")
-        assert codes(await user.reply()) == [220]
+        user = await room.connect(source="127.0.0.1")
+        await user.start_tls(certificates.ca)
+        assert await user.codes(1) == [220]
         for each in silent:
             await each.close()
         await until(lambda: room.listener.admission.total == 1)
@@ -128,7 +128,7 @@ async def test_a_silent_client_gets_421_after_the_timeout_of_its_phase(
     async with listening({"timeouts": timeouts}) as room:
         client = await room.connect()
         await client.send(sent)
-        assert codes(b"".join(await client.replies(len(replied)))) == replied
+        assert await client.codes(len(replied)) == replied
         leap(1001)
 
         assert await client.rest() == TIMEOUT
@@ -155,7 +155,7 @@ async def test_trickled_content_ends_at_the_transfer_timeout() -> None:
     async with listening({"timeouts": {"transfer": "100ms"}}) as room:
         client = await room.greeted()
         await client.send(TRANSACTION)
-        await client.replies(3)
+        await client.codes(3)
         reading = asyncio.create_task(client.rest())
         while not reading.done():
             client.writer.write(b"x")
@@ -184,7 +184,7 @@ async def test_at_a_close_content_in_flight_gets_250_and_only_the_next_command_g
     async with listening() as room:
         client = await room.greeted()
         await client.send(TRANSACTION + b"one\r\n")
-        await client.replies(3)
+        await client.codes(3)
         async with closing(room):
             await client.send(b"two\r\n.\r\n")
             assert codes(await client.reader.read(65536)) == [250]
@@ -228,7 +228,7 @@ async def test_the_deadline_of_the_close_aborts_the_sessions_that_are_left() -> 
     async with listening() as room:
         receiving = await room.greeted()
         await receiving.send(TRANSACTION + b"one\r\n")
-        await receiving.replies(3)
+        await receiving.codes(3)
         storing = await room.greeted()
         room.intake.gate.clear()
         await storing.send(TRANSACTION + b"x\r\n.\r\n")
