@@ -13,6 +13,7 @@ and the next sync of its file fails. Opening and reading fail only if a fault na
 """
 
 import errno
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ READS = frozenset({"open", "read", "names"})
 
 
 class Killed(BaseException):
-    """Raised by `ModelDisk.before`, to kill the process that made the call."""
+    """The process that made the call is killed."""
 
 
 @dataclass(slots=True)
@@ -102,6 +103,27 @@ class ModelDisk:
     @property
     def open_paths(self) -> list[str]:
         return [path for _, path, _ in self._fds.values()]
+
+    def at(self, nth: int, act: Callable[[], object]) -> None:
+        """Before the nth state-changing call from now on, and before no other, call `act`."""
+        calls = itertools.count(1)
+
+        def before(_step: str) -> None:
+            if next(calls) == nth:
+                self.before = None
+                act()
+
+        self.before = before
+
+    def kill_at(self, nth: int) -> None:
+        """Raise Killed in the nth state-changing call from now on, and in each one behind it."""
+        calls = itertools.count(1)
+
+        def before(_step: str) -> None:
+            if next(calls) >= nth:
+                raise Killed
+
+        self.before = before
 
     def fail(self, fault: Fault) -> None:
         self.fault, self._counted = fault, 0

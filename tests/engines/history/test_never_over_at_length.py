@@ -271,15 +271,7 @@ class World:
         self.most_wall_error_ns = max(self.most_wall_error_ns, error_ns)
 
     def _die_at_the_disk(self) -> None:
-        left = self.random.randint(1, 7)
-
-        def count(_kind: str) -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                raise Killed
-
-        self.disk.before = count
+        self.disk.kill_at(self.random.randint(1, 7))
         with contextlib.suppress(Killed):
             self.random.choice([self._reserve, self._reserve, self._flush, self._connect])()
         # The model disk belongs to all processes, so all die in the same instant.

@@ -8,7 +8,7 @@ import contextlib
 import errno
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -316,30 +316,21 @@ def test_at_any_instant_an_owner_claims_exactly_the_accepted_messages(segment_by
         life = Life(ModelDisk())
         spool = life.start()
         spool.claim(1)
-        view, calls = life.disk.another(), itertools.count(1)
-        chance = random.Random(3).randbytes
+        view, chance = life.disk.another(), random.Random(3).randbytes
         intake = LogOnModel(ROOT, (segment_bytes, 1)).listener(view, life.clock, chance)
         accepted: list[QueueId] = []
         found: list[QueueId] = []
 
-        def look(
-            _step: str,
-            spool: Spool = spool,
-            nth: int = nth,
-            calls: Iterator[int] = calls,
-            lists: tuple[list[QueueId], list[QueueId]] = (found, accepted),
-        ) -> None:
-            if next(calls) == nth:
-                lists[0].extend(message.queue_id for message in spool.claim(9))
-                assert lists[0] == lists[1]
+        def look(spool: Spool = spool, found: list[QueueId] = found, then: list[QueueId] = accepted) -> None:
+            found += [message.queue_id for message in spool.claim(9)]
+            assert found == then
 
-        view.before = look
+        view.at(nth, look)
         for _ in range(3):
             queue_id = accept(intake, content=CONTENT)
             accepted.append(queue_id)
-        found += [message.queue_id for message in claimed(spool)]
-        assert found == accepted
-        if next(calls) <= nth:
+        look()
+        if view.before is not None:
             break
         looks += 1
     assert looks > 10
@@ -369,13 +360,8 @@ def test_a_hold_survives_on_mail_whose_listener_was_killed_in_accept() -> None:
         # The sender's stream exists already, so a settlement syncs no folder.
         spool, (first,) = begun(life, 1)
         settle(spool, Settlement(first.queue_id, ENVELOPE, is_held=True))
-        view, calls = life.disk.another(), itertools.count(1)
-
-        def kill(_step: str, nth: int = nth, calls: Iterator[int] = calls) -> None:
-            if next(calls) >= nth:
-                raise Killed
-
-        view.before = kill
+        view = life.disk.another()
+        view.kill_at(nth)
         with contextlib.suppress(Killed):
             accept(life.listener(view), content=CONTENT)
             break

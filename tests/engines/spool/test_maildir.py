@@ -58,22 +58,19 @@ def test_a_spool_of_another_format_is_left_alone(found: bytes) -> None:
 def test_several_first_starts_at_once_end_in_one_format(monkeypatch: pytest.MonkeyPatch) -> None:
     for nth in itertools.count(1):
         disk = ModelDisk()
-        first, second, calls = disk.another(), disk.another(), itertools.count(1)
+        first, second = disk.another(), disk.another()
 
-        def meanwhile(
-            _step: str, nth: int = nth, calls: "itertools.count[int]" = calls, second: ModelDisk = second
-        ) -> None:
-            if next(calls) == nth:
-                # The second start runs as another process.
-                with monkeypatch.context() as other:
-                    other.setattr(os, "getpid", lambda: -1)
-                    prepare("/var/spool", second)
+        def meanwhile(second: ModelDisk = second) -> None:
+            # The second start runs as another process.
+            with monkeypatch.context() as other:
+                other.setattr(os, "getpid", lambda: -1)
+                prepare("/var/spool", second)
 
-        first.before = meanwhile
+        first.at(nth, meanwhile)
         prepare("/var/spool", first)
         assert disk.peek("/var/spool/format") == FORMAT
         prepare("/var/spool", disk.another())
-        if next(calls) <= nth:
+        if first.before is not None:
             break
     assert nth > 100
 
