@@ -226,9 +226,9 @@ def test_writes_of_a_killed_process_are_durable_before_another_appends(call: str
         assert account.usage()[0].used >= other.usage()[0].used
 
 
-def _opens_in_s(memory: ModelDisk, clock: FakeClock, sent: int = 2) -> float:
+def _opens_in_s(memory: ModelDisk, clock: FakeClock) -> float:
     """Return the seconds until a slot is free, as a new process computes them from the file."""
-    account = throttle(PATH, memory, clock, [messages(sent, seconds=60)])
+    account = throttle(PATH, memory, clock, [messages(2, seconds=60)])
     account.flush()
     return (account.usage()[0].opens_at_ns - clock.boottime_ns()) / SECOND_NS
 

@@ -56,11 +56,6 @@ class CarelessDisk(RealDisk):
         setattr(self, method, left_out)
 
 
-def engine_on(name: str, folder: Path) -> OnModel:
-    root = str(folder / "spool")
-    return MaildirOnModel(root) if name == "maildir" else LogOnModel(root)
-
-
 class Notes:
     """What was known at each place in the log of blocks."""
 
@@ -203,7 +198,8 @@ class Laboratory:
         self._clock = FakeClock()
         self._folder, self._base, self._log = folder, folder / "base", folder / "log"
         self._mount = folder / "mount"
-        self._engine = engine_on(engine, self._mount)
+        on_model = MaildirOnModel if engine == "maildir" else LogOnModel
+        self._engine: OnModel = on_model(str(self._mount / "spool"))
         self._careless = careless
         self._before = Trace()
         file_system.make_on(self._base)

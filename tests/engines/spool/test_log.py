@@ -82,7 +82,8 @@ class Life(OnDisk):
             settle(spool, *ended(*(each.queue_id for each in others)))
             marks = {0: RELAYED, 2: BOUNCED}
             settle(spool, Settlement(first.queue_id, ENVELOPE, marks, [note(2)], is_held=True))
-        self.most_bytes = log_bytes(self.disk)
+        folder = f"{ROOT}/log"
+        self.most_bytes = sum(self.disk.length(f"{folder}/{name}") or 0 for name in self.disk.names(folder))
         intake.close()
         spool.close()
         return claimed(self.again(self.disk.after_kill()).start())
@@ -98,10 +99,6 @@ class Life(OnDisk):
             assert claimed(spool) == left
             spool.close()
         assert len(life.told) <= told
-
-
-def log_bytes(disk: ModelDisk) -> int:
-    return sum(disk.length(f"{ROOT}/log/{name}") or 0 for name in disk.names(f"{ROOT}/log"))
 
 
 def segments(disk: ModelDisk, stream: str = "") -> list[str]:
