@@ -97,8 +97,8 @@ class ModelDisk:
 
     def cuts(self, rng: random.Random, most: int) -> "Iterator[ModelDisk]":
         """Yield what a power cut now may leave: all images, or `most` drawn by `rng`."""
-        for kept in survivors(self.platter.pending, rng, most):
-            yield ModelDisk(self.platter.after_cut(kept))
+        for image in self.platter.after_cuts(survivors(self.platter.pending, rng, most)):
+            yield ModelDisk(image)
 
     @property
     def open_paths(self) -> list[str]:
@@ -145,7 +145,6 @@ class ModelDisk:
     def poke(self, path: str, content: bytes) -> None:
         inode = self._inode(path)
         self.platter.contents[inode] = self.platter.durable_contents[inode] = content
-        self.platter.forget_what_is_dark()
 
     def open_new(self, path: str) -> int:
         self._begin("open_new", path)

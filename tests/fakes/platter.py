@@ -16,7 +16,7 @@ import errno
 import itertools
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 SECTOR_BYTES = 512
@@ -83,8 +83,6 @@ class Platter:
     """Inodes of folders by path: a cache of lookups."""
     is_safe: bool = False
     """The power will not be cut any more, so durable state is no longer tracked."""
-    _dark: "Platter | None" = None
-    """Cache of the image that a cut leaves if it keeps no pending change; the next change clears it."""
 
     def number(self) -> int:
         """Return a new number for an inode or a change."""
@@ -127,7 +125,6 @@ class Platter:
 
     def change_names(self, *changes: tuple[int, str, int | None]) -> None:
         """Change names at once for all processes; the platter gets the change at any later time."""
-        self._dark = None
         for folder, name, inode in changes:
             names = dict(self.names[folder])
             before = names.get(name)
@@ -143,7 +140,6 @@ class Platter:
         self.pending.append(NameChange(self.number(), changes))
 
     def change_content(self, change: ContentChange, now_ns: int) -> None:
-        self._dark = None
         before = self.contents[change.inode]
         self.contents[change.inode] = after = change.applied_to(before)
         self.modified_at_ns[change.inode] = now_ns
@@ -159,7 +155,6 @@ class Platter:
 
     def lose_content(self, inode: int, *, drops_pages: bool) -> None:
         """Drop a file's pending content; its new size may still reach the platter."""
-        self._dark = None
         self.pending = [change for change in self.pending if not _is_lost_with(change, inode)]
         if drops_pages:
             durable = self.durable_contents.get(inode, b"")
@@ -173,24 +168,23 @@ class Platter:
     def sync_all(self) -> None:
         self._settle_some(lambda _change: True)
 
-    def forget_what_is_dark(self) -> None:
-        """Clear the cached image. A test must call it after it changed durable content directly."""
-        self._dark = None
-
     def after_cut(self, survivors: Sequence[Change]) -> "Platter":
         """Return what the next boot finds if exactly these pending changes reached the platter."""
-        if self._dark is None:
-            self._dark = self._without_what_is_pending()
-        image = self._dark.copy()
-        changed = list(survivors)
-        image._settle(changed)
-        for change in changed:
-            if isinstance(change, NameChange):
-                for folder, _, _ in change.changes:
-                    image.names[folder] = _shown(image.durable_names[folder])
-            else:
-                image.contents[change.inode] = image.durable_contents[change.inode]
+        (image,) = self.after_cuts([survivors])
         return image
+
+    def after_cuts(self, of_each: Iterable[Sequence[Change]]) -> "Iterator[Platter]":
+        dark = self._without_what_is_pending()
+        for survivors in of_each:
+            image = dark.copy()
+            image._settle(survivors)
+            for change in survivors:
+                if isinstance(change, NameChange):
+                    for folder, _, _ in change.changes:
+                        image.names[folder] = _shown(image.durable_names[folder])
+                else:
+                    image.contents[change.inode] = image.durable_contents[change.inode]
+            yield image
 
     def fingerprint(self) -> frozenset[tuple[object, int | bytes]]:
         """Return a value that is equal for platters that look the same to every process."""
@@ -227,7 +221,6 @@ class Platter:
         return [change for change in self.pending if isinstance(change, NameChange)]
 
     def _settle_some(self, is_due: Callable[[Change], bool]) -> None:
-        self._dark = None
         due: list[Change] = []
         rest: list[Change] = []
         for change in self.pending:
