@@ -298,7 +298,7 @@ class ModelDisk:
         self._end()
 
     def make_directory(self, path: str) -> None:
-        if path in self.platter.folders:
+        if not path:
             return
         parent = path.rpartition("/")[0]
         self.make_directory(parent)

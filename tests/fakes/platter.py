@@ -79,8 +79,6 @@ class Platter:
     shared: dict[int, set[tuple[object, int]]] = field(default_factory=dict)
     """For each inode: the holders of a shared lock."""
     last_number: int = ROOT
-    folders: dict[str, int] = field(default_factory=lambda: {"": ROOT})
-    """Inodes of folders by path: a cache of lookups."""
     is_safe: bool = False
     """The power will not be cut any more, so durable state is no longer tracked."""
 
@@ -101,21 +99,17 @@ class Platter:
             {},
             {},
             self.last_number,
-            dict(self.folders),
         )
 
     def folder(self, path: str) -> int:
         """Return the inode of a folder. Raises OSError."""
-        if (known := self.folders.get(path)) is not None:
-            return known
-        parent, _, name = path.rpartition("/")
-        inode = self.names[self.folder(parent)].get(name)
-        if inode is None:
-            raise disk_error(errno.ENOENT, path)
-        if inode not in self.names:
-            raise disk_error(errno.ENOTDIR, path)
-        self.folders[path] = inode
-        return inode
+        folder = ROOT
+        for name in path.split("/")[1:]:
+            inode = self.names[folder].get(name)
+            if inode is None or inode not in self.names:
+                raise disk_error(errno.ENOENT if inode is None else errno.ENOTDIR, path)
+            folder = inode
+        return folder
 
     def add_folder(self) -> int:
         inode = self.number()
@@ -127,14 +121,11 @@ class Platter:
         """Change names at once for all processes; the platter gets the change at any later time."""
         for folder, name, inode in changes:
             names = dict(self.names[folder])
-            before = names.get(name)
             if inode is None:
                 names.pop(name, None)
             else:
                 names[name] = inode
             self.names[folder] = names
-            if before in self.names or inode in self.names:
-                self.folders = {"": ROOT}
         if self.is_safe:
             return
         self.pending.append(NameChange(self.number(), changes))
@@ -212,9 +203,6 @@ class Platter:
         image.contents = {
             inode: image.durable_contents.get(inode, b"") for inode in self.contents if inode in named
         }
-        if any(inode in self.names for change in self._name_changes() for _, _, inode in change.changes):
-            # A folder's own name is pending and may be missing.
-            image.folders = {"": ROOT}
         return image
 
     def _name_changes(self) -> list[NameChange]:
