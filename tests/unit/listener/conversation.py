@@ -114,6 +114,13 @@ class Room:
         await client.ask(b"EHLO client.example")
         return client
 
+    async def sending(self) -> Client:
+        """Return a client that has got 354."""
+        client = await self.greeted()
+        await client.send(TRANSACTION)
+        assert await client.codes(3) == [250, 250, 354]
+        return client
+
     async def say(self, octets: bytes) -> bytes:
         """Send octets on a new connection, close our side, and return all replies."""
         client = await self.connect()

@@ -153,9 +153,7 @@ async def test_a_session_does_not_time_out_while_its_message_is_stored() -> None
 
 async def test_trickled_content_ends_at_the_transfer_timeout() -> None:
     async with listening({"timeouts": {"transfer": "100ms"}}) as room:
-        client = await room.greeted()
-        await client.send(TRANSACTION)
-        await client.codes(3)
+        client = await room.sending()
         reading = asyncio.create_task(client.rest())
         while not reading.done():
             client.writer.write(b"x")
@@ -182,9 +180,8 @@ async def test_close_sends_421_to_idle_sessions_and_accepts_no_new_ones() -> Non
 async def test_at_a_close_content_in_flight_gets_250_and_only_the_next_command_gets_421() -> None:
     """A client that takes two replies in one read for one (dma) would send the message again."""
     async with listening() as room:
-        client = await room.greeted()
-        await client.send(TRANSACTION + b"one\r\n")
-        await client.codes(3)
+        client = await room.sending()
+        await client.send(b"one\r\n")
         async with closing(room):
             await client.send(b"two\r\n.\r\n")
             assert codes(await client.reader.read(65536)) == [250]
@@ -226,12 +223,10 @@ async def test_a_close_at_any_step_of_an_accept_causes_no_fault() -> None:
 
 async def test_the_deadline_of_the_close_aborts_the_sessions_that_are_left() -> None:
     async with listening() as room:
-        receiving = await room.greeted()
-        await receiving.send(TRANSACTION + b"one\r\n")
-        await receiving.codes(3)
-        storing = await room.greeted()
+        receiving, storing = await room.sending(), await room.sending()
+        await receiving.send(b"one\r\n")
         room.intake.gate.clear()
-        await storing.send(TRANSACTION + b"x\r\n.\r\n")
+        await storing.send(b"x\r\n.\r\n")
         await room.intake.is_accepting.wait()
         await room.listener.close(0)
 
