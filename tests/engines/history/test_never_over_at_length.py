@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
+from typing import get_args
 
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.policy.lane import Unit
+from relay.policy.lane import UNITS
 from relay.throttle.admission import Request, TooLarge, Wait
 from relay.throttle.book import BOUNDS, Book, Bounds
 from relay.throttle.file_history import FileHistory
@@ -35,12 +36,9 @@ TRANSACTION_NS = 200
 LONGEST_NS = 1000
 YEAR_NS = 365 * 86_400 * SECOND_NS
 STEPS_NS = (1, 300, SECOND_NS, 3600 * SECOND_NS, YEAR_NS, 10 * YEAR_NS)
-FOR_EACH: tuple[ForEach | None, ...] = (
-    *(None, None, "sender", "sender_domain", "recipient_domain", "client", "user", "lane"),
-)
+FOR_EACH: tuple[ForEach | None, ...] = (None, None, *get_args(ForEach))
 LANES = ("", "u", "v")
 """An empty lane belongs to a relay without lanes."""
-UNITS: tuple[Unit, ...] = ("messages", "recipients", "connections", "bytes")
 
 
 @dataclass

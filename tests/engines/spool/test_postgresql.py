@@ -208,9 +208,7 @@ def test_a_message_that_was_taken_over_is_absent_for_its_former_host(hosts: Host
 
 
 @anywhere
-def test_who_reads_what_it_will_send_has_it_for_long_enough_also_where_its_lease_was_over(
-    hosts: Hosts,
-) -> None:
+def test_a_host_that_reads_a_message_owns_it_even_if_its_lease_was_over(hosts: Hosts) -> None:
     one, other, ids = taken(hosts)
     lapse(hosts)
     assert read(one, ids[0]).left == (0, 1, 2)
@@ -221,10 +219,9 @@ def test_who_reads_what_it_will_send_has_it_for_long_enough_also_where_its_lease
 def test_nothing_is_taken_over_of_a_host_that_just_renews_its_lease(hosts: Hosts) -> None:
     _, other, ids = taken(hosts)
     lapse(hosts)
+    renew = "UPDATE relay.owner SET host = '' WHERE identity IN (SELECT owner FROM relay.message)"
     with once(hosts[0].database) as renewing:
-        renewing.execute(
-            "UPDATE relay.owner SET host = '' WHERE identity IN (SELECT owner FROM relay.message)"
-        )
+        renewing.execute(renew)
         assert other.claim(9) == []
     assert [message.queue_id for message in other.claim(9)] == ids
 
@@ -438,20 +435,17 @@ def test_a_settlement_that_meets_a_take_over_at_any_statement_is_done_or_not(
 Step = Callable[[Intake, Spool, Sequence[QueueId]], None]
 
 
-def _accepts(intake: Intake, spool: Spool, ids: Sequence[QueueId]) -> None:
-    del spool, ids
+def _accepts(intake: Intake, _spool: Spool, _ids: Sequence[QueueId]) -> None:
     accept(intake, content=LONG, chunk=INLINE_BYTES)
 
 
-def _claims(intake: Intake, spool: Spool, ids: Sequence[QueueId]) -> None:
+def _claims(_intake: Intake, spool: Spool, ids: Sequence[QueueId]) -> None:
     """Claim all, including the messages of a claim whose reply was lost."""
-    del intake
     assert [message.queue_id for message in claimed(spool)] == ids
 
 
-def _settles(intake: Intake, spool: Spool, ids: Sequence[QueueId]) -> None:
+def _settles(_intake: Intake, spool: Spool, ids: Sequence[QueueId]) -> None:
     """Mark, report and end one message and mark another, as one group."""
-    del intake
     for failure in spool.settle([bounced(ids[0]), Settlement(ids[1], ENVELOPE, {0: RELAYED})]):
         if failure is not None and not isinstance(failure, Absent):
             raise failure
@@ -489,9 +483,8 @@ def test_a_line_cut_at_any_statement_leaves_all_or_nothing(
                     assert b"".join(spool.content(message.queue_id)) == LONG
             elif failed or step is not _claims:
                 step(intake, spool, ids)
-            rest = {
-                message.queue_id: message for message in spool.read(ids) if not isinstance(message, Exception)
-            }
+            found = [each for each in spool.read(ids) if isinstance(each, Message)]
+            rest = {message.queue_id: message for message in found}
             if step is _settles:
                 assert set(rest) == {ids[1]}
                 assert rest[ids[1]].statuses == (RELAYED, Status.TODO, Status.TODO)
@@ -565,9 +558,8 @@ def test_a_conversion_cut_at_any_statement_loses_nothing_and_no_host_sends_a_cop
         new = accept(hosts[1].intake())
         convert(root, "postgresql", disk, hosts[0].clock, lambda *_: None, engines=engines)
         other = hosts[1].start()
-        assert [message.queue_id for message in other.claim(99)] == sorted(
-            [new, *(message.queue_id for message, _ in before)]
-        )
+        ids = [new, *(message.queue_id for message, _ in before)]
+        assert [message.queue_id for message in other.claim(99)] == sorted(ids)
         with pytest.raises(SpoolBusy, match="here may be sending mail of this queue"):
             convert(root, "maildir", disk, hosts[0].clock, lambda *_: None, engines=engines)
         other.close()
