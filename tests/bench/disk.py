@@ -8,13 +8,12 @@ contender pays for those before it.
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from tests.engines.lab import machine
-from tests.engines.lab.machine import FILE_SYSTEMS, Loop
-from tests.system.small_disk import mounted
+from tests.engines.lab.machine import FILE_SYSTEMS
 
 SIZE_BYTES = 4 << 30
 """The size of its image, a sparse file: it takes only the space that is written."""
@@ -38,7 +37,7 @@ def stored_on_ext4() -> Iterator[None]:
         # Postfix drops its privileges, and still has to reach this folder.
         Path(name).chmod(0o755)
         ext4.make_on(image)
-        with closing(Loop(image)) as loop, mounted(mount, "-t", "ext4", "-o", ext4.options, loop.device):
+        with ext4.mounted(image, mount):
             mount.chmod(0o1777)
             before, tempfile.tempdir = tempfile.tempdir, str(mount)
             try:

@@ -33,10 +33,6 @@ class CutLine:
         """
         self._cut_at, self._after, self._is_passed_on = to, after, is_passed_on
 
-    def cut_all(self) -> None:
-        for each in list(self._open):
-            _cut(each)
-
     def __enter__(self) -> Self:
         threading.Thread(target=self._serve, name="line", daemon=True).start()
         return self
@@ -44,7 +40,8 @@ class CutLine:
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
         self._listening.close()
-        self.cut_all()
+        for each in list(self._open):
+            _cut(each)
 
     def _serve(self) -> None:
         with contextlib.suppress(OSError):

@@ -13,6 +13,7 @@ and the next sync of its file fails. Opening and reading fail only if a fault na
 """
 
 import errno
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ READS = frozenset({"open", "read", "names"})
 
 
 class Killed(BaseException):
-    """Raised by `ModelDisk.before`, to kill the process that made the call."""
+    """The process that made the call is killed."""
 
 
 @dataclass(slots=True)
@@ -64,7 +65,6 @@ class ModelDisk:
 
     def __init__(self, platter: Platter | None = None) -> None:
         self.platter = platter or Platter()
-        self.now_ns = 0
         self.steps: list[str] = []
         """Every state-changing call, for error messages."""
         self.before: Callable[[str], None] | None = None
@@ -80,9 +80,12 @@ class ModelDisk:
         self._positions: dict[int, int] = {}
 
     def another(self) -> "ModelDisk":
-        other = ModelDisk(self.platter)
-        other.now_ns = self.now_ns
-        return other
+        return ModelDisk(self.platter)
+
+    @property
+    def now_ns(self) -> int:
+        """Return the time that files are stamped with; here it stands still."""
+        return 0
 
     def die(self) -> None:
         """Release the descriptors and locks of a dead process."""
@@ -94,16 +97,33 @@ class ModelDisk:
 
     def cuts(self, rng: random.Random, most: int) -> "Iterator[ModelDisk]":
         """Yield what a power cut now may leave: all images, or `most` drawn by `rng`."""
-        for kept in survivors(self.platter.pending, rng, most):
-            yield ModelDisk(self.platter.after_cut(kept))
-
-    def fingerprint(self) -> frozenset[tuple[object, int | bytes]]:
-        """Return a value that is equal for disks of equal content, whatever their inode numbers."""
-        return self.platter.fingerprint()
+        for image in self.platter.after_cuts(survivors(self.platter.pending, rng, most)):
+            yield ModelDisk(image)
 
     @property
     def open_paths(self) -> list[str]:
         return [path for _, path, _ in self._fds.values()]
+
+    def at(self, nth: int, act: Callable[[], object]) -> None:
+        """Before the nth state-changing call from now on, and before no other, call `act`."""
+        calls = itertools.count(1)
+
+        def before(_step: str) -> None:
+            if next(calls) == nth:
+                self.before = None
+                act()
+
+        self.before = before
+
+    def kill_at(self, nth: int) -> None:
+        """Raise Killed in the nth state-changing call from now on, and in each one behind it."""
+        calls = itertools.count(1)
+
+        def before(_step: str) -> None:
+            if next(calls) >= nth:
+                raise Killed
+
+        self.before = before
 
     def fail(self, fault: Fault) -> None:
         self.fault, self._counted = fault, 0
@@ -125,7 +145,6 @@ class ModelDisk:
     def poke(self, path: str, content: bytes) -> None:
         inode = self._inode(path)
         self.platter.contents[inode] = self.platter.durable_contents[inode] = content
-        self.platter.forget_what_is_dark()
 
     def open_new(self, path: str) -> int:
         self._begin("open_new", path)
@@ -279,7 +298,7 @@ class ModelDisk:
         self._end()
 
     def make_directory(self, path: str) -> None:
-        if path in self.platter.folders:
+        if not path:
             return
         parent = path.rpartition("/")[0]
         self.make_directory(parent)

@@ -136,14 +136,7 @@ class MemoryObserver:
     def connection_closed(self, listener: str, client: str, reason: str) -> None:  # noqa: ARG002 - the port's
         self.closed.append(reason)
 
-    def refused(
-        self,
-        listener: str,  # noqa: ARG002 - the port's
-        client: str,  # noqa: ARG002 - the port's
-        phase: str,
-        reply: str,
-        user: str | None,
-    ) -> None:
+    def refused(self, listener: str, client: str, phase: str, reply: str, user: str | None) -> None:  # noqa: ARG002 - the port's
         self.refusals.append((phase, reply))
         self.tried.append(user)
 

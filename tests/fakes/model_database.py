@@ -62,7 +62,6 @@ _WORDS = (
     (r"SELECT FROM", "SELECT 1 FROM"),
     (r"IS DISTINCT FROM", "IS NOT"),
     (r"array_agg\(", "json_group_array("),
-    (r"string_agg\(", "group_concat("),
     (r"octet_length\(", "length("),
     (r"^WITH claims AS .*", "SELECT 1 WHERE false"),
     (r"%\((\w+)\)s", r":\1"),

@@ -16,7 +16,7 @@ import errno
 import itertools
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 SECTOR_BYTES = 512
@@ -30,9 +30,6 @@ class NameChange:
     number: int
     changes: tuple[tuple[int, str, int | None], ...]
 
-    def pieces(self) -> "list[Change]":
-        return [self]
-
     def touches(self, folder: int) -> bool:
         return any(changed == folder for changed, _, _ in self.changes)
 
@@ -44,18 +41,6 @@ class ContentChange:
     inode: int
     offset: int
     content: bytes | None
-
-    def pieces(self) -> "list[Change]":
-        if self.content is None:
-            return [self]
-        end = self.offset + len(self.content)
-        edges = [*range(self.offset - self.offset % SECTOR_BYTES, end, SECTOR_BYTES), end]
-        found: list[Change] = []
-        for edge, following in itertools.pairwise(edges):
-            start = max(edge, self.offset)
-            part = self.content[start - self.offset : following - self.offset]
-            found.append(replace(self, offset=start, content=part))
-        return found
 
     def applied_to(self, content: bytes) -> bytes:
         if self.content is None:
@@ -70,9 +55,6 @@ class Growth:
 
     inode: int
     size: int
-
-    def pieces(self) -> "list[Change]":
-        return [self]
 
 
 Change = NameChange | ContentChange | Growth
@@ -97,12 +79,8 @@ class Platter:
     shared: dict[int, set[tuple[object, int]]] = field(default_factory=dict)
     """For each inode: the holders of a shared lock."""
     last_number: int = ROOT
-    folders: dict[str, int] = field(default_factory=lambda: {"": ROOT})
-    """Inodes of folders by path: a cache of lookups."""
     is_safe: bool = False
     """The power will not be cut any more, so durable state is no longer tracked."""
-    _dark: "Platter | None" = None
-    """Cache of the image that a cut leaves if it keeps no pending change; the next change clears it."""
 
     def number(self) -> int:
         """Return a new number for an inode or a change."""
@@ -121,21 +99,17 @@ class Platter:
             {},
             {},
             self.last_number,
-            dict(self.folders),
         )
 
     def folder(self, path: str) -> int:
         """Return the inode of a folder. Raises OSError."""
-        if (known := self.folders.get(path)) is not None:
-            return known
-        parent, _, name = path.rpartition("/")
-        inode = self.names[self.folder(parent)].get(name)
-        if inode is None:
-            raise disk_error(errno.ENOENT, path)
-        if inode not in self.names:
-            raise disk_error(errno.ENOTDIR, path)
-        self.folders[path] = inode
-        return inode
+        folder = ROOT
+        for name in path.split("/")[1:]:
+            inode = self.names[folder].get(name)
+            if inode is None or inode not in self.names:
+                raise disk_error(errno.ENOENT if inode is None else errno.ENOTDIR, path)
+            folder = inode
+        return folder
 
     def add_folder(self) -> int:
         inode = self.number()
@@ -145,23 +119,18 @@ class Platter:
 
     def change_names(self, *changes: tuple[int, str, int | None]) -> None:
         """Change names at once for all processes; the platter gets the change at any later time."""
-        self._dark = None
         for folder, name, inode in changes:
             names = dict(self.names[folder])
-            before = names.get(name)
             if inode is None:
                 names.pop(name, None)
             else:
                 names[name] = inode
             self.names[folder] = names
-            if before in self.names or inode in self.names:
-                self.folders = {"": ROOT}
         if self.is_safe:
             return
         self.pending.append(NameChange(self.number(), changes))
 
     def change_content(self, change: ContentChange, now_ns: int) -> None:
-        self._dark = None
         before = self.contents[change.inode]
         self.contents[change.inode] = after = change.applied_to(before)
         self.modified_at_ns[change.inode] = now_ns
@@ -177,7 +146,6 @@ class Platter:
 
     def lose_content(self, inode: int, *, drops_pages: bool) -> None:
         """Drop a file's pending content; its new size may still reach the platter."""
-        self._dark = None
         self.pending = [change for change in self.pending if not _is_lost_with(change, inode)]
         if drops_pages:
             durable = self.durable_contents.get(inode, b"")
@@ -191,24 +159,23 @@ class Platter:
     def sync_all(self) -> None:
         self._settle_some(lambda _change: True)
 
-    def forget_what_is_dark(self) -> None:
-        """Clear the cached image. A test must call it after it changed durable content directly."""
-        self._dark = None
-
     def after_cut(self, survivors: Sequence[Change]) -> "Platter":
         """Return what the next boot finds if exactly these pending changes reached the platter."""
-        if self._dark is None:
-            self._dark = self._without_what_is_pending()
-        image = self._dark.copy()
-        changed = list(survivors)
-        image._settle(changed)
-        for change in changed:
-            if isinstance(change, NameChange):
-                for folder, _, _ in change.changes:
-                    image.names[folder] = _shown(image.durable_names[folder])
-            else:
-                image.contents[change.inode] = image.durable_contents[change.inode]
+        (image,) = self.after_cuts([survivors])
         return image
+
+    def after_cuts(self, of_each: Iterable[Sequence[Change]]) -> "Iterator[Platter]":
+        dark = self._without_what_is_pending()
+        for survivors in of_each:
+            image = dark.copy()
+            image._settle(survivors)
+            for change in survivors:
+                if isinstance(change, NameChange):
+                    for folder, _, _ in change.changes:
+                        image.names[folder] = _shown(image.durable_names[folder])
+                else:
+                    image.contents[change.inode] = image.durable_contents[change.inode]
+            yield image
 
     def fingerprint(self) -> frozenset[tuple[object, int | bytes]]:
         """Return a value that is equal for platters that look the same to every process."""
@@ -236,16 +203,12 @@ class Platter:
         image.contents = {
             inode: image.durable_contents.get(inode, b"") for inode in self.contents if inode in named
         }
-        if any(inode in self.names for change in self._name_changes() for _, _, inode in change.changes):
-            # A folder's own name is pending and may be missing.
-            image.folders = {"": ROOT}
         return image
 
     def _name_changes(self) -> list[NameChange]:
         return [change for change in self.pending if isinstance(change, NameChange)]
 
     def _settle_some(self, is_due: Callable[[Change], bool]) -> None:
-        self._dark = None
         due: list[Change] = []
         rest: list[Change] = []
         for change in self.pending:
@@ -271,12 +234,24 @@ class Platter:
 
 def survivors(pending: Sequence[Change], rng: random.Random, most: int) -> Iterator[Sequence[Change]]:
     """Yield every set that a cut may keep if there are at most `most`, else `most` sets drawn by `rng`."""
-    pieces = [piece for change in pending for piece in change.pieces()]
+    pieces = [piece for change in pending for piece in _pieces(change)]
     if len(pieces) < 30 and 1 << len(pieces) <= most:
         for bits in itertools.product((False, True), repeat=len(pieces)):
             yield list(itertools.compress(pieces, bits))
     else:
         yield from itertools.islice(_drawn(pieces, rng), most)
+
+
+def _pieces(change: Change) -> Iterator[Change]:
+    """Yield the sectors of a write; any other change is one piece."""
+    if not isinstance(change, ContentChange) or change.content is None:
+        yield change
+        return
+    first, end = change.offset, change.offset + len(change.content)
+    edges = [*range(first - first % SECTOR_BYTES, end, SECTOR_BYTES), end]
+    for edge, following in itertools.pairwise(edges):
+        start = max(edge, first)
+        yield replace(change, offset=start, content=change.content[start - first : following - first])
 
 
 def _drawn(pieces: Sequence[Change], rng: random.Random) -> Iterator[Sequence[Change]]:

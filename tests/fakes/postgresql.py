@@ -6,7 +6,6 @@ import pwd
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import Any
 import psycopg
 
 from tests.fakes.certificates import Certificates
+from tests.system.waiting import free_port
 
 ENOUGH_BYTES = 1 << 30
 USER = "postgres"
@@ -101,9 +101,7 @@ class Server:
     @contextlib.contextmanager
     def standby(self) -> Iterator["Server"]:
         """Start a standby of this server. `control("promote")` on it makes it the primary."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            copy = Server(self.folder / "standby", free.getsockname()[1], self.bin)
+        copy = Server(self.folder / "standby", free_port(), self.bin)
         copy.folder.mkdir()
         shutil.chown(copy.folder, self.folder.owner())
         at = ("-h", str(self.folder), "-p", str(self.port), "-U", USER, "-D", str(copy.folder / "data"))
@@ -154,13 +152,10 @@ def started(folder: Path, *, in_memory: bool = True) -> Iterator[Server]:
     """Start a server, with its data in memory if there is room: no test cuts its power."""
     bin_folder = programs()
     assert bin_folder is not None
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     memory = Path("/dev/shm")
     has_room = in_memory and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > ENOUGH_BYTES
     with tempfile.TemporaryDirectory(dir=memory if has_room else folder) as made:
-        server = Server(Path(made), port, bin_folder)
+        server = Server(Path(made), free_port(), bin_folder)
         if os.geteuid() == 0:
             entry = pwd.getpwnam(USER)
             os.chown(made, entry.pw_uid, entry.pw_gid)

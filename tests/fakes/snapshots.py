@@ -1,6 +1,5 @@
 """A status snapshot with something in every part, and waiting messages."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from relay.clock import SECOND_NS
@@ -27,7 +26,6 @@ from tests.fakes.clock import START_WALL_NS
 AT_NS = START_WALL_NS
 FIRST = QueueId("0000000000000001")
 SECOND = QueueId("0000000000000002")
-REPORT = QueueId("0000000000000002r")
 
 
 def a_limit(*, used: int = 8, count: int = 8, opens_in_s: int | None = 20) -> LimitStatus:
@@ -42,7 +40,6 @@ def an_upstream(
     because: str = "",
     paused_until_ns: int | None = None,
     limits: tuple[LimitStatus, ...] | None = None,
-    waiting: int = 400,
 ) -> UpstreamStatus:
     return UpstreamStatus(
         name="isp",
@@ -54,8 +51,8 @@ def an_upstream(
         connections_open=3,
         connections_idle=1,
         limits=(a_limit(),) if limits is None else limits,
-        waiting_messages=waiting,
-        waiting_recipients=2 * waiting,
+        waiting_messages=400,
+        waiting_recipients=800,
         in_flight=2,
         drained_at_ns=None if state is UpstreamState.STOPPED else AT_NS + 50 * 60 * SECOND_NS,
         held_by="limit 8 messages per 1m",
@@ -67,17 +64,15 @@ def an_upstream(
 def a_snapshot(
     *,
     upstream: UpstreamStatus | None = None,
-    condition: Condition = Condition.RUNNING,
     refusing_because: str = "",
-    totals: Mapping[str, int] | None = None,
     policy: PolicyStatus | None = None,
 ) -> Snapshot:
     return Snapshot(
         at_ns=AT_NS,
         version="0.1.0",
         hostname="relay.example.org",
-        condition=condition,
-        started_at_ns=None if condition is Condition.DOWN else AT_NS - 3_720 * SECOND_NS,
+        condition=Condition.RUNNING,
+        started_at_ns=AT_NS - 3_720 * SECOND_NS,
         refusing_because=refusing_because,
         upstreams=(upstream or an_upstream(),),
         queue={
@@ -85,7 +80,7 @@ def a_snapshot(
             QueueState.DEFERRED: QueueCounts(3, 4, 5_000, 3_600 * SECOND_NS),
             QueueState.CORRUPT: QueueCounts(1, 0, 17, 0),
         },
-        totals=totals or {"accepted": 1_000, "relayed": 190, "bounced": 4, "expired": 1, "deleted": 1},
+        totals={"accepted": 1_000, "relayed": 190, "bounced": 4, "expired": 1, "deleted": 1},
         policy=policy or PolicyStatus("ab" * 32, AT_NS - 60 * SECOND_NS),
         disk=DiskStatus(7 * 2**30, 12_345),
         certificates=(CertificateStatus("127.0.0.1:2525", AT_NS + 90 * 86_400 * SECOND_NS),),
@@ -94,17 +89,12 @@ def a_snapshot(
 
 
 def a_message(
-    queue_id: QueueId = FIRST,
-    *,
-    state: QueueState = QueueState.WAITING,
-    reverse_path: str = "list@example.org",
-    reason: str = "limit 8 messages per 1m",
-    size_bytes: int = 1_500,
+    *, reverse_path: str = "list@example.org", reason: str = "limit 8 messages per 1m"
 ) -> MessageView:
     return MessageView(
-        queue_id=queue_id,
-        state=state,
-        size_bytes=size_bytes,
+        queue_id=FIRST,
+        state=QueueState.WAITING,
+        size_bytes=1_500,
         arrival_at_ns=AT_NS - 90 * SECOND_NS,
         age_ns=90 * SECOND_NS,
         reverse_path=reverse_path,

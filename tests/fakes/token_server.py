@@ -1,6 +1,6 @@
 """A token server on loopback, as RFC 6749, 7523 and 8628 describe it, with failures that a test asks for.
 
-    with TokenServer(life_seconds=5) as server:
+    with TokenServer() as server:
         server.refresh_token()                  # a person gave consent earlier
         server.failures.append((503, b"", {}))  # replaces the answer to the next request
 
@@ -23,6 +23,8 @@ import jwt
 
 CLIENT, SECRET, USER = "relay-client", "client s3cret", "news@example.com"
 SERVICE_ACCOUNT = "relay@project.example"
+LIFE_SECONDS = 3600
+"""How long an access token is good."""
 GRANTS = "urn:ietf:params:oauth:grant-type:"
 
 
@@ -62,11 +64,9 @@ class _Handler(BaseHTTPRequestHandler):
 class TokenServer(ThreadingHTTPServer):
     """As a context manager it listens on a free loopback port, in its own thread."""
 
-    def __init__(
-        self, *, life_seconds: int = 3600, secret: str | None = SECRET, public_key: str = ""
-    ) -> None:
+    def __init__(self, *, secret: str | None = SECRET, public_key: str = "") -> None:
         """Serve one client, which is a public one if `secret` is None."""
-        self.life_seconds, self.secret, self.public_key = life_seconds, secret, public_key
+        self.secret, self.public_key = secret, public_key
         self.requests: list[dict[str, str]] = []
         """The form of each request for a token."""
         self.failures: deque[tuple[int, bytes, dict[str, str]]] = deque()
@@ -147,8 +147,8 @@ class TokenServer(ThreadingHTTPServer):
                     raise _Refused("authorization_pending" if self.consent is None else "access_denied")
             case grant if grant != f"{GRANTS}jwt-bearer":
                 raise _Refused("unsupported_grant_type")
-        answer: dict[str, Any] = fields | refresh_token | {"expires_in": self.life_seconds}
-        self.granted.append(_Token(answer, user, time.monotonic() + self.life_seconds))
+        answer: dict[str, Any] = fields | refresh_token | {"expires_in": LIFE_SECONDS}
+        self.granted.append(_Token(answer, user, time.monotonic() + LIFE_SECONDS))
         return answer
 
     def _rotate(self, refresh_token: str) -> None:

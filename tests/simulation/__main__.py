@@ -15,6 +15,9 @@ from tests.simulation.worlds import WORLDS
 
 ENGINES = sorted({engine for world in WORLDS.values() for engine in world.engines})
 
+MOST_RUNS = 200
+"""The most runs to shorten a script."""
+
 
 def _say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
@@ -40,24 +43,20 @@ def broken_by(script: Script) -> Broken | None:
     return None
 
 
-def shortened(script: Script, promise: str, most_runs: int = 200) -> Script:
+def shortened(script: Script, promise: str) -> Script:
     """Return the shortest script found that breaks the same promise, at worst the given one."""
-    size = max(1, len(script.events) // 2)
-    runs = 0
-    while runs < most_runs:
+    size, runs = max(1, len(script.events) // 2), 0
+    while size and runs < MOST_RUNS:
         for start in range(0, len(script.events), size):
-            shorter = script.without(range(start, start + size))
-            runs += 1
+            shorter, runs = script.without(range(start, start + size)), runs + 1
             broken = broken_by(shorter)
             if broken is not None and broken.promise == promise:
                 script = shorter
                 break
-            if runs >= most_runs:
+            if runs >= MOST_RUNS:
                 break
         else:
-            if size == 1:
-                break
-            size = max(1, size // 2)
+            size //= 2
     return script
 
 

@@ -31,7 +31,6 @@ def strike(platter: Platter, event: Damage) -> str | None:
             if offset < len(before):
                 now = before[offset] ^ 0x10 if event.how == "flip" else 0
                 contents[inode] = before[:offset] + bytes((now,)) + before[offset + 1 :]
-    platter.forget_what_is_dark()
     return None if platter.contents[inode] == content else path
 
 

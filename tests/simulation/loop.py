@@ -149,7 +149,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     def __init__(self, clock: SimulatedClock, rng: random.Random) -> None:
         self.clock = clock
         self.rng = rng
-        self.network = Network(self, rng)
+        self.network = Network(self)
         self._readers: dict[int, tuple[Callable[..., object], tuple[object, ...], contextvars.Context]] = {}
         self._numbers = itertools.count(FIRST_READER)
         super().__init__(_Selector(clock))
@@ -193,9 +193,6 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         return handle
 
     # Threads.
-
-    def thread_delay_s(self) -> float:
-        return self.rng.choice(THREAD_DELAYS_S)
 
     def pass_time(self, seconds: float) -> None:
         """Let others run for this time in the middle of a thread's call."""
@@ -263,7 +260,7 @@ class SimulatedThread:
         assert isinstance(loop, SimulatedLoop)
         done: asyncio.Future[Returned] = loop.create_future()
         self._waiting.append((done, function))
-        self._free_at = max(loop.time(), self._free_at) + loop.thread_delay_s()
+        self._free_at = max(loop.time(), self._free_at) + loop.rng.choice(THREAD_DELAYS_S)
         loop.call_at(self._free_at, self._next)
         return done
 

@@ -17,7 +17,7 @@ from itertools import pairwise
 from relay.clock import SECOND_NS
 from relay.policy.lane import LimitSettings
 from tests.simulation.client import Copy
-from tests.simulation.past import Past, key_of_sender
+from tests.simulation.past import Past, in_s, key_of_sender
 from tests.simulation.script import NO_NEWS, Crash, Damage, Disturb, Feel, Send, SetClock, World
 from tests.simulation.upstream import ALIEN_TIMES, DEFERRED_TIMES, Ledger, Mood
 
@@ -103,7 +103,7 @@ class Manners:
         mails = [seen.true_ns for seen in ledger.seen if seen.what == "mail"]
         for said_ns, until_ns in ledger.refusals:
             for at_ns in self._within(said_ns, until_ns, mails):
-                yield f"{name} refused the account at {_s(said_ns)}, and saw MAIL at {_s(at_ns)}"
+                yield f"{name} refused the account at {in_s(said_ns)}, and saw MAIL at {in_s(at_ns)}"
 
     def _of_upstream(self, name: str, ledger: Ledger) -> Iterator[str]:
         """Check also the rules that hosts with a shared account do not keep: each host learns by itself."""
@@ -122,10 +122,10 @@ class Manners:
             proving = sorted(each for each in ledger.transactions if since_ns < each[0] < proof_ns)
             for begun_ns, _, named in proving[:1]:
                 if named > 1 and self._is_quiet(said_ns - GRACE_NS, begun_ns):
-                    yield f"{name} was not proven, and was asked for {named} recipients at {_s(begun_ns)}"
+                    yield f"{name} was not proven, and was asked for {named} recipients at {in_s(begun_ns)}"
             for (begun_ns, over_ns, _), (next_ns, _, _) in pairwise(proving):
                 if next_ns < over_ns and self._is_quiet(said_ns - GRACE_NS, next_ns):
-                    yield f"{name} was not proven, and saw MAIL at {_s(begun_ns)} and at {_s(next_ns)}"
+                    yield f"{name} was not proven, and saw MAIL at {in_s(begun_ns)} and at {in_s(next_ns)}"
 
     def _stops(self, name: str, ledger: Ledger) -> Iterator[str]:
         """If many messages of different senders are refused alike and none is relayed, all mail waits."""
@@ -139,14 +139,14 @@ class Manners:
             if len(row) >= IN_A_ROW:
                 for at_ns in self._within(said_ns, said_ns + STOP_NS, mails):
                     if self._is_quiet(0, at_ns):
-                        yield f"{name} refused {len(row)} messages alike; MAIL at {_s(at_ns)}"
+                        yield f"{name} refused {len(row)} messages alike; MAIL at {in_s(at_ns)}"
 
     def _of_aliens(self, name: str, ledger: Ledger) -> Iterator[str]:
         """Mail of a refused sender waits, and is returned once old, while other mail goes."""
         for said_ns, sender in ledger.aliens:
             own = [seen.true_ns for seen in ledger.seen if seen.what == "mail" and seen.sender == sender]
             for at_ns in self._within(said_ns, said_ns + SENDER_RESTS_NS, own):
-                yield f"{name} refused {sender} at {_s(said_ns)}, and saw its MAIL at {_s(at_ns)}"
+                yield f"{name} refused {sender} at {in_s(said_ns)}, and saw its MAIL at {in_s(at_ns)}"
         if not self._world.lifetime_ns or self._disturbed:
             return
         spans = [(each.begun_ns - GRACE_NS, each.true_ns + GRACE_NS) for each in ledger.taken]
@@ -167,17 +167,17 @@ class Manners:
                 continue  # it may be another message's attempt: a client that saw no 250 sends again
             asked = [seen.true_ns for seen in ledger.seen if seen.recipient == recipient]
             for at_ns in self._within(said_ns, said_ns + RETRY_NS, asked, DURABLE_NS):
-                yield f"{name} put {recipient} off at {_s(said_ns)}, and was asked again at {_s(at_ns)}"
+                yield f"{name} put {recipient} off at {in_s(said_ns)}, and was asked again at {in_s(at_ns)}"
 
     def _of_connections(self, name: str, ledger: Ledger) -> Iterator[str]:
         for silence in ledger.silences:
             until_ns = silence.until_ns or self._calm_ns
             late_ns = silence.since_ns + silence.most_ns + GRACE_NS
             if until_ns > late_ns and self._is_quiet(silence.since_ns, min(late_ns, self._calm_ns - 1)):
-                yield f"{name} was silent from {_s(silence.since_ns)}, and was left at {_s(until_ns)}"
+                yield f"{name} was silent from {in_s(silence.since_ns)}, and was left at {in_s(until_ns)}"
         for since_ns, until_ns in () if self._is_keyed else ledger.idle:
             if until_ns - since_ns > IDLE_NS and self._is_quiet(since_ns, until_ns):
-                yield f"{name} saw nothing from {_s(since_ns)} to QUIT at {_s(until_ns)}"
+                yield f"{name} saw nothing from {in_s(since_ns)} to QUIT at {in_s(until_ns)}"
 
     # Rules for messages.
 
@@ -198,7 +198,7 @@ class Manners:
             for before_ns, other in begun:
                 is_behind = copy.accepted_ns + GRACE_NS < other.begun_ns and before_ns + GRACE_NS < at_ns
                 if is_behind and (not has_lanes or other.sender == copy.sender):
-                    yield f"{other.key} went at {_s(before_ns)}, before {copy.key} at {_s(at_ns)}"
+                    yield f"{other.key} went at {in_s(before_ns)}, before {copy.key} at {in_s(at_ns)}"
             if has_lanes:
                 senders = [each.sender for ns, each in begun if copy.accepted_ns + GRACE_NS < ns < at_ns]
                 yield from self._of_lanes(copy, senders)
@@ -230,15 +230,11 @@ class Manners:
                         for feel in self._feels
                     )
                     if each.upstream != first and not is_spilled and not is_down:
-                        yield f"{copy.key} to {recipient} went by {each.upstream} at {_s(each.begun_ns)}"
+                        yield f"{copy.key} to {recipient} went by {each.upstream} at {in_s(each.begun_ns)}"
 
 
 def _ns(seconds: float) -> int:
     return int(seconds * SECOND_NS)
-
-
-def _s(true_ns: int) -> str:
-    return f"{true_ns / SECOND_NS:.3f} s"
 
 
 # How long mail may take.
@@ -276,10 +272,8 @@ def late_in_fair_weather(past: Past) -> str:
                 span_s += ALIEN_RESTS_S
             before_ns, due_ns = due_ns, copy.accepted_ns + int(span_s * SECOND_NS)
         if due_ns < until_ns and ended_ns.get(copy.key, due_ns + 1) > due_ns:
-            return (
-                f"{copy.key} was to be gone by {due_ns / SECOND_NS:.1f} s, and went at "
-                f"{ended_ns.get(copy.key, -SECOND_NS) / SECOND_NS:.1f} s"
-            )
+            went = in_s(ended_ns.get(copy.key, -SECOND_NS))
+            return f"{copy.key} was to be gone by {in_s(due_ns)}, and went at {went}"
     return ""
 
 

@@ -7,7 +7,6 @@ after all octets; a reset may overtake them. A side that does not read makes the
 
 import asyncio
 import contextvars
-import random
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -22,9 +21,8 @@ Serve = Callable[[], asyncio.Protocol]
 
 
 class Network:
-    def __init__(self, loop: "SimulatedLoop", rng: random.Random) -> None:
+    def __init__(self, loop: "SimulatedLoop") -> None:
         self._loop = loop
-        self._rng = rng
         self._servers: dict[int, tuple[Serve, contextvars.Context]] = {}
         self._reaching: dict[int, int] = {}
         self._open: list[Transport] = []
@@ -38,7 +36,7 @@ class Network:
 
     async def reach(self, fd: int, port: int) -> None:
         """Connect as connect(2) does. Raises ConnectionRefusedError if no process serves the port."""
-        await asyncio.sleep(self._rng.choice(DELAYS_S))
+        await asyncio.sleep(self._loop.rng.choice(DELAYS_S))
         if port not in self._servers:
             raise ConnectionRefusedError(111, "Connection refused")
         self._reaching[fd] = port
@@ -53,8 +51,8 @@ class Network:
             return None
         serve, context = server
         other = context.copy().run(serve)
-        ours = Transport(self._loop, self._rng, protocol, contextvars.copy_context())
-        theirs = Transport(self._loop, self._rng, other, context.copy())
+        ours = Transport(self._loop, protocol, contextvars.copy_context())
+        theirs = Transport(self._loop, other, context.copy())
         ours.peer, theirs.peer = theirs, ours
         self._open = [each for each in self._open if not each.is_lost] + [ours, theirs]
         for each in (ours, theirs):
@@ -87,15 +85,11 @@ class Transport(asyncio.Transport):
     peer: "Transport"
 
     def __init__(
-        self,
-        loop: "SimulatedLoop",
-        rng: random.Random,
-        protocol: asyncio.BaseProtocol,
-        context: contextvars.Context,
+        self, loop: "SimulatedLoop", protocol: asyncio.BaseProtocol, context: contextvars.Context
     ) -> None:
         super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
         self._loop = loop
-        self._rng = rng
+        self._rng = loop.rng
         self._protocol: Any = protocol
         self.context = context
         self._arrives_at = 0.0
@@ -150,9 +144,6 @@ class Transport(asyncio.Transport):
         if self._unread > WINDOW_BYTES and not self._is_paused:
             self._is_paused = True
             self._call(self._protocol.pause_writing)
-
-    def can_write_eof(self) -> bool:
-        return True
 
     def write_eof(self) -> None:
         if not self._has_sent_end and not self._is_over():

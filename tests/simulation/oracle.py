@@ -12,7 +12,7 @@ from relay.clock import SECOND_NS
 from relay.policy.lane import LimitSettings
 from tests.simulation.client import Copy, asked_for
 from tests.simulation.manners import Manners, late_in_failover, late_in_fair_weather
-from tests.simulation.past import Past, Regime, key_of, key_of_sender
+from tests.simulation.past import Past, Regime, in_s, key_of, key_of_sender
 from tests.simulation.script import Crash, Feel, Send, SetClock
 from tests.simulation.upstream import FAILING, Ledger, Mood, Seen, Taken
 
@@ -102,7 +102,7 @@ def _no_window_over(name: str, limit: LimitSettings, key: str, events: list[tupl
             used -= events[first][1]
             first += 1
         if used > limit.count:
-            words = f"{name} saw {used} {limit.unit} of at most {limit.count} in the window to {_s(at_ns)}"
+            words = f"{name} saw {used} {limit.unit} of at most {limit.count} in the window to {in_s(at_ns)}"
             raise Broken("never over", f"{words}, {key}")
 
 
@@ -129,7 +129,9 @@ def _taken_whole(past: Past) -> None:
     for taken in past.passed.messages:
         copy = copies.get(key_of(taken.content))
         if copy is None or not copy.is_sent:
-            raise Broken("bytes unchanged", f"nobody sent what {taken.upstream} took at {_s(taken.true_ns)}")
+            raise Broken(
+                "bytes unchanged", f"nobody sent what {taken.upstream} took at {in_s(taken.true_ns)}"
+            )
         sender = past.world.sent_by(copy.sender)
         if not _is_whole(copy, taken.content, sender):
             raise Broken("bytes unchanged", f"{copy.key} was changed: {taken.content[:300]!r}")
@@ -208,7 +210,7 @@ def _may_be_returned(past: Past, copy: Copy, recipient: str, report: Taken) -> N
         age_ns = report.true_ns - copy.begun_ns - _rested_ns(past, copy.begun_ns, report.true_ns)
         if age_ns >= past.world.lifetime_ns - _set_on_ns(past):
             return
-        raise Broken("never cut off by us", f"{copy.key} to {recipient} expired after {_s(age_ns)}")
+        raise Broken("never cut off by us", f"{copy.key} to {recipient} expired after {in_s(age_ns)}")
     raise Broken("never cut off by us", f"{copy.key} to {recipient} was returned")
 
 
@@ -265,15 +267,15 @@ def _sent_once(past: Past) -> None:
             if before.is_told and not excuses:
                 raise Broken(
                     "duplicates only in the window",
-                    f"{key} to {recipient} went at {_s(before.true_ns)} by {before.host}"
-                    f" and at {_s(after.true_ns)} by {after.host}",
+                    f"{key} to {recipient} went at {in_s(before.true_ns)} by {before.host}"
+                    f" and at {in_s(after.true_ns)} by {after.host}",
                 )
 
     # After damage, every message that ended in the damaged group comes again.
     most = 2 * CONNECTIONS * past.world.relays * len(past.ledgers)
     for at_ns, keys in repeated.items():
         if len(keys) > most and past.set_aside is None:
-            raise Broken("duplicates only in the window", f"the end at {_s(at_ns)} repeats {sorted(keys)}")
+            raise Broken("duplicates only in the window", f"the end at {in_s(at_ns)} repeats {sorted(keys)}")
 
 
 def _excuses(past: Past, before: Taken, after: Taken) -> list[int]:
@@ -296,7 +298,7 @@ def _few_connections(past: Past) -> None:
         for at_ns, _ in sessions:
             at_once = sum(since_ns <= at_ns < until_ns for since_ns, until_ns in sessions)
             if at_once > CONNECTIONS * past.world.relays:
-                raise Broken("few connections", f"{name} had {at_once} at {_s(at_ns)}")
+                raise Broken("few connections", f"{name} had {at_once} at {in_s(at_ns)}")
 
 
 # Reports.
@@ -335,7 +337,7 @@ def _warned_in_time(past: Past, copy: Copy, recipient: str) -> None:
     waited_ns = relayed[0].begun_ns - copy.accepted_ns if relayed else 0
     latest_ns = warn_after_ns + LOOK_NS + int(past.world.look_s * SECOND_NS)
     if past.world.warns_of_waiting and waited_ns > latest_ns:
-        raise Broken("warned", f"nobody was told that {who} waits for {_s(waited_ns)}")
+        raise Broken("warned", f"nobody was told that {who} waits for {in_s(waited_ns)}")
 
 
 def _report_is_right(copy: Copy, recipient: str, action: str, reports: Sequence[Taken]) -> None:
@@ -406,7 +408,7 @@ def _reports_paced(past: Past, most: int) -> None:
     instants = sorted(first_ns.values())
     for before, after in zip(instants, instants[most:], strict=False):
         if after - before < HOUR_NS - REPORTS_LATE_NS:
-            raise Broken("reports an hour", f"more than {most} between {_s(before)} and {_s(after)}")
+            raise Broken("reports an hour", f"more than {most} between {in_s(before)} and {in_s(after)}")
 
 
 # Operators' orders hold.
@@ -417,10 +419,10 @@ def _obeyed(past: Past) -> None:
     orders = past.orders
     for copy, begun_ns in _begun(past):
         if begun_ns > orders.deleted.get(copy.queue_id, begun_ns):
-            raise Broken("operators are obeyed", f"{copy.key} went at {_s(begun_ns)}, and was deleted")
+            raise Broken("operators are obeyed", f"{copy.key} went at {in_s(begun_ns)}, and was deleted")
         for held, since_ns, until_ns in orders.held:
             if held == copy.queue_id and since_ns < begun_ns < until_ns:
-                raise Broken("operators are obeyed", f"{copy.key} went at {_s(begun_ns)}, and was held")
+                raise Broken("operators are obeyed", f"{copy.key} went at {in_s(begun_ns)}, and was held")
     if not past.world.is_shared and (past.world.relays > 1 or past.world.weights.get("clock")):
         return
     # A stopped process may go on with what was granted before the pause.
@@ -444,8 +446,6 @@ def _paused_as_asked(past: Past) -> None:
         until_ns = min([paused_until_ns, *ends])
         for seen in past.ledgers[name].seen:
             if seen.what == "mail" and since_ns + PAUSING_NS < seen.true_ns < until_ns:
-                raise Broken("operators are obeyed", f"{name} saw MAIL at {_s(seen.true_ns)}, and was paused")
-
-
-def _s(true_ns: int) -> str:
-    return f"{true_ns / SECOND_NS:.3f} s"
+                raise Broken(
+                    "operators are obeyed", f"{name} saw MAIL at {in_s(seen.true_ns)}, and was paused"
+                )

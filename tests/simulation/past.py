@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+from relay.clock import SECOND_NS
 from relay.control.operations import ABSENT, BUSY, OK, UNCHANGED, UNREAD, Results
 from relay.policy.lane import LimitSettings
 from tests.simulation.client import Copy
@@ -158,6 +159,10 @@ class Past:
     def passed(self) -> Passed:
         """Return what upstreams had taken at the end."""
         return Passed(self.ledgers, self.copies)
+
+
+def in_s(true_ns: int) -> str:
+    return f"{true_ns / SECOND_NS:.3f} s"
 
 
 def key_of_sender(sender: str, limit: LimitSettings) -> str:

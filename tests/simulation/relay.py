@@ -52,12 +52,12 @@ class SimulatedDisk(ModelDisk):
     def now_ns(self) -> int:
         return self._clock.wall_ns()
 
-    @now_ns.setter
-    def now_ns(self, _: int) -> None:
-        pass
-
     def free(self, path: str) -> tuple[int, int | None]:
         return (0, 1000) if self.is_full else super().free(path)
+
+    def heal(self) -> None:
+        self.is_full = False
+        super().heal()
 
     def detach(self) -> None:
         """Leave the platter, as a dead process does: no other process sees its later changes."""

@@ -13,7 +13,7 @@ import gc
 import hashlib
 import random
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from unittest.mock import patch
@@ -23,7 +23,6 @@ import psycopg
 from relay.clock import SECOND_NS, Clock
 from relay.control.operations import OK
 from relay.mail.envelope import QueueId
-from relay.policy.lane import LimitSettings
 from relay.spool import engines
 from relay.spool.identity import Identities
 from relay.spool.interface import Full, Unavailable
@@ -35,7 +34,7 @@ from tests.simulation import damage, oracle
 from tests.simulation.client import PORT, Client, Copy
 from tests.simulation.loop import Life, SimulatedClock, SimulatedLoop, Stuck, sleep_until
 from tests.simulation.oracle import Broken
-from tests.simulation.past import Blow, Past, Regime
+from tests.simulation.past import Blow, Limits, Past, Regime
 from tests.simulation.relay import SimulatedDisk, SimulatedHost, SimulatedRelay, SimulatedStore, parsed
 from tests.simulation.script import (
     CUT,
@@ -113,13 +112,8 @@ class Story:
                 self._clock.others.append(clock)
         self._policy = self._world.policies[0]
         names = self._world.upstreams
-        self._past = Past(
-            self._world,
-            script,
-            self._limits(self._policy),
-            {name: Ledger() for name in names},
-            {name: [] for name in names},
-        )
+        ledgers, regimes = {name: Ledger() for name in names}, {name: list[Regime]() for name in names}
+        self._past = Past(self._world, script, self._limits(), ledgers, regimes)
         self._upstreams: dict[str, Upstream] = {}
         self._clients: list[Client] = []
         self._faults: list[BaseException] = []
@@ -161,9 +155,8 @@ class Story:
 
     async def _live(self) -> None:
         for name, ledger in self._past.ledgers.items():
-            upstream = Upstream(name, PORTS[name], self._loop, self._rng, ledger)
-            upstream.most_recipients = self._world.most_recipients
-            self._upstreams[name] = upstream
+            most = self._world.most_recipients
+            self._upstreams[name] = Upstream(name, PORTS[name], self._loop, ledger, most_recipients=most)
         for process in self._processes:
             ModelDisk(process.host.platter).make_directory("/var/history")
             self._start(process)
@@ -212,16 +205,16 @@ class Story:
             return
         relay = process.relay
         assert relay is not None
-        now_ns, orders = self._now_ns, self._past.orders
+        clock, orders = self._clock, self._past.orders
 
         async def act() -> None:
             if event.verb == "pause":
                 pause_ns = event.seconds * SECOND_NS
-                until_ns = now_ns() + pause_ns
+                until_ns = clock.true_ns + pause_ns
                 if await relay.operator.pause(event.upstream, PauseAsked("anna", pause_ns)) == OK:
-                    orders.paused.append((event.upstream, now_ns(), until_ns))
+                    orders.paused.append((event.upstream, clock.true_ns, until_ns))
             elif event.verb == "resume":
-                orders.resumed.append((event.upstream, now_ns()))
+                orders.resumed.append((event.upstream, clock.true_ns))
                 await relay.operator.resume(event.upstream)
             else:
                 # Reports that an operator ends are not followed, so none is chosen.
@@ -232,9 +225,9 @@ class Story:
                 )
                 some = self._rng.sample(ids, min(len(ids), 3))
                 if some:
-                    orders.asked(event.verb, some, now_ns())
+                    orders.asked(event.verb, some, clock.true_ns)
                     results = await relay.operator.act(event.verb, some)
-                    orders.answered(event.verb, results, now_ns())
+                    orders.answered(event.verb, results, clock.true_ns)
 
         await self._within(process, act)
 
@@ -326,7 +319,7 @@ class Story:
             # Settlements that failed meanwhile wait for the disk.
             self._befalls()
             for disk in disks:
-                _heal(disk)
+                disk.heal()
 
         self._loop.call_later(event.seconds, heal)
 
@@ -521,7 +514,7 @@ class Story:
         for upstream in self._upstreams.values():
             upstream.calm()
         for disk in self._disks:
-            _heal(disk)
+            disk.heal()
             disk.after = None
         if self._store is not None:
             self._store.after.clear()
@@ -563,8 +556,7 @@ class Story:
         self._note("operator: begins the history anew")
         for process in self._processes:
             self._kill(process)
-        upstreams = parsed(self._text(0)).upstreams.values()
-        longest_ns = max(limit.per_ns for upstream in upstreams for limit in upstream.limits or ())
+        longest_ns = max(limit.per_ns for limits in self._limits().values() for limit in limits)
         await asyncio.sleep(longest_ns / SECOND_NS)
         for name in self._past.regimes:
             damage.remove(self._processes[0].host.platter, f"/var/history/{name}")
@@ -573,11 +565,12 @@ class Story:
             self._start(process)
 
     def _end_regime(self, now_ns: int) -> None:
-        for name, upstream in parsed(self._text(0)).upstreams.items():
-            self._past.regimes[name].append(Regime(self._regime_since_ns, now_ns, upstream.limits or ()))
+        for name, limits in self._limits().items():
+            self._past.regimes[name].append(Regime(self._regime_since_ns, now_ns, limits))
 
-    def _limits(self, policy: str) -> dict[str, Sequence[LimitSettings]]:
-        upstreams = parsed(policy.replace("{ENGINE}", self._script.engine)).upstreams
+    def _limits(self) -> Limits:
+        """Return the limits of the policy in force."""
+        upstreams = parsed(self._text(0)).upstreams
         return {name: upstream.limits or () for name, upstream in upstreams.items()}
 
     def _what_is_left(self) -> str:
@@ -617,9 +610,6 @@ class Story:
         relay.log.seek(0)
         relay.log.truncate()
 
-    def _now_ns(self) -> int:
-        return self._clock.true_ns
-
     def _note(self, what: str) -> None:
         self.outcome.lines.append(f"{self._clock.true_ns / SECOND_NS:10.3f} s  {what}")
 
@@ -627,11 +617,6 @@ class Story:
 def _queued(relay: SimulatedRelay | None, *, with_reports: bool = True) -> list[QueueId]:
     queue = relay.sender.queue if relay is not None and relay.is_up else ()
     return sorted({queued.queue_id for queued in queue if queued.origin.reverse_path or with_reports})
-
-
-def _heal(disk: SimulatedDisk) -> None:
-    disk.is_full = False
-    disk.heal()
 
 
 @contextlib.contextmanager

@@ -9,8 +9,7 @@ import time
 
 import pytest
 
-from tests.simulation.__main__ import shortened, told
-from tests.simulation.oracle import Broken
+from tests.simulation.__main__ import broken_by, shortened, told
 from tests.simulation.script import Script, drawn
 from tests.simulation.story import Story
 from tests.simulation.worlds import WORLDS
@@ -20,10 +19,7 @@ SEEDS = range(2, 3) if os.environ.get("RELAY_TESTS") == "full" else range(1, 2)
 
 
 def _judge(script: Script) -> None:
-    story = Story(script)
-    try:
-        story.run()
-    except Broken as broken:
+    if broken := broken_by(script):
         pytest.fail(f"{broken}\n{told(shortened(script, broken.promise))}")
 
 

@@ -10,8 +10,8 @@ permanently at the dot, `slow…` is deferred at the dot at first, and all other
 
 import asyncio
 import enum
-import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
@@ -60,6 +60,12 @@ QUOTAS = (
     ("554 5.7.1 Daily sending quota exceeded", SHORTEST_REST_S),
 )
 """Refusals of the account, and the seconds for which the relay must not come again."""
+ODD: tuple[Callable[[bytes], bytes], ...] = (
+    lambda reply: reply[:-2] + b" " + b"x" * 3_000 + b"\r\n",
+    lambda reply: reply.replace(b"\r\n", b"\n"),
+    lambda reply: reply[:-2] + b" \xb2\xe2\xca\xd4 \x00\x1b[31m\r\n",
+)
+"""What becomes of a reply in the mood ODD: a long line, no CR, or octets beyond ASCII."""
 
 
 class Seen(NamedTuple):
@@ -136,15 +142,17 @@ class Ledger:
 
 
 class Upstream:
-    def __init__(self, name: str, port: int, loop: SimulatedLoop, rng: random.Random, ledger: Ledger) -> None:
+    def __init__(
+        self, name: str, port: int, loop: SimulatedLoop, ledger: Ledger, *, most_recipients: int
+    ) -> None:
         self.name = name
         self.port = port
         self.loop = loop
-        self.rng = rng
+        self.rng = loop.rng
         self.ledger = ledger
         self.mood: Mood | None = None
         self._mood_number = 0
-        self.most_recipients = 1_000
+        self.most_recipients = most_recipients
         """The most recipients of a transaction."""
         self.words = 0
         self.refuses_at_mail = False
@@ -152,10 +160,7 @@ class Upstream:
         self._writers: dict[asyncio.StreamWriter, None] = {}
         self.muddled: set[asyncio.StreamWriter] = set()
         """Connections that got an unasked reply: it is unknown which reply the relay understood."""
-        self.serve()
-
-    def serve(self) -> None:
-        self.loop.network.serve(self.port, self._protocol)
+        self.calm()
 
     def feel(self, mood: Mood, seconds: float) -> None:
         """Take on a mood for a while; a later mood replaces it."""
@@ -181,7 +186,7 @@ class Upstream:
     def calm(self) -> None:
         self._mood_number += 1
         self.mood = None
-        self.serve()
+        self.loop.network.serve(self.port, self._protocol)
 
     def note(
         self, what: str, sender: str = "", recipient: str = "", size: int = 0, recipients: int = 0
@@ -470,7 +475,7 @@ class _Session:
         await asyncio.sleep(self._rng.choice((0.0, 0.0, 0.001, 0.05)))
         octets = "".join(line + "\r\n" for line in lines).encode()
         if self._mood is Mood.ODD and not octets.startswith((b"354", b"220")):
-            octets = self._rng.choice((_with_long_line, _without_cr, _with_octets))(octets)
+            octets = self._rng.choice(ODD)(octets)
         self._writer.write(octets)
         await self._writer.drain()
         self._said_ns = self._now_ns
@@ -482,15 +487,3 @@ def counts_at_mail(sender: str) -> bool:
 
 def _path(line: str) -> str:
     return line.partition("<")[2].partition(">")[0]
-
-
-def _with_long_line(octets: bytes) -> bytes:
-    return octets[:-2] + b" " + b"x" * 3_000 + b"\r\n"
-
-
-def _without_cr(octets: bytes) -> bytes:
-    return octets.replace(b"\r\n", b"\n")
-
-
-def _with_octets(octets: bytes) -> bytes:
-    return octets[:-2] + b" \xb2\xe2\xca\xd4 \x00\x1b[31m\r\n"

@@ -1,5 +1,7 @@
 """The worlds: policies, and the events that may happen under each."""
 
+from functools import partial
+
 from relay.clock import SECOND_NS
 from tests.simulation.script import CUT, FOR_GOOD_S, NO_NEWS, World
 from tests.simulation.upstream import Mood
@@ -75,6 +77,9 @@ _OF_DATABASE = (
 )
 _QUOTAS = (Mood.QUOTA_AT_MAIL, Mood.QUOTA_AT_DOT)
 _LATE = ("", "", "", "NEVER", "FAILURE", "DELAY", "FAILURE,DELAY")
+
+_UNMOVED = partial(World, moods=(), acts=())
+"""A world whose upstreams are well all the time, and in which no operator acts."""
 
 WORLDS = {
     world.name: world
@@ -245,14 +250,12 @@ WORLDS = {
             ),
             weights={"feel": 5},
         ),
-        World(
+        _UNMOVED(
             "reports an hour",
             (_one("{messages: 50, per: 10s}", reports_per_hour="3"),),
             kinds=("bad", "bad", "ok"),
             reports_per_hour=3,
             notifies=("", "", "SUCCESS,FAILURE"),
-            moods=(),
-            acts=(),
             weights={"crash": 2, "disturb": 0},
             look_s=20.0,
             messages=12,
@@ -284,17 +287,15 @@ WORLDS = {
             weights={"feel": 5, "crash": 0, "disturb": 0},
             calm_s=2_000.0,
         ),
-        World(
+        _UNMOVED(
             "warned and waiting",
             (_one("{messages: 2, per: 60s}", warn_after="70s"),),
             kinds=("ok",),
             warn_after_ns=70 * SECOND_NS,
             warns_of_waiting=True,
             notifies=_LATE,
-            moods=(),
             messages=30,
             look_s=5.0,
-            acts=(),
             weights={"crash": 0, "disturb": 0},
             calm_s=4_000.0,
         ),
@@ -305,7 +306,7 @@ WORLDS = {
             notifies=("", "SUCCESS"),
             weights={"feel": 3},
         ),
-        World(
+        _UNMOVED(
             "echoes",
             (_one("{messages: 12, per: 20s}"),),
             subjects=(
@@ -318,8 +319,6 @@ WORLDS = {
             ),
             senders=("s{n}@here.test", "account-blocked-{n}@here.test", "rate-limit-exceeded@here.test"),
             domains=("x.test", "spam-limit.test"),
-            moods=(),
-            acts=(),
             weights={"crash": 2, "disturb": 0},
         ),
         World(
@@ -332,14 +331,12 @@ WORLDS = {
             messages=40,
             weights={"feel": 2, "crash": 0, "disturb": 0},
         ),
-        World(
+        _UNMOVED(
             "may not send",
             (_one("{messages: 9, per: 20s}", lifetime="1h"),),
             senders=("s{n}@here.test", "s{n}@here.test", "alien-s{n}@here.test"),
             kinds=("ok",),
             lifetime_ns=60 * MINUTE_NS,
-            moods=(),
-            acts=(),
             messages=25,
             look_s=20.0,
             minutes=240.0,

@@ -12,7 +12,6 @@ DEBIAN_PACKAGES = {
     "haproxy": "haproxy",
     "faketime": "faketime",
     "ip": "iproute2",
-    "losetup": "mount",
     "mkfs.btrfs": "btrfs-progs",
     "mkfs.ext4": "e2fsprogs",
     "mkfs.xfs": "xfsprogs",

@@ -28,8 +28,8 @@ def messages(count: int, seconds: float, for_each: ForEach | None = None) -> Lim
     return limit(count, int(seconds * SECOND_NS), for_each=for_each)
 
 
-def recipients(count: int, seconds: float, for_each: ForEach | None = None) -> Limit:
-    return limit(count, int(seconds * SECOND_NS), "recipients", for_each)
+def recipients(count: int, seconds: float) -> Limit:
+    return limit(count, int(seconds * SECOND_NS), "recipients")
 
 
 def throttle(

@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
+from typing import get_args
 
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.policy.lane import Unit
+from relay.policy.lane import UNITS
 from relay.throttle.admission import Request, TooLarge, Wait
 from relay.throttle.book import BOUNDS, Book, Bounds
 from relay.throttle.file_history import FileHistory
@@ -35,12 +36,9 @@ TRANSACTION_NS = 200
 LONGEST_NS = 1000
 YEAR_NS = 365 * 86_400 * SECOND_NS
 STEPS_NS = (1, 300, SECOND_NS, 3600 * SECOND_NS, YEAR_NS, 10 * YEAR_NS)
-FOR_EACH: tuple[ForEach | None, ...] = (
-    *(None, None, "sender", "sender_domain", "recipient_domain", "client", "user", "lane"),
-)
+FOR_EACH: tuple[ForEach | None, ...] = (None, None, *get_args(ForEach))
 LANES = ("", "u", "v")
 """An empty lane belongs to a relay without lanes."""
-UNITS: tuple[Unit, ...] = ("messages", "recipients", "connections", "bytes")
 
 
 @dataclass
@@ -271,15 +269,7 @@ class World:
         self.most_wall_error_ns = max(self.most_wall_error_ns, error_ns)
 
     def _die_at_the_disk(self) -> None:
-        left = self.random.randint(1, 7)
-
-        def count(_kind: str) -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                raise Killed
-
-        self.disk.before = count
+        self.disk.kill_at(self.random.randint(1, 7))
         with contextlib.suppress(Killed):
             self.random.choice([self._reserve, self._reserve, self._flush, self._connect])()
         # The model disk belongs to all processes, so all die in the same instant.

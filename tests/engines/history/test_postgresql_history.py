@@ -50,6 +50,10 @@ def account(server: Server) -> SharedAccount:
     return SharedAccount(Database(server.url), f"isp {next(NUMBERS)}")
 
 
+def hourly(history: PostgresqlHistory, clock: FakeClock, count: int = COUNT) -> Throttle:
+    return Throttle(history, [messages(count, seconds=3600)], clock, transaction_ns=TRANSACTION_NS)
+
+
 @pytest.mark.parametrize("is_passed_on", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_a_line_cut_at_any_statement_forgets_no_slot(
     server: Server, clock: FakeClock, is_passed_on: bool, mark: Mark
@@ -60,12 +64,7 @@ def test_a_line_cut_at_any_statement_forgets_no_slot(
         for number in itertools.count():
             name = f"cut {next(NUMBERS)}"
             one, other = (
-                Throttle(
-                    PostgresqlHistory(account, mark(), clock, replace_above_groups=1),
-                    [messages(COUNT, seconds=3600)],
-                    clock,
-                    transaction_ns=TRANSACTION_NS,
-                )
+                hourly(PostgresqlHistory(account, mark(), clock, replace_above_groups=1), clock)
                 for account in (SharedAccount(by_line, name), SharedAccount(Database(server.url), name))
             )
             one.flush()
@@ -105,10 +104,7 @@ def test_two_decisions_that_meet_at_any_statement_grant_one_slot(
                 transaction.commit([Ended(1, 0)])
             for line in (one, other):
                 account = SharedAccount(Database(through(line, server.url)), name)
-                history = PostgresqlHistory(account, mark(), clock)
-                throttle = Throttle(
-                    history, [messages(1, seconds=3600)], clock, transaction_ns=TRANSACTION_NS
-                )
+                throttle = hourly(PostgresqlHistory(account, mark(), clock), clock, 1)
                 closing.callback(throttle.close)
                 throttle.flush()
                 throttles.append(throttle)
@@ -125,21 +121,13 @@ def test_a_step_of_the_servers_clock_frees_and_keeps_nothing(
     server: Server, account: SharedAccount, by_ns: int, mark: Mark
 ) -> None:
     clocks = [FakeClock(up * HOUR_NS) for up in (1, 9)]
-    one, other = (
-        Throttle(
-            PostgresqlHistory(account, mark(), clock),
-            [messages(COUNT, seconds=3600)],
-            clock,
-            transaction_ns=TRANSACTION_NS,
-        )
-        for clock in clocks
-    )
-    for each, clock in zip((one, other), clocks, strict=True):
+    throttles = [(hourly(PostgresqlHistory(account, mark(), clock), clock), clock) for clock in clocks]
+    for each, clock in throttles:
         settle(each, clock, *granted(each, 1))
         each.flush()
     # This equals a step of the server's clock: server and test share the clock of this host.
     server.execute(f"UPDATE relay.account SET offset_ns = offset_ns + {by_ns} WHERE name = '{account.name}'")
-    for each, clock in ((one, clocks[0]), (other, clocks[1]), (one, clocks[0])):
+    for each, clock in (*throttles, throttles[0]):
         each.close()  # so that it reads all anew
         each.flush()
         (usage,) = each.usage()
@@ -201,7 +189,7 @@ def test_a_host_whose_clock_runs_fast_frees_slots_by_the_clock_of_the_history(
 ) -> None:
     with patch.object(psycopg, "connect", FarServer(clock).connect):
         history = PostgresqlHistory(SharedAccount(Database("postgresql://"), "isp"), mark(), clock)
-        account = Throttle(history, [messages(1, seconds=3600)], clock, transaction_ns=TRANSACTION_NS)
+        account = hourly(history, clock, 1)
         settle(account, clock, *granted(account, 1))
         opens_at_ns = clock.boottime_ns() + HOUR_NS
         for _ in range(5):
@@ -218,16 +206,10 @@ def test_a_host_whose_clock_runs_fast_frees_slots_by_the_clock_of_the_history(
 def test_a_restarted_host_recognises_lost_commits_and_another_database(
     server: Server, account: SharedAccount, path: Path
 ) -> None:
-    def opened() -> PostgresqlHistory:
-        return PostgresqlHistory(account, HighWaterMark(f"{path}.mark", RealDisk()), FakeClock())
-
     def commit(number: int) -> None:
-        history = opened()
-        try:
-            with history.transaction() as transaction:
-                transaction.commit([Ended(number, 0)])
-        finally:
-            history.close()
+        history = PostgresqlHistory(account, HighWaterMark(f"{path}.mark", RealDisk()), FakeClock())
+        with contextlib.closing(history), history.transaction() as transaction:
+            transaction.commit([Ended(number, 0)])
 
     for number in (1, 2):
         commit(number)
@@ -395,12 +377,6 @@ async def test_a_restart_continues_a_pause_and_its_spans_out_of_the_row(account:
     assert again.state.operator is not None
     ((since_ns, _),) = again.state.spans
     assert 0 <= again.clock.boottime_ns() - since_ns < 600 * SECOND_NS
-
-
-async def test_news_of_the_first_refusal_of_an_account_are_no_restart(hosts: tuple[Host, Host]) -> None:
-    one, other = hosts
-    await one.meet(EventKind.STOP)
-    assert other.learn().health is Health.STOPPED
 
 
 async def test_a_fault_of_one_history_is_that_hosts_alone(hosts: tuple[Host, Host]) -> None:

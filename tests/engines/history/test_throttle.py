@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -160,27 +159,17 @@ def test_a_message_waits_for_the_first_of_its_domains_that_opens(memory: ModelDi
     assert reserved.chosen == [1]
 
 
-class _Interrupting(ModelDisk):
-    """A disk that calls `meanwhile` in the middle of every sync."""
-
-    meanwhile: Callable[[], object] = staticmethod(lambda: None)
-
-    def sync_content(self, fd: int) -> None:
-        self.meanwhile()
-        super().sync_content(fd)
-
-
-def test_usage_and_settle_do_not_wait_for_a_sync_of_the_disk(clock: FakeClock) -> None:
-    disk = _Interrupting()
-    account = throttle(PATH, disk, clock, [messages(2, seconds=60)])
+def test_usage_and_settle_do_not_wait_for_a_sync_of_the_disk(memory: ModelDisk, clock: FakeClock) -> None:
+    account = throttle(PATH, memory, clock, [messages(2, seconds=60)])
     (first,) = granted(account, 1)
     told: list[int] = []
 
-    def meanwhile() -> None:
-        settle(account, clock, first)
-        told.extend((account.usage()[0].opens_at_ns, account.usage()[0].used))
+    def meanwhile(step: str) -> None:
+        if step.startswith("sync_content"):
+            settle(account, clock, first)
+            told.extend((account.usage()[0].opens_at_ns, account.usage()[0].used))
 
-    disk.meanwhile = meanwhile
+    memory.before = meanwhile
     granted(account, 1)
 
     assert told == [clock.boottime_ns() + 60 * SECOND_NS, 2]
@@ -237,9 +226,9 @@ def test_writes_of_a_killed_process_are_durable_before_another_appends(call: str
         assert account.usage()[0].used >= other.usage()[0].used
 
 
-def _opens_in_s(memory: ModelDisk, clock: FakeClock, sent: int = 2) -> float:
+def _opens_in_s(memory: ModelDisk, clock: FakeClock) -> float:
     """Return the seconds until a slot is free, as a new process computes them from the file."""
-    account = throttle(PATH, memory, clock, [messages(sent, seconds=60)])
+    account = throttle(PATH, memory, clock, [messages(2, seconds=60)])
     account.flush()
     return (account.usage()[0].opens_at_ns - clock.boottime_ns()) / SECOND_NS
 

@@ -6,7 +6,7 @@ all writes before the last flush, and any part of the later writes, torn at 512 
 so the kernel replays the file system's log. Then the spool starts on the image, and the oracle of
 tests.engines.spool, which knows what clients had been told by then, says whether a promise was broken.
 
-machine    a mount namespace, loop devices, and ext4, xfs and btrfs: make, mount
+machine    a mount namespace, and ext4, xfs and btrfs: make, mount
 recorder   the FUSE file system; a program of its own
 blocks     the log of writes and flushes, and the images that it makes possible
 __main__   records plays on a loop device over the FUSE file, and judges their images

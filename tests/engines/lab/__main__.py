@@ -17,7 +17,7 @@ import tempfile
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -28,7 +28,7 @@ from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import ENGINES
 from relay.spool.interface import Intake, Spool, SpoolError, Status
 from tests.engines.lab.blocks import Cut, Epoch, Platter, cuts, read_log
-from tests.engines.lab.machine import FILE_SYSTEMS, FileSystem, Loop, enter_private_namespace
+from tests.engines.lab.machine import FILE_SYSTEMS, FileSystem, enter_private_namespace
 from tests.engines.spool.engine import LogOnModel, MaildirOnModel, OnModel
 from tests.engines.spool.oracle import check_start, check_whole, go_on
 from tests.engines.spool.scenarios import MOST_RECIPIENTS, shapes
@@ -54,11 +54,6 @@ class CarelessDisk(RealDisk):
                 sync(self, at)
 
         setattr(self, method, left_out)
-
-
-def engine_on(name: str, folder: Path) -> OnModel:
-    root = str(folder / "spool")
-    return MaildirOnModel(root) if name == "maildir" else LogOnModel(root)
 
 
 class Notes:
@@ -159,8 +154,8 @@ LEAST_IMAGES = 20
 
 
 @contextmanager
-def recorded_disk(base: Path, fuse: Path, log: Path) -> Iterator[Loop]:
-    """Yield a disk with the content of `base`, a loop device over the recorder, mounted on `fuse` meanwhile.
+def recorded_disk(base: Path, fuse: Path, log: Path) -> Iterator[Path]:
+    """Yield a file with the content of `base`, on the recorder's file system, which is mounted on `fuse`.
 
     The recorder logs every write and every flush.
     """
@@ -175,9 +170,7 @@ def recorded_disk(base: Path, fuse: Path, log: Path) -> Iterator[Loop]:
         recorder = subprocess.Popen([*alone, *program], cwd=PROJECT, pass_fds=[fd])
         os.close(fd)
         try:
-            with closing(Loop(fuse / "disk")) as loop:
-                loop.forget()
-                yield loop
+            yield fuse / "disk"
         except BaseException:
             recorder.kill()
             raise
@@ -205,7 +198,8 @@ class Laboratory:
         self._clock = FakeClock()
         self._folder, self._base, self._log = folder, folder / "base", folder / "log"
         self._mount = folder / "mount"
-        self._engine = engine_on(engine, self._mount)
+        on_model = MaildirOnModel if engine == "maildir" else LogOnModel
+        self._engine: OnModel = on_model(str(self._mount / "spool"))
         self._careless = careless
         self._before = Trace()
         file_system.make_on(self._base)
@@ -218,16 +212,14 @@ class Laboratory:
         """
         notes, epochs = self._record(rounds)
         platter = Platter(self._base, self._log, epochs, self._folder)
-        with closing(Loop(platter.image)) as loop:
-            for cut in self._draw(notes, epochs, most):
-                is_late = until_s is not None and time.monotonic() > until_s
-                if (self._careless and self.figures.violations) or (
-                    is_late and self.figures.images >= LEAST_IMAGES
-                ):
-                    break
-                platter.build(cut)
-                loop.forget()
-                self._judge(loop.device, cut, notes.known(cut.place))
+        for cut in self._draw(notes, epochs, most):
+            is_late = until_s is not None and time.monotonic() > until_s
+            if is_late and self.figures.images >= LEAST_IMAGES:
+                break
+            if self._careless and self.figures.violations:
+                break
+            platter.build(cut)
+            self._judge(platter.image, cut, notes.known(cut.place))
         cut = self._rng.choice(list(cuts(epochs, self._rng, CUTS_PER_EPOCH)))
         platter = Platter(self._base, self._log, epochs, self._folder)
         platter.build(cut)
@@ -235,20 +227,18 @@ class Laboratory:
         self._before = notes.known(cut.place)
         self._clock.reboot(down_ns=SECOND_NS)
 
-    def _mounted(self, device: str) -> AbstractContextManager[None]:
-        return mounted(self._mount, "-t", self._file_system.name, "-o", self._file_system.options, device)
-
     def _record(self, rounds: int) -> tuple[Notes, list[Epoch]]:
         recorded = self._folder / "blocks"
         recorded.write_bytes(b"")
         disk = CarelessDisk(self._careless) if self._careless else RealDisk()
-        with recorded_disk(self._base, self._folder / "fuse", recorded) as loop:
-            with self._mounted(loop.device):
-                notes = Notes(recorded, self._before)
-                notes.trace.crash()
-                work(self._engine, disk, notes, self._clock, self._rng, rounds)
-                end = recorded.stat().st_size
-            loop.forget()
+        with (
+            recorded_disk(self._base, self._folder / "fuse", recorded) as file,
+            self._file_system.mounted(file, self._mount),
+        ):
+            notes = Notes(recorded, self._before)
+            notes.trace.crash()
+            work(self._engine, disk, notes, self._clock, self._rng, rounds)
+            end = recorded.stat().st_size
         # Writes of the unmount do not count.
         self._log.write_bytes(recorded.read_bytes()[:end])
         epochs = read_log(self._log)
@@ -271,7 +261,7 @@ class Laboratory:
         # The platter only moves forward.
         return sorted(drawn, key=lambda cut: cut.epoch)
 
-    def _judge(self, device: str, cut: Cut, known: Trace) -> None:
+    def _judge(self, image: Path, cut: Cut, known: Trace) -> None:
         story = f"{self._file_system.name}, play {self.figures.plays}, flush {cut.epoch}, {cut.label}"
         clock = copy.copy(self._clock)
         clock.reboot(down_ns=SECOND_NS)
@@ -279,7 +269,7 @@ class Laboratory:
         try:
             with ExitStack() as stack:
                 try:
-                    stack.enter_context(self._mounted(device))
+                    stack.enter_context(self._file_system.mounted(image, self._mount))
                 except subprocess.CalledProcessError as error:
                     # A disk that writes its blocks whole prevents this; the relay promises nothing here.
                     self.figures.unmountable.append(f"{story}: {error.stderr.decode(errors='replace')}")

@@ -1,21 +1,22 @@
-"""A mount namespace, loop devices, and ext4, xfs and btrfs: how to make and mount each.
+"""A mount namespace, and ext4, xfs and btrfs in a file: how to make and mount each.
 
-A loop device detaches itself when its last user closes it. Each size is near the file system's minimum, plus
-room for the 16 MB that the relay keeps free. The files are sparse and cost little.
+Each size is near the file system's minimum, plus room for the 16 MB that the relay keeps free. The files are
+sparse and cost little.
 """
 
 import ctypes
-import fcntl
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.system import small_disk
 from tests.system.demand import find, missing_program
+from tests.system.small_disk import mounted
 
-_BLKFLSBUF, _CLONE_NEWNS = 0x1261, 0x00020000  # linux/fs.h, linux/sched.h
+_CLONE_NEWNS = 0x00020000  # linux/sched.h
 
 
 def why_missing() -> str | None:
@@ -23,7 +24,7 @@ def why_missing() -> str | None:
     absent = [path for path in ("/dev/fuse", "/dev/loop-control") if not os.access(path, os.R_OK | os.W_OK)]
     if absent:
         return f"there is no {' and no '.join(absent)}"
-    return missing_program("losetup", "unshare", "setpriv") or small_disk.why_missing()
+    return missing_program("unshare", "setpriv") or small_disk.why_missing()
 
 
 def enter_private_namespace() -> None:
@@ -31,32 +32,6 @@ def enter_private_namespace() -> None:
     if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNS):
         raise OSError(ctypes.get_errno(), "unshare")
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
-
-
-class Loop:
-    """A loop device over a file. The whole machine shares loop devices: this takes a free one."""
-
-    def __init__(self, path: Path) -> None:
-        """Take a free device. Raises CalledProcessError if there is none."""
-        losetup = [str(find("losetup")), "--sector-size", "512"]
-        made = subprocess.run(
-            [*losetup, "--find", "--show", str(path)], stdout=subprocess.PIPE, text=True, check=True
-        )
-        self.device = made.stdout.strip()
-        self._fd = os.open(self.device, os.O_RDWR | os.O_CLOEXEC)
-        # The device detaches when its last user closes it.
-        subprocess.run([losetup[0], "--detach", self.device], check=True)
-
-    def forget(self) -> None:
-        """Drop the kernel's cache of the device, and its knowledge of a btrfs there, if there is one."""
-        fcntl.ioctl(self._fd, _BLKFLSBUF)
-        if btrfs := find("btrfs"):
-            subprocess.run(
-                [btrfs, "device", "scan", "--forget", self.device], capture_output=True, check=False
-            )
-
-    def close(self) -> None:
-        os.close(self._fd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +56,17 @@ class FileSystem:
             file.truncate(self.size_bytes)
         command = [str(find(self.make[0])), *self.make[1:], str(path)]
         subprocess.run(command, env=os.environ | self.surroundings, stdout=subprocess.DEVNULL, check=True)
+
+    @contextmanager
+    def mounted(self, image: Path, folder: Path) -> Iterator[None]:
+        """Mount a file by a loop device of its own, without anything cached. Raises CalledProcessError."""
+        with mounted(folder, "-t", self.name, "-o", f"loop,{self.options}", str(image)):
+            yield
+        if self.name == "btrfs":
+            # Otherwise it takes the next image for a second device of this one.
+            subprocess.run(
+                [str(find("btrfs")), "device", "scan", "--forget"], capture_output=True, check=True
+            )
 
 
 _MEBIBYTE = 1 << 20

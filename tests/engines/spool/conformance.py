@@ -28,24 +28,28 @@ from relay.spool.interface import (
 from tests.engines.spool.engine import (
     BOUNCED,
     CONTENT,
+    DEFERRED_NS,
     DELETED,
     ENVELOPE,
+    EVERY,
     EXPIRED,
     RELAYED,
+    REPORT,
     Engine,
     accept,
     again,
+    bounced,
     claimed,
+    ended,
+    fill,
     note,
     on_the_model,
     read,
+    report_of,
     settle,
+    warning_of,
 )
-from tests.fakes.clock import START_WALL_NS
 from tests.fakes.disk import Fault, ModelDisk
-
-REPORT = replace(ENVELOPE, reverse_path="", recipients=("list-owner@example.org",), user=None)
-EVERY = dict.fromkeys(range(3), RELAYED)
 
 
 def begun(engine: Engine, *contents: bytes) -> tuple[Spool, list[QueueId]]:
@@ -57,13 +61,6 @@ def begun(engine: Engine, *contents: bytes) -> tuple[Spool, list[QueueId]]:
 
 def unhinted(messages: list[Message]) -> list[Message]:
     return [message._replace(next_attempt_at_ns=None) for message in messages]
-
-
-def report_of(spool: Spool, queue_id: QueueId, *, ends: bool = False) -> Settlement:
-    owed = read(spool, queue_id).owed_report
-    assert owed is not None
-    report = Report(owed.report_id, REPORT, b"Subject: sorry\r\n")
-    return Settlement(queue_id, ENVELOPE, report=report, told=owed.indices, ends=ends)
 
 
 def watched(engine: Engine) -> ModelDisk:
@@ -140,7 +137,7 @@ class Conformance:
 
     def test_an_ended_message_never_comes_back(self, engine: Engine) -> None:
         spool, (queue_id, other) = begun(engine, CONTENT, CONTENT)
-        settle(spool, Settlement(queue_id, ENVELOPE, EVERY, ends=True))
+        settle(spool, *ended(queue_id))
         for marks in (EVERY, {}):
             # The settlement is repeated, as after an error.
             (failure,) = spool.settle([Settlement(queue_id, ENVELOPE, marks, ends=True)])
@@ -220,21 +217,15 @@ class Conformance:
 
     def test_one_settlement_may_mark_report_and_end_a_message(self, engine: Engine) -> None:
         spool, (queue_id, other) = begun(engine, CONTENT, CONTENT)
-        own = report_id(queue_id)
-        report = Report(own, REPORT, b"Subject: sorry\r\n")
-        whole = Settlement(
-            queue_id, ENVELOPE, EVERY | {1: BOUNCED}, [note(1)], report=report, told=(1,), ends=True
-        )
-        settle(spool, whole, Settlement(other, ENVELOPE, EVERY, ends=True))
-        assert [m.queue_id for m in claimed(spool)] == [own]
-        assert [m.queue_id for m in again(engine, spool)[1]] == [own]
+        settle(spool, bounced(queue_id), *ended(other))
+        assert [m.queue_id for m in claimed(spool)] == [report_id(queue_id)]
+        assert [m.queue_id for m in again(engine, spool)[1]] == [report_id(queue_id)]
 
     def test_a_warning_is_published_once_and_remembered(self, engine: Engine) -> None:
         spool, (queue_id,) = begun(engine, CONTENT)
         own = warning_id(queue_id)
-        warning = Settlement(queue_id, ENVELOPE, report=Report(own, REPORT, b"late"), is_warned=True)
-        settle(spool, warning)
-        settle(spool, warning)
+        for _ in range(2):
+            settle(spool, warning_of(queue_id))
         assert [m.queue_id for m in claimed(spool)] == [own]
         for _ in range(2):
             message = read(spool, queue_id)
@@ -251,18 +242,16 @@ class Conformance:
         assert message.is_held
         settle(spool, Settlement(queue_id, ENVELOPE, {0: RELAYED}))
         assert b"".join(spool.content(queue_id)) == CONTENT
-        settle(spool, Settlement(queue_id, ENVELOPE, EVERY, ends=True))
+        settle(spool, *ended(queue_id))
         assert again(engine, spool)[1] == []
 
     def test_a_deferred_message_remembers_its_next_attempt(self, engine: Engine) -> None:
         spool, (queue_id,) = begun(engine, CONTENT)
-        at_ns = START_WALL_NS + 300 * SECOND_NS
-        settle(spool, Settlement(queue_id, ENVELOPE, {0: RELAYED}, next_attempt_at_ns=at_ns))
-        warning = Report(warning_id(queue_id), REPORT, b"late")
-        settle(spool, Settlement(queue_id, ENVELOPE, report=warning, is_warned=True))
+        settle(spool, Settlement(queue_id, ENVELOPE, {0: RELAYED}, next_attempt_at_ns=DEFERRED_NS))
+        settle(spool, warning_of(queue_id))
         for _ in range(2):
             spool, (message, _) = again(engine, spool)
-            assert message.next_attempt_at_ns == read(spool, queue_id).next_attempt_at_ns == at_ns
+            assert message.next_attempt_at_ns == read(spool, queue_id).next_attempt_at_ns == DEFERRED_NS
 
     def test_an_unknown_message_is_absent_and_the_others_are_settled(self, engine: Engine) -> None:
         spool, (queue_id,) = begun(engine, CONTENT)
@@ -356,7 +345,7 @@ class Conformance:
         assert spool.look().corrupt == 1
         (listed,) = spool.set_aside(10)
         assert (listed.name, spool.set_aside(0)) == (damaged, [])
-        settle(spool, Settlement(whole, ENVELOPE, EVERY, ends=True))
+        settle(spool, *ended(whole))
         for _ in range(2):
             spool, found = again(engine, spool)
             assert (found, spool.look().corrupt) == ([], 1)
@@ -382,20 +371,11 @@ class Conformance:
 
     def test_a_message_of_another_spool_is_adopted_as_it_is(self, engine: Engine) -> None:
         other = on_the_model()
-        source, (queue_id, held, long) = begun(other, CONTENT, CONTENT, bytes(2 * INLINE_BYTES))
-        settle(
-            source,
-            Settlement(queue_id, ENVELOPE, {0: RELAYED, 1: BOUNCED}, [note(1)]),
-            Settlement(held, ENVELOPE, {0: BOUNCED}, [note(0)], is_held=True),
-        )
-        warning = Report(warning_id(queue_id), REPORT, b"late")
-        settle(
-            source, Settlement(queue_id, ENVELOPE, report=warning, is_warned=True), report_of(source, held)
-        )
-        at_ns = START_WALL_NS + 300 * SECOND_NS
-        settle(source, Settlement(held, ENVELOPE, next_attempt_at_ns=at_ns))
-        source, found = again(other, source)
-        assert {queue_id, held, long} < {message.queue_id for message in found}
+        fill(other.start(), other.intake())
+        source = other.start()
+        found = claimed(source)
+        (long,) = (each.queue_id for each in found if each.content is None)
+        (partly,) = (each.queue_id for each in found if each.left == (2,))
         spool, _ = begun(engine)
 
         def adopted() -> list[Adopted]:
@@ -404,15 +384,16 @@ class Conformance:
         spool.adopt(adopted())
         for _ in range(2):
             assert [read(spool, each.queue_id).told for each in found] == [each.told for each in found]
-            assert b"".join(spool.content(long)) == bytes(2 * INLINE_BYTES)
+            assert b"".join(spool.content(long)) == bytes(INLINE_BYTES + 1)
             spool, listed = again(engine, spool)
             assert unhinted(listed) == unhinted(found)
             hints = {each.queue_id: each.next_attempt_at_ns or each.envelope.arrival_at_ns for each in listed}
-            assert hints == {each.queue_id: each.envelope.arrival_at_ns for each in found} | {held: at_ns}
+            arrivals = {each.queue_id: each.envelope.arrival_at_ns for each in found}
+            assert hints == arrivals | {partly: DEFERRED_NS}
         # Adopting again leaves an existing message as it is.
-        settle(spool, Settlement(queue_id, ENVELOPE, {2: RELAYED}))
+        settle(spool, Settlement(partly, ENVELOPE, {2: RELAYED}))
         spool.adopt(adopted())
-        assert next(m for m in again(engine, spool)[1] if m.queue_id == queue_id).left == ()
+        assert next(m for m in again(engine, spool)[1] if m.queue_id == partly).left == ()
 
     def test_free_space_is_reported(self, engine: Engine) -> None:
         spool, _ = begun(engine)
@@ -454,7 +435,7 @@ class FailingConformance(Conformance):
         failure, done = spool.settle(
             [
                 Settlement(queue_id, ENVELOPE, {0: RELAYED, 1: BOUNCED}, report=long, told=[1]),
-                Settlement(other, ENVELOPE, EVERY, ends=True),
+                *ended(other),
             ]
         )
         assert isinstance(failure, Full)

@@ -6,12 +6,24 @@ Only this module knows how the maildir and the log store messages.
 import abc
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+from relay.clock import SECOND_NS
 from relay.mail.dsn import Note
 from relay.mail.envelope import Envelope, QueueId
 from relay.spool.disk.durable import Disk, RealDisk, opened
-from relay.spool.interface import Intake, Message, Settlement, Spool, SpoolError, Status
+from relay.spool.identity import report_id, warning_id
+from relay.spool.interface import (
+    INLINE_BYTES,
+    Intake,
+    Message,
+    Report,
+    Settlement,
+    Spool,
+    SpoolError,
+    Status,
+)
 from relay.spool.log import layout as log_layout
 from relay.spool.log.engine import CHECKPOINT_BYTES, LogSpool
 from relay.spool.log.intake import LogIntake
@@ -32,9 +44,13 @@ ENVELOPE = Envelope(
     "ESMTPSA",
     user="mjd",
 )
+REPORT = replace(ENVELOPE, reverse_path="", recipients=("list-owner@example.org",), user=None)
 CONTENT = b"Received: by us\r\nSubject: minutes\r\n\r\n.dots\r\n\x00\xff, and no end of line"
 RELAYED, BOUNCED, EXPIRED, DELETED = Status.RELAYED, Status.BOUNCED, Status.EXPIRED, Status.DELETED
 TOLD = Status.SUCCESS
+EVERY = dict.fromkeys(range(3), RELAYED)
+DEFERRED_NS = START_WALL_NS + 300 * SECOND_NS
+"""The next attempt of deferred messages."""
 
 
 def content_of(disk: Disk, path: str) -> bytes:
@@ -234,6 +250,52 @@ def settle(spool: Spool, *settlements: Settlement) -> None:
     for failure in spool.settle(settlements):
         if failure is not None:
             raise failure
+
+
+def ended(*queue_ids: QueueId) -> list[Settlement]:
+    """Return the settlements that relay all recipients of these messages, and end them."""
+    return [Settlement(queue_id, ENVELOPE, EVERY, ends=True) for queue_id in queue_ids]
+
+
+def bounced(queue_id: QueueId) -> Settlement:
+    """Return the settlement that marks, reports and ends a message of which one recipient failed."""
+    report = Report(report_id(queue_id), REPORT, b"Subject: sorry\r\n")
+    return Settlement(queue_id, ENVELOPE, EVERY | {1: BOUNCED}, [note(1)], report, told=(1,), ends=True)
+
+
+def report_of(spool: Spool, queue_id: QueueId, *, ends: bool = False) -> Settlement:
+    owed = read(spool, queue_id).owed_report
+    assert owed is not None
+    report = Report(owed.report_id, REPORT, b"Subject: sorry\r\n")
+    return Settlement(queue_id, ENVELOPE, report=report, told=owed.indices, ends=ends)
+
+
+def warning_of(queue_id: QueueId) -> Settlement:
+    report = Report(warning_id(queue_id), REPORT, b"Subject: late\r\n")
+    return Settlement(queue_id, ENVELOPE, report=report, is_warned=True)
+
+
+def fill(spool: Spool, intake: Intake) -> None:
+    """Put in a message in each state, and close both spool and intake."""
+    _, partly, held, long, told, warned = [
+        accept(intake, content=content)
+        for content in (CONTENT, CONTENT, b"", bytes(INLINE_BYTES + 1), CONTENT, CONTENT)
+    ]
+    claimed(spool)
+    settle(
+        spool,
+        Settlement(partly, ENVELOPE, {0: RELAYED, 1: BOUNCED}, [note(1)], next_attempt_at_ns=DEFERRED_NS),
+        Settlement(held, ENVELOPE, {0: BOUNCED}, [note(0)], is_held=True),
+        Settlement(long, ENVELOPE, {2: DELETED}),
+        Settlement(told, ENVELOPE, {0: BOUNCED, 1: BOUNCED}, [note(0), note(1)]),
+    )
+    settle(spool, report_of(spool, held), report_of(spool, told), warning_of(warned))
+    # A failure that no report covers yet.
+    settle(spool, Settlement(told, ENVELOPE, {2: BOUNCED}, [note(2)]))
+    # Accepted but not claimed.
+    accept(intake, content=b"Subject: new\r\n\r\n")
+    intake.close()
+    spool.close()
 
 
 def again(engine: Engine, spool: Spool) -> tuple[Spool, list[Message]]:

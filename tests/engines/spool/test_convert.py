@@ -4,42 +4,18 @@ import errno
 import itertools
 import random
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
-from relay.mail.envelope import QueueId
 from relay.spool.convert import Converted, convert
 from relay.spool.engines import ENGINES, engine_of
-from relay.spool.identity import report_id
-from relay.spool.interface import (
-    INLINE_BYTES,
-    Full,
-    Intake,
-    Message,
-    Report,
-    Settlement,
-    Spool,
-    Status,
-    Unavailable,
-)
-from tests.engines.spool.engine import (
-    BOUNCED,
-    CONTENT,
-    ENVELOPE,
-    RELAYED,
-    accept,
-    claimed,
-    note,
-    read,
-    settle,
-)
+from relay.spool.interface import Full, Message, Spool, Unavailable
+from tests.engines.spool.engine import claimed, fill
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
 
 ROOT = "/var/spool"
 BOTH = pytest.mark.parametrize(("was", "now"), [("maildir", "log"), ("log", "maildir")])
-REPORT = replace(ENVELOPE, reverse_path="", recipients=("list-owner@example.org",), user=None)
 
 
 def opened(disk: ModelDisk, engine: str) -> Spool:
@@ -53,38 +29,6 @@ def filled(engine: str) -> ModelDisk:
     disk = ModelDisk()
     fill(opened(disk, engine), ENGINES[engine].intake(ROOT, disk.another(), FakeClock()))
     return ModelDisk(disk.platter.after_cut(disk.platter.pending))
-
-
-def fill(spool: Spool, intake: Intake) -> None:
-    """Put in a message in each state, and close both spool and intake."""
-    plain, partly, held, long, told, warned = [
-        accept(intake, content=content)
-        for content in (CONTENT, CONTENT, b"", bytes(INLINE_BYTES + 1), CONTENT, CONTENT)
-    ]
-    claimed(spool)
-    settle(
-        spool,
-        Settlement(partly, ENVELOPE, {0: RELAYED, 1: BOUNCED}, [note(1)], next_attempt_at_ns=1 << 61),
-        Settlement(held, ENVELOPE, is_held=True),
-        Settlement(long, ENVELOPE, {2: Status.DELETED}),
-        Settlement(told, ENVELOPE, {0: BOUNCED, 1: BOUNCED}, [note(0), note(1)]),
-    )
-    owed = read(spool, told).owed_report
-    assert owed is not None
-    report = Report(owed.report_id, REPORT, b"Subject: sorry\r\n")
-    warning = Report(QueueId(warned + "w"), REPORT, b"Subject: late\r\n")
-    settle(
-        spool,
-        Settlement(told, ENVELOPE, report=report, told=owed.indices),
-        Settlement(warned, ENVELOPE, report=warning, is_warned=True),
-        # A failure that no report covers yet.
-        Settlement(told, ENVELOPE, {2: BOUNCED}, [note(2)]),
-    )
-    # Accepted but not claimed.
-    accept(intake, content=b"Subject: new\r\n\r\n")
-    assert plain < report_id(told)
-    intake.close()
-    spool.close()
 
 
 def state_of(disk: ModelDisk) -> list[tuple[Message, bytes]]:
@@ -112,7 +56,7 @@ def test_a_kill_or_cut_at_any_call_of_a_conversion_changes_no_message(was: str, 
 
     def keep() -> None:
         for image in (disk.after_kill(), *disk.cuts(rng, 2)):
-            images.setdefault(image.fingerprint(), image)
+            images.setdefault(image.platter.fingerprint(), image)
 
     disk.after = keep
     done = converted(disk, now)
@@ -144,7 +88,7 @@ def test_a_disk_failure_at_any_call_leaves_the_old_or_the_new_spool(was: str, no
         if not disk.has_failed:
             break
         disk.die()
-        if (found := disk.fingerprint()) in seen:
+        if (found := disk.platter.fingerprint()) in seen:
             continue
         seen.add(found)
         assert state_of(disk) == before

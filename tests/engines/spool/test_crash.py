@@ -95,18 +95,17 @@ def test_up_to_three_messages_survive_any_two_crashes(
 
 def _offer_with(world: World, listener: Listener, nth: int) -> set[QueueId]:
     """Offer messages; just before the nth disk call a sender does all its work. Return what it claimed."""
-    count, taken = itertools.count(1), set[QueueId]()
+    taken = set[QueueId]()
 
-    def before(_step: str) -> None:
-        if next(count) == nth:
-            sender = world.sender()
-            taken.update(sender.claim())
-            assert sender.spool.tidy() == 0
-            taken.update(sender.claim())
-            sender.drain()
-            sender.spool.close()
+    def work() -> None:
+        sender = world.sender()
+        taken.update(sender.claim())
+        assert sender.spool.tidy() == 0
+        taken.update(sender.claim())
+        sender.drain()
+        sender.spool.close()
 
-    world.listener_disk.before = before
+    world.listener_disk.at(nth, work)
     listener.offer(*TWO)
     world.listener_disk.before = None
     return taken
@@ -138,15 +137,10 @@ def test_a_listener_that_is_killed_leaves_whole_messages_or_none(engine: OnModel
     """The sender lives on and relays what it finds; the power cut comes later."""
     judge, rng, base = Judge(engine), random.Random(3), prepared(engine=engine)
     for nth in itertools.count(1):
-        world, count = World(base.after_kill(), engine=engine), itertools.count(1)
+        world = World(base.after_kill(), engine=engine)
         sender = world.sender()
         sender.claim()
-
-        def kill(_step: str, nth: int = nth, count: "itertools.count[int]" = count) -> None:
-            if next(count) == nth:
-                raise Killed
-
-        world.listener_disk.before = kill
+        world.listener_disk.kill_at(nth)
         try:
             world.listener().offer(*TWO)
             break
@@ -160,5 +154,5 @@ def test_a_listener_that_is_killed_leaves_whole_messages_or_none(engine: OnModel
         sender.drain()
         sender.spool.tidy()
         assert engine.drafts(world.sender_disk) == []
-        judge.judge(world.snapshots, lambda s: cuts(s, rng, 2), story=f"listener killed at {nth}")
+        judge.judge(world.snapshots, lambda s: cuts(s, rng, 2), f"listener killed at {nth}")
     assert nth > 4

@@ -198,20 +198,17 @@ def test_files_and_folders_are_accessible_to_their_owner_only(tmp_path: Path) ->
 
 
 def test_doubtful_file_systems_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mounts = tmp_path / "mounts"
+    mounts, real_open = tmp_path / "mounts", open
     mounts.write_text(
         "/dev/a / ext4 rw 0 0\nnone /mem tmpfs rw 0 0\n/dev/b /mem/disk xfs rw 0 0\n"
         "h:/x /a\\040b nfs4 rw 0 0\n"
     )
-    real_open = open
     monkeypatch.setattr("builtins.open", lambda _path, **kwargs: real_open(mounts, **kwargs))
 
-    assert doubt_about("/var/spool") is None
-    assert doubt_about("/memory") is None
-    assert "tmpfs" in (doubt_about("/mem/spool") or "")
-    assert "tmpfs" in (doubt_about("/mem") or "")
-    assert doubt_about("/mem/disk/spool") is None
-    assert "nfs4" in (doubt_about("/a b/spool") or "")
+    for sound in ("/var/spool", "/memory", "/mem/disk/spool"):
+        assert doubt_about(sound) is None
+    for path, kind in (("/mem/spool", "tmpfs"), ("/mem", "tmpfs"), ("/a b/spool", "nfs4")):
+        assert kind in (doubt_about(path) or "")
 
 
 def test_a_write_into_reserved_room_does_not_grow_the_file(place: Place) -> None:

@@ -8,7 +8,7 @@ import contextlib
 import errno
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,27 +16,21 @@ import pytest
 from relay.mail.envelope import QueueId
 from relay.spool.disk.durable import RealDisk
 from relay.spool.identity import report_id
-from relay.spool.interface import (
-    Full,
-    Intake,
-    Message,
-    Report,
-    Settlement,
-    Spool,
-    Status,
-    Unavailable,
-)
+from relay.spool.interface import Full, Intake, Message, Report, Settlement, Spool, Status, Unavailable
 from relay.spool.log.record import sealed
-from tests.engines.spool.conformance import EVERY, REPORT, Conformance, FailingConformance
+from tests.engines.spool.conformance import Conformance, FailingConformance
 from tests.engines.spool.engine import (
     BOUNCED,
     ENVELOPE,
     LOG,
     RELAYED,
+    REPORT,
     LogOnModel,
     OnDisk,
     accept,
+    bounced,
     claimed,
+    ended,
     note,
     read,
     settle,
@@ -85,10 +79,11 @@ class Life(OnDisk):
             for _ in range(10):
                 accept(intake, content=CONTENT)
             first, *others = claimed(spool)
-            settle(spool, *(Settlement(each.queue_id, ENVELOPE, EVERY, ends=True) for each in others))
+            settle(spool, *ended(*(each.queue_id for each in others)))
             marks = {0: RELAYED, 2: BOUNCED}
             settle(spool, Settlement(first.queue_id, ENVELOPE, marks, [note(2)], is_held=True))
-        self.most_bytes = log_bytes(self.disk)
+        folder = f"{ROOT}/log"
+        self.most_bytes = sum(self.disk.length(f"{folder}/{name}") or 0 for name in self.disk.names(folder))
         intake.close()
         spool.close()
         return claimed(self.again(self.disk.after_kill()).start())
@@ -104,10 +99,6 @@ class Life(OnDisk):
             assert claimed(spool) == left
             spool.close()
         assert len(life.told) <= told
-
-
-def log_bytes(disk: ModelDisk) -> int:
-    return sum(disk.length(f"{ROOT}/log/{name}") or 0 for name in disk.names(f"{ROOT}/log"))
 
 
 def segments(disk: ModelDisk, stream: str = "") -> list[str]:
@@ -162,7 +153,7 @@ def test_a_start_keeps_damaged_octets_and_loses_no_other_message() -> None:
     queue_ids = [accept(intake, content=CONTENT) for _ in range(6)]
     spool = life.start()
     found = claimed(spool)
-    settle(spool, Settlement(queue_ids[5], ENVELOPE, EVERY, ends=True))
+    settle(spool, *ended(queue_ids[5]))
     for queue_id in queue_ids[:2]:
         settle(spool, Settlement(queue_id, ENVELOPE, {1: RELAYED}))
     for path in segments(life.disk):
@@ -184,12 +175,8 @@ def test_a_start_keeps_damaged_octets_and_loses_no_other_message() -> None:
             # Damage is reported once, and a damaged segment is never removed.
             told = len(again.told)
             spool = again.start()
-            page = claimed(spool)
-            assert {message.queue_id for message in page} == set(listed)
-            settle(
-                spool,
-                *(Settlement(m.queue_id, ENVELOPE, dict.fromkeys(m.left, RELAYED), ends=True) for m in page),
-            )
+            assert {message.queue_id for message in claimed(spool)} == set(listed)
+            settle(spool, *ended(*listed))
             spool.close()
             assert len(again.told) == told
             assert (path in segments(image)) is bool(told)
@@ -215,13 +202,9 @@ def test_damage_of_a_listeners_last_message_is_not_taken_for_a_torn_write(*, die
 def test_an_end_does_not_count_if_its_report_is_damaged() -> None:
     life = Life(ModelDisk(), 100_000, 100_000)
     spool, (message, other) = begun(life, 2)
-    report = Report(report_id(message.queue_id), REPORT, b"Subject: sorry\r\n")
-    marks = {0: RELAYED, 1: BOUNCED, 2: RELAYED}
-    settle(
-        spool, Settlement(message.queue_id, ENVELOPE, marks, [note(1)], report=report, told=[1], ends=True)
-    )
+    settle(spool, bounced(message.queue_id))
     # A damaged last group would be taken for one that a crash tore.
-    settle(spool, Settlement(other.queue_id, ENVELOPE, EVERY, ends=True))
+    settle(spool, *ended(other.queue_id))
     (path,) = segments(life.disk, "sender")
     image = flipped(life.disk.after_kill(), path, life.disk.peek(path).index(b"sorry"))
     again = Life(image, 100_000, 100_000)
@@ -242,12 +225,7 @@ def test_a_full_disk_leaves_settlements_undone_but_marks_relayed_recipients() ->
     life = Life(ModelDisk(), 100_000, 100_000)
     spool, (first, second) = begun(life, 2)
     settle(spool, Settlement(second.queue_id, ENVELOPE, {0: RELAYED}))
-    report = Report(report_id(first.queue_id), REPORT, b"Subject: sorry\r\n")
-    marks = {0: RELAYED, 1: BOUNCED, 2: RELAYED}
-    asked = [
-        Settlement(first.queue_id, ENVELOPE, marks, [note(1)], report=report, told=[1], ends=True),
-        Settlement(second.queue_id, ENVELOPE, is_held=True),
-    ]
+    asked = [bounced(first.queue_id), Settlement(second.queue_id, ENVELOPE, is_held=True)]
     life.disk.fail(Fault(1, errno.ENOSPC, kinds=frozenset({"write"}), is_short=True))
     assert [type(failure) for failure in spool.settle(asked)] == [Full, Full]
     life.disk.heal()
@@ -260,7 +238,7 @@ def test_a_full_disk_leaves_settlements_undone_but_marks_relayed_recipients() ->
     # Later writes go to the same segment.
     assert len(segments(life.disk, "sender")) == 1
     assert spool.settle(asked) == [None, None]
-    assert [message.queue_id for message in claimed(spool)] == [report.queue_id]
+    assert [message.queue_id for message in claimed(spool)] == [report_id(first.queue_id)]
 
 
 def test_leftovers_of_a_full_disk_never_complete_a_group_that_a_crash_tore() -> None:
@@ -293,10 +271,10 @@ def test_leftovers_of_a_failed_call_are_void_after_the_next_settlement(kind: str
     if kind == "sync_content":
         settle(spool, Settlement(messages[2].queue_id, ENVELOPE, {0: RELAYED}))
     life.disk.fail(Fault(1, errno.EIO, forever=True, kinds=frozenset({kind, "truncate", "unlink"})))
-    (failure,) = spool.settle([Settlement(messages[0].queue_id, ENVELOPE, EVERY, ends=True)])
+    (failure,) = spool.settle(ended(messages[0].queue_id))
     assert isinstance(failure, Unavailable)
     life.disk.heal()
-    settle(spool, Settlement(messages[1].queue_id, ENVELOPE, EVERY, ends=True))
+    settle(spool, *ended(messages[1].queue_id))
     assert read(spool, messages[0].queue_id).left == (0, 1, 2)
     for image in (life.disk.after_kill(), *life.disk.cuts(random.Random(0), 64)):
         again = Life(image, 100_000, 100_000)
@@ -319,51 +297,37 @@ def test_marks_survive_restarts_of_the_owner_while_the_listener_lives() -> None:
     intake.close()
     spool.close()
     spool = life.start()
-    everything = claimed(spool)
+    everything = [message.queue_id for message in claimed(spool)]
     assert len(everything) == 10
-    settle(
-        spool,
-        *(Settlement(m.queue_id, ENVELOPE, dict.fromkeys(m.left, RELAYED), ends=True) for m in everything),
-    )
+    settle(spool, *ended(*everything))
     spool.close()
     # After the listener ended, no file of it is left.
     assert [name for name in life.disk.names(f"{ROOT}/log") if not name.startswith(("sender", "check"))] == []
 
 
 @pytest.mark.parametrize("segment_bytes", [1, 100_000])
-def test_at_any_instant_an_owner_claims_exactly_the_accepted_messages(
-    segment_bytes: int,
-) -> None:
+def test_at_any_instant_an_owner_claims_exactly_the_accepted_messages(segment_bytes: int) -> None:
     """An open stream counts only as far as it is announced."""
     looks = 0
     for nth in itertools.count(1):
         life = Life(ModelDisk())
         spool = life.start()
         spool.claim(1)
-        view, calls = life.disk.another(), itertools.count(1)
-        chance = random.Random(3).randbytes
+        view, chance = life.disk.another(), random.Random(3).randbytes
         intake = LogOnModel(ROOT, (segment_bytes, 1)).listener(view, life.clock, chance)
         accepted: list[QueueId] = []
         found: list[QueueId] = []
 
-        def look(
-            _step: str,
-            spool: Spool = spool,
-            nth: int = nth,
-            calls: Iterator[int] = calls,
-            lists: tuple[list[QueueId], list[QueueId]] = (found, accepted),
-        ) -> None:
-            if next(calls) == nth:
-                lists[0].extend(message.queue_id for message in spool.claim(9))
-                assert lists[0] == lists[1]
+        def look(spool: Spool = spool, found: list[QueueId] = found, then: list[QueueId] = accepted) -> None:
+            found += [message.queue_id for message in spool.claim(9)]
+            assert found == then
 
-        view.before = look
+        view.at(nth, look)
         for _ in range(3):
             queue_id = accept(intake, content=CONTENT)
             accepted.append(queue_id)
-        found += [message.queue_id for message in claimed(spool)]
-        assert found == accepted
-        if next(calls) <= nth:
+        look()
+        if view.before is not None:
             break
         looks += 1
     assert looks > 10
@@ -393,13 +357,8 @@ def test_a_hold_survives_on_mail_whose_listener_was_killed_in_accept() -> None:
         # The sender's stream exists already, so a settlement syncs no folder.
         spool, (first,) = begun(life, 1)
         settle(spool, Settlement(first.queue_id, ENVELOPE, is_held=True))
-        view, calls = life.disk.another(), itertools.count(1)
-
-        def kill(_step: str, nth: int = nth, calls: Iterator[int] = calls) -> None:
-            if next(calls) >= nth:
-                raise Killed
-
-        view.before = kill
+        view = life.disk.another()
+        view.kill_at(nth)
         with contextlib.suppress(Killed):
             accept(life.listener(view), content=CONTENT)
             break
@@ -484,7 +443,7 @@ def test_long_content_without_a_message_is_removed_and_other_content_stays() -> 
     assert spool.tidy() == 1
     assert intake.accept([(draft, ENVELOPE)]) == [None]
     assert [m.queue_id for m in claimed(spool)] == [draft.queue_id]
-    settle(spool, *(Settlement(q, ENVELOPE, EVERY, ends=True) for q in (long, draft.queue_id)))
+    settle(spool, *ended(long, draft.queue_id))
     assert life.disk.names(f"{ROOT}/long") == []
 
 
@@ -513,7 +472,7 @@ def test_long_content_whose_record_is_damaged_is_set_aside() -> None:
 def test_an_unreadable_sector_is_not_taken_for_an_empty_one() -> None:
     life = Life(ModelDisk())
     spool, messages = begun(life, 3)
-    settle(spool, *(Settlement(m.queue_id, ENVELOPE, EVERY, ends=True) for m in messages[:2]))
+    settle(spool, *ended(*(message.queue_id for message in messages[:2])))
     for path in segments(life.disk):
         again = Life(life.disk.after_kill())
         spool = again.start()

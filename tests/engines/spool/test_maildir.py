@@ -9,15 +9,17 @@ import pytest
 
 from relay.spool.base import READ_AGAIN_NS
 from relay.spool.identity import report_id
-from relay.spool.interface import Report, Settlement, SpoolBusy
+from relay.spool.interface import Settlement, SpoolBusy
 from relay.spool.maildir.layout import FORMAT, prepare
-from tests.engines.spool.conformance import EVERY, REPORT, Conformance, FailingConformance, begun, watched
+from tests.engines.spool.conformance import Conformance, FailingConformance, begun, watched
 from tests.engines.spool.engine import (
     BOUNCED,
     CONTENT,
     ENVELOPE,
+    EVERY,
     OnDisk,
     accept,
+    bounced,
     claimed,
     note,
     on_the_kernel,
@@ -56,22 +58,19 @@ def test_a_spool_of_another_format_is_left_alone(found: bytes) -> None:
 def test_several_first_starts_at_once_end_in_one_format(monkeypatch: pytest.MonkeyPatch) -> None:
     for nth in itertools.count(1):
         disk = ModelDisk()
-        first, second, calls = disk.another(), disk.another(), itertools.count(1)
+        first, second = disk.another(), disk.another()
 
-        def meanwhile(
-            _step: str, nth: int = nth, calls: "itertools.count[int]" = calls, second: ModelDisk = second
-        ) -> None:
-            if next(calls) == nth:
-                # The second start runs as another process.
-                with monkeypatch.context() as other:
-                    other.setattr(os, "getpid", lambda: -1)
-                    prepare("/var/spool", second)
+        def meanwhile(second: ModelDisk = second) -> None:
+            # The second start runs as another process.
+            with monkeypatch.context() as other:
+                other.setattr(os, "getpid", lambda: -1)
+                prepare("/var/spool", second)
 
-        first.before = meanwhile
+        first.at(nth, meanwhile)
         prepare("/var/spool", first)
         assert disk.peek("/var/spool/format") == FORMAT
         prepare("/var/spool", disk.another())
-        if next(calls) <= nth:
+        if first.before is not None:
             break
     assert nth > 100
 
@@ -124,11 +123,9 @@ def test_no_call_leaves_a_descriptor_open() -> None:
         for is_held in (True, False):
             settle(spool, Settlement(queue_id, ENVELOPE, is_held=is_held, next_attempt_at_ns=1))
         read(spool, queue_id)
-        report = Report(report_id(queue_id), REPORT, CONTENT)
-        marks = EVERY | {0: BOUNCED}
-        settle(spool, Settlement(queue_id, ENVELOPE, marks, [note(0)], report, (0,), ends=True))
+        settle(spool, bounced(queue_id))
         claimed(spool)
-        list(spool.content(report.queue_id))
+        list(spool.content(report_id(queue_id)))
         assert spool.tidy() == 0
         assert len(view.open_paths) == held
     spool.close()

@@ -24,13 +24,11 @@ from relay.spool.database.connection import Database, once
 from relay.spool.database.schema import make
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import ENGINES, engine_of, engines_of
-from relay.spool.identity import report_id
 from relay.spool.interface import (
     INLINE_BYTES,
     Absent,
     Intake,
     Message,
-    Report,
     Settlement,
     Spool,
     SpoolBusy,
@@ -39,20 +37,21 @@ from relay.spool.interface import (
 )
 from relay.spool.postgresql.engine import PostgresqlSpool
 from relay.spool.postgresql.intake import PostgresqlIntake, prepare
-from tests.engines.spool.conformance import EVERY, REPORT, Conformance
+from tests.engines.spool.conformance import Conformance
 from tests.engines.spool.engine import (
-    BOUNCED,
     CONTENT,
     ENVELOPE,
     RELAYED,
     Engine,
     accept,
+    bounced,
     claimed,
-    note,
+    ended,
+    fill,
     read,
     settle,
 )
-from tests.engines.spool.test_convert import fill, told_by
+from tests.engines.spool.test_convert import told_by
 from tests.fakes.cut_line import CutLine
 from tests.fakes.interleaving import BLOCKED, Pair, interleaved
 from tests.fakes.model_database import ModelDatabase
@@ -79,15 +78,8 @@ class PostgresqlEngine(Engine):
         self._closing = closing
 
     def start(self) -> PostgresqlSpool:
-        spool = PostgresqlSpool(
-            self.root,
-            self.view(),
-            self.clock,
-            self.tell,
-            database=self.database,
-            host="here",
-            lease_seconds=60,
-        )
+        at = self.root, self.view(), self.clock, self.tell
+        spool = PostgresqlSpool(*at, database=self.database, host="here", lease_seconds=60)
         self._closing.callback(spool.close)
         return spool
 
@@ -197,7 +189,7 @@ def test_a_message_that_was_taken_over_is_absent_for_its_former_host(hosts: Host
     one, other, ids = taken(hosts)
     lapse(hosts)
     assert [message.queue_id for message in other.claim(2)] == ids[:2]
-    done = [Settlement(each, ENVELOPE, EVERY, ends=True) for each in ids]
+    done = ended(*ids)
 
     assert [type(each) for each in one.settle(done)] == [Absent, Absent, type(None)]
     assert [type(each) for each in one.read(ids)] == [Absent] * 3
@@ -211,9 +203,7 @@ def test_a_message_that_was_taken_over_is_absent_for_its_former_host(hosts: Host
 
 
 @anywhere
-def test_who_reads_what_it_will_send_has_it_for_long_enough_also_where_its_lease_was_over(
-    hosts: Hosts,
-) -> None:
+def test_a_host_that_reads_a_message_owns_it_even_if_its_lease_was_over(hosts: Hosts) -> None:
     one, other, ids = taken(hosts)
     lapse(hosts)
     assert read(one, ids[0]).left == (0, 1, 2)
@@ -224,10 +214,9 @@ def test_who_reads_what_it_will_send_has_it_for_long_enough_also_where_its_lease
 def test_nothing_is_taken_over_of_a_host_that_just_renews_its_lease(hosts: Hosts) -> None:
     _, other, ids = taken(hosts)
     lapse(hosts)
+    renew = "UPDATE relay.owner SET host = '' WHERE identity IN (SELECT owner FROM relay.message)"
     with once(hosts[0].database) as renewing:
-        renewing.execute(
-            "UPDATE relay.owner SET host = '' WHERE identity IN (SELECT owner FROM relay.message)"
-        )
+        renewing.execute(renew)
         assert other.claim(9) == []
     assert [message.queue_id for message in other.claim(9)] == ids
 
@@ -242,7 +231,7 @@ def test_a_restart_owns_its_messages_at_once_and_its_predecessor_owns_none(
     hosts[0].root = str(tmp_path / "copy")
     copy = hosts[0].start()
     assert [message.queue_id for message in claimed(copy)] == ids
-    (failure,) = one.settle([Settlement(ids[0], ENVELOPE, EVERY, ends=True)])
+    (failure,) = one.settle(ended(ids[0]))
     assert isinstance(failure, Unavailable)
     assert "is its folder a copy?" in str(failure)
     with pytest.raises(Unavailable):
@@ -277,11 +266,8 @@ def meet_lock(url: str, statement: str, call: Callable[[], object]) -> None:
 def test_a_settlement_waits_for_a_take_over_in_progress_and_finds_it_done(hosts: Hosts, url: str) -> None:
     one, _, ids = taken(hosts, count=1)
     found: list[object] = []
-
-    def end() -> None:
-        found.extend(one.settle([Settlement(ids[0], ENVELOPE, EVERY, ends=True)]))
-
-    meet_lock(url, "UPDATE relay.message SET owner = gen_random_uuid()", end)
+    take_over = "UPDATE relay.message SET owner = gen_random_uuid()"
+    meet_lock(url, take_over, lambda: found.extend(one.settle(ended(*ids))))
     assert [type(each) for each in found] == [Absent]
     with psycopg.connect(url) as connection:
         assert connection.execute("SELECT statuses FROM relay.message").fetchall() == [("TTT",)]
@@ -396,12 +382,7 @@ def test_a_settlement_that_meets_a_take_over_at_any_statement_is_done_or_not(
     met = 0
 
     def settle_both() -> None:
-        results[:] = one.settle(
-            [
-                Settlement(ids[0], ENVELOPE, EVERY, ends=True),
-                Settlement(ids[1], ENVELOPE, {0: RELAYED}),
-            ]
-        )
+        results[:] = one.settle([*ended(ids[0]), Settlement(ids[1], ENVELOPE, {0: RELAYED})])
 
     def take_over() -> None:
         taken.update((message.queue_id, message) for message in other.claim(9))
@@ -432,24 +413,18 @@ def test_a_settlement_that_meets_a_take_over_at_any_statement_is_done_or_not(
 Step = Callable[[Intake, Spool, Sequence[QueueId]], None]
 
 
-def _accepts(intake: Intake, spool: Spool, ids: Sequence[QueueId]) -> None:
-    del spool, ids
+def _accepts(intake: Intake, _spool: Spool, _ids: Sequence[QueueId]) -> None:
     accept(intake, content=LONG, chunk=INLINE_BYTES)
 
 
-def _claims(intake: Intake, spool: Spool, ids: Sequence[QueueId]) -> None:
+def _claims(_intake: Intake, spool: Spool, ids: Sequence[QueueId]) -> None:
     """Claim all, including the messages of a claim whose reply was lost."""
-    del intake
     assert [message.queue_id for message in claimed(spool)] == ids
 
 
-def _settles(intake: Intake, spool: Spool, ids: Sequence[QueueId]) -> None:
+def _settles(_intake: Intake, spool: Spool, ids: Sequence[QueueId]) -> None:
     """Mark, report and end one message and mark another, as one group."""
-    del intake
-    marks = {0: RELAYED, 1: BOUNCED, 2: RELAYED}
-    report = Report(report_id(ids[0]), REPORT, b"Subject: sorry\r\n")
-    ended = Settlement(ids[0], ENVELOPE, marks, [note(1)], report, told=(1,), ends=True)
-    for failure in spool.settle([ended, Settlement(ids[1], ENVELOPE, {0: RELAYED})]):
+    for failure in spool.settle([bounced(ids[0]), Settlement(ids[1], ENVELOPE, {0: RELAYED})]):
         if failure is not None and not isinstance(failure, Absent):
             raise failure
 
@@ -486,9 +461,8 @@ def test_a_line_cut_at_any_statement_leaves_all_or_nothing(
                     assert b"".join(spool.content(message.queue_id)) == LONG
             elif failed or step is not _claims:
                 step(intake, spool, ids)
-            rest = {
-                message.queue_id: message for message in spool.read(ids) if not isinstance(message, Exception)
-            }
+            found = [each for each in spool.read(ids) if isinstance(each, Message)]
+            rest = {message.queue_id: message for message in found}
             if step is _settles:
                 assert set(rest) == {ids[1]}
                 assert rest[ids[1]].statuses == (RELAYED, Status.TODO, Status.TODO)
@@ -562,9 +536,8 @@ def test_a_conversion_cut_at_any_statement_loses_nothing_and_no_host_sends_a_cop
         new = accept(hosts[1].intake())
         convert(root, "postgresql", disk, hosts[0].clock, lambda *_: None, engines=engines)
         other = hosts[1].start()
-        assert [message.queue_id for message in other.claim(99)] == sorted(
-            [new, *(message.queue_id for message, _ in before)]
-        )
+        ids = [new, *(message.queue_id for message, _ in before)]
+        assert [message.queue_id for message in other.claim(99)] == sorted(ids)
         with pytest.raises(SpoolBusy, match="here may be sending mail of this queue"):
             convert(root, "maildir", disk, hosts[0].clock, lambda *_: None, engines=engines)
         other.close()

@@ -65,6 +65,8 @@ class Trace:
     """After a crash, no report may go before its message ends."""
     excused: dict[tuple[QueueId, int], int] = field(default_factory=dict)
     """The number of attempts that a crash cut between the upstream's reply and its durable mark."""
+    key: int = field(default=0, compare=False)
+    """In a copy: a hash of it."""
 
     def crash(self) -> None:
         """Note the recipients that may be tried again: those in the one window for a duplicate."""
@@ -75,20 +77,12 @@ class Trace:
             if key not in self.marked:
                 self.excused[key] = len(fates)
 
-    def key(self) -> int:
-        """Return a hash of the trace."""
-        offered = [(q, e.reverse_path, e.recipients, c) for q, (e, c) in self.offered.items()]
-        fates = [(key, *(status.name for status in fates)) for key, fates in self.fates.items()]
-        marked = [(key, status.name) for key, status in self.marked.items()]
-        called = [(key, status.name) for key, status in self.called.items()]
-        sets = (called, self.accepted, self.refused, self.finishing, self.warned, offered, fates, marked)
-        held = [(queue_id, str(is_held)) for queue_id, is_held in self.held.items()]
-        reports = [("wait", self.reports_wait, self.waits_after_a_crash), *self.told_of.items()]
-        rest = (held, self.excused.items(), reports)
-        return hash(tuple(map(frozenset, (*sets, *rest))))
-
     def copy(self) -> "Trace":
-        return Trace(**{each.name: copy.copy(getattr(self, each.name)) for each in fields(self)})
+        copied = Trace(**{each.name: copy.copy(getattr(self, each.name)) for each in fields(self)})
+        values = [getattr(copied, each.name) for each in fields(copied) if each.compare]
+        whole = [value.items() if isinstance(value, dict) else value for value in values]
+        copied.key = hash(tuple(each if isinstance(each, int) else frozenset(each) for each in whole))
+        return copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +137,8 @@ class Listener:
     def accept(self, drafts: Sequence[tuple[Draft, Envelope]]) -> list[QueueId | None]:
         answers: list[QueueId | None] = []
         for (draft, _), error in zip(drafts, self.intake.accept(drafts), strict=True):
-            if error is None:
-                self.trace.accepted.add(draft.queue_id)
-                answers.append(draft.queue_id)
-            else:
-                self.trace.refused.add(draft.queue_id)
-                answers.append(None)
+            (self.trace.accepted if error is None else self.trace.refused).add(draft.queue_id)
+            answers.append(draft.queue_id if error is None else None)
         return answers
 
 
@@ -286,17 +276,16 @@ class Sender:
         while waiting:
             for each in waiting:
                 self._asked(each)
-            results = self.spool.settle(waiting)
-            for each, failure in zip(waiting, results, strict=True):
+            failures = self.spool.settle(waiting)
+            for each, failure in zip(waiting, failures, strict=True):
                 if failure is None:
                     self._done(each)
-            failed = [(each, why) for each, why in zip(waiting, results, strict=True) if why is not None]
-            for _, failure in failed:
-                if self.on_full is None or not isinstance(failure, Full | Unavailable):
-                    raise failure
-            if failed and self.on_full is not None:
+            waiting = [each for each, failure in zip(waiting, failures, strict=True) if failure is not None]
+            for why in failures:
+                if why is not None and (self.on_full is None or not isinstance(why, Full | Unavailable)):
+                    raise why
+            if waiting and self.on_full is not None:
                 self.on_full()
-            waiting = [each for each, _ in failed]
 
     def _asked(self, each: Settlement) -> None:
         marks = {(each.queue_id, index): status for index, status in each.marks.items()}
@@ -353,8 +342,6 @@ class Snapshot:
     platter: Platter
     trace: Trace
     step: str
-    told: int = 0
-    """The trace's `key`."""
 
 
 class World:
@@ -380,21 +367,17 @@ class World:
     def now(self) -> Snapshot:
         """Return this instant of a run that is not recorded."""
         steps = self.sender_disk.steps[-4:]
-        return Snapshot(self.sender_disk.platter, self.trace, "; ".join(steps), self.trace.key())
+        return Snapshot(self.sender_disk.platter, self.trace.copy(), "; ".join(steps))
 
     def keep(self, disk: ModelDisk, *, if_told: bool = False) -> None:
         """Keep a snapshot of this instant. With `if_told`, only if the trace changed since the last one."""
-        last = self.snapshots[-1] if self.snapshots else None
-        is_told = last is None or self.trace != last.trace
-        if is_told or not if_told:
-            step = disk.steps[-1] if disk.steps else "start"
+        last = self.snapshots[-1].trace if self.snapshots else None
+        trace = last if last is not None and last == self.trace else self.trace.copy()
+        if trace is not last or not if_told:
             if not self.failed_at and self.sender_disk.has_failed:
                 self.failed_at = len(self.snapshots)
-            if last is None or is_told:
-                trace = self.trace.copy()
-                self.snapshots.append(Snapshot(disk.platter.copy(), trace, step, trace.key()))
-            else:
-                self.snapshots.append(Snapshot(disk.platter.copy(), last.trace, step, last.told))
+            step = disk.steps[-1] if disk.steps else "start"
+            self.snapshots.append(Snapshot(disk.platter.copy(), trace, step))
 
     def listener(self, seed: int = 0) -> Listener:
         return Listener(self.listener_disk, self.clock, self.trace, seed, self.engine)

@@ -56,8 +56,9 @@ class Client:
                 lines += await self.reader.readuntil(b"\r\n")
         return lines
 
-    async def replies(self, count: int) -> list[bytes]:
-        return [await self.reply() for _ in range(count)]
+    async def codes(self, count: int) -> list[int]:
+        """Return the codes of the next replies."""
+        return [int((await self.reply())[:3]) for _ in range(count)]
 
     async def ask(self, command: bytes) -> bytes:
         """Send one command line and return its reply."""
@@ -74,7 +75,7 @@ class Client:
         return received
 
     async def start_tls(self, ca: Path) -> None:
-        """Start the TLS handshake.  The caller has read the 220 reply."""
+        """Start the TLS handshake.  The caller has read the 220 reply, if there is one."""
         await self.writer.start_tls(ssl.create_default_context(cafile=ca), server_hostname="localhost")
 
     def half_close(self) -> None:
@@ -99,15 +100,11 @@ class Room:
     clock: FakeClock
     clients: list[Client]
 
-    async def connect(self, context: ssl.SSLContext | None = None, *, source: str | None = None) -> Client:
+    async def connect(self, *, source: str | None = None) -> Client:
         """Connect and read nothing; `source` is the address that the listener sees."""
-        address = self.listener.address
-        name = "localhost" if context else None
-        local_addr = (source, 0) if source else None
-        reader, writer = await asyncio.open_connection(
-            address.host, address.port, ssl=context, server_hostname=name, local_addr=local_addr
-        )
-        self.clients.append(Client(reader, writer))
+        address, local_addr = self.listener.address, (source, 0) if source else None
+        streams = await asyncio.open_connection(address.host, address.port, local_addr=local_addr)
+        self.clients.append(Client(*streams))
         return self.clients[-1]
 
     async def greeted(self, *, source: str | None = None) -> Client:
@@ -115,6 +112,13 @@ class Room:
         client = await self.connect(source=source)
         await client.reply()
         await client.ask(b"EHLO client.example")
+        return client
+
+    async def sending(self) -> Client:
+        """Return a client that has got 354."""
+        client = await self.greeted()
+        await client.send(TRANSACTION)
+        assert await client.codes(3) == [250, 250, 354]
         return client
 
     async def say(self, octets: bytes) -> bytes:

@@ -4,6 +4,7 @@ import asyncio
 from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -33,7 +34,7 @@ async def test_the_login_is_kept_in_the_envelope_and_stands_in_no_header(users_f
         client = await room.greeted()
         assert await client.ask(b"AUTH PLAIN " + GOOD) == b"235 2.7.0 Authentication successful\r\n"
         await client.send(TRANSACTION + b"x\r\n.\r\n")
-        assert codes(b"".join(await client.replies(4))) == [250, 250, 354, 250]
+        assert await client.codes(4) == [250, 250, 354, 250]
 
         (message,) = room.intake.accepted
         assert (message.envelope.user, message.envelope.protocol) == ("mjd", "ESMTPA")
@@ -87,7 +88,7 @@ async def test_a_session_whose_login_changed_finishes_its_message_and_gets_421(
         client = await room.greeted()
         await client.ask(b"AUTH PLAIN " + GOOD)
         await client.send(TRANSACTION.removesuffix(b"DATA\r\n"))
-        assert codes(b"".join(await client.replies(2))) == [250, 250]
+        assert await client.codes(2) == [250, 250]
         files = read_listener_files(room.listen)
         room.listener.use(replace(files, hashes=hashes(files.hashes)))
 
@@ -202,12 +203,11 @@ async def test_each_attempt_costs_a_hash_and_a_change_during_it_lets_nobody_in()
     users.close()
 
 
-async def _wrong() -> bool:
-    return False
+async def _is_right(verdict: bool) -> bool:
+    return verdict
 
 
-async def _right() -> bool:
-    return True
+_wrong, _right = partial(_is_right, False), partial(_is_right, True)
 
 
 async def test_wait_doubles_from_the_third_failure_up_to_15_minutes_and_an_hour_forgives() -> None:

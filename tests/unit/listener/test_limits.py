@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-import ssl
 import tracemalloc
 from pathlib import Path
 
@@ -71,8 +70,9 @@ async def test_silent_handshakes_hold_only_the_strangers_share(
 
         assert await silent[5].rest() == b""
         assert room.observer.refusals == [("connect", TOO_MANY.decode().rstrip())]
-        user = await room.connect(ssl.create_default_context(cafile=certificates.ca), source="127.0.0.1")
-        assert codes(await user.reply()) == [220]
+        user = await room.connect(source="127.0.0.1")
+        await user.start_tls(certificates.ca)
+        assert await user.codes(1) == [220]
         for each in silent:
             await each.close()
         await until(lambda: room.listener.admission.total == 1)
@@ -128,7 +128,7 @@ async def test_a_silent_client_gets_421_after_the_timeout_of_its_phase(
     async with listening({"timeouts": timeouts}) as room:
         client = await room.connect()
         await client.send(sent)
-        assert codes(b"".join(await client.replies(len(replied)))) == replied
+        assert await client.codes(len(replied)) == replied
         leap(1001)
 
         assert await client.rest() == TIMEOUT
@@ -153,9 +153,7 @@ async def test_a_session_does_not_time_out_while_its_message_is_stored() -> None
 
 async def test_trickled_content_ends_at_the_transfer_timeout() -> None:
     async with listening({"timeouts": {"transfer": "100ms"}}) as room:
-        client = await room.greeted()
-        await client.send(TRANSACTION)
-        await client.replies(3)
+        client = await room.sending()
         reading = asyncio.create_task(client.rest())
         while not reading.done():
             client.writer.write(b"x")
@@ -182,9 +180,8 @@ async def test_close_sends_421_to_idle_sessions_and_accepts_no_new_ones() -> Non
 async def test_at_a_close_content_in_flight_gets_250_and_only_the_next_command_gets_421() -> None:
     """A client that takes two replies in one read for one (dma) would send the message again."""
     async with listening() as room:
-        client = await room.greeted()
-        await client.send(TRANSACTION + b"one\r\n")
-        await client.replies(3)
+        client = await room.sending()
+        await client.send(b"one\r\n")
         async with closing(room):
             await client.send(b"two\r\n.\r\n")
             assert codes(await client.reader.read(65536)) == [250]
@@ -226,12 +223,10 @@ async def test_a_close_at_any_step_of_an_accept_causes_no_fault() -> None:
 
 async def test_the_deadline_of_the_close_aborts_the_sessions_that_are_left() -> None:
     async with listening() as room:
-        receiving = await room.greeted()
-        await receiving.send(TRANSACTION + b"one\r\n")
-        await receiving.replies(3)
-        storing = await room.greeted()
+        receiving, storing = await room.sending(), await room.sending()
+        await receiving.send(b"one\r\n")
         room.intake.gate.clear()
-        await storing.send(TRANSACTION + b"x\r\n.\r\n")
+        await storing.send(b"x\r\n.\r\n")
         await room.intake.is_accepting.wait()
         await room.listener.close(0)
 

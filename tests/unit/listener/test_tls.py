@@ -76,7 +76,8 @@ async def test_implicit_tls_shows_the_renewed_certificate_and_offers_no_starttls
         room.listener.use(ListenerFiles({}, read_key_pair(renewed.cert, renewed.key)))
 
         # The client trusts only the authority of the renewed certificate.
-        client = await room.connect(ssl.create_default_context(cafile=renewed.ca))
+        client = await room.connect()
+        await client.start_tls(renewed.ca)
         assert (await client.reply()).startswith(b"220 ")
         assert b"STARTTLS" not in await client.ask(b"EHLO x")
         assert codes(await client.ask(b"STARTTLS")) == [503]

@@ -14,17 +14,9 @@ from relay.listener.session import SPILL_BYTES
 from relay.mail.envelope import QueueId
 from relay.smtp.commands import Refused
 from tests.fakes.clock import START_WALL_NS
-from tests.unit.listener.conversation import TRANSACTION, Client, Room, codes, listening
+from tests.unit.listener.conversation import TRANSACTION, listening
 
 FULL = "452 4.3.1 Insufficient system storage"
-
-
-async def _sending(room: Room) -> Client:
-    """Return a client that has got 354."""
-    client = await room.greeted()
-    await client.send(TRANSACTION)
-    assert codes(b"".join(await client.replies(3))) == [250, 250, 354]
-    return client
 
 
 async def test_a_message_over_one_connection_is_accepted_unchanged() -> None:
@@ -93,8 +85,7 @@ async def test_bare_newlines_are_normalised_only_for_the_configured_networks() -
         for source, is_mended in (("127.0.0.1", False), ("127.0.0.2", True), ("127.0.1.9", True)):
             client = await room.greeted(source=source)
             await client.send(TRANSACTION + b"a\nb\n..c\rd\r\n..e\r\n.\r\n")
-            *_, told = await client.replies(4)
-            assert codes(told) == [250 if is_mended else 550]
+            assert await client.codes(4) == [250, 250, 354, 250 if is_mended else 550]
         assert [message.received for message in room.intake.accepted] == [b"a\r\nb\r\n.c\r\nd\r\n.e\r\n"] * 2
 
 
@@ -111,16 +102,16 @@ async def test_an_intake_without_room_refuses_mail_with_452() -> None:
 async def test_a_refusal_of_the_intake_is_the_reply_and_a_fault_gets_451(where: str) -> None:
     """After a fault the next octets could be content: the listener must not read them as commands."""
     async with listening() as room:
-        client = await _sending(room)
+        client = await room.sending()
         setattr(room.intake, where, Refused(FULL))
         await client.send(b"x" * (2 * SPILL_BYTES) + b"\r\n.\r\nNOOP\r\n")
-        assert codes(b"".join(await client.replies(2))) == [452, 250]
+        assert await client.codes(2) == [452, 250]
         assert room.observer.faults == []
 
         error = OSError(28, "secret detail")
         setattr(room.intake, where, error)
         await client.send(TRANSACTION + b"x" * (2 * SPILL_BYTES) + b"\r\n.\r\nNOOP\r\n")
-        await client.replies(3)
+        await client.codes(3)
         assert await client.rest() == b"451 4.3.0 Internal error, try again later\r\n"
         await client.close()
         await room.until_over()
@@ -131,7 +122,7 @@ async def test_endless_content_is_cut_off_and_does_not_fill_memory() -> None:
     """The client offers 200 MiB to a limit of 1 MiB.  What is read and what is held is bounded."""
     offered = 0
     async with listening({"max_size": 1 << 20}) as room:
-        client = await _sending(room)
+        client = await room.sending()
         block = b"x" * (1 << 20)
         try:
             while offered < 200 * len(block):
