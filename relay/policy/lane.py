@@ -148,7 +148,7 @@ def faults_of_lanes(lane_settings: Lanes) -> Iterator[Fault]:
     total = sum(lane_settings[name].share or 0 for name in with_share)
     if total > ALL_PERCENT:
         yield Fault(f"the shares add up to {total} percent, 100 at most", ("lanes", with_share[-1], "share"))
-    if total == ALL_PERCENT and len(with_share) < len(_with_default(lane_settings)):
+    if total == ALL_PERCENT and len(with_share) < len({*lane_settings, lanes.DEFAULT_LANE}):
         yield Fault("the shares leave nothing for lanes without a share", ("lanes", with_share[-1], "share"))
 
 
@@ -161,13 +161,11 @@ def faults_of_routes(routes: Routes) -> Iterator[Fault]:
             yield Fault(f"the last route must take all mail: write one without {_MATCHING}", at)
 
 
-def _with_default(lane_settings: Lanes) -> Lanes:
-    return {**lane_settings, lanes.DEFAULT_LANE: lane_settings.get(lanes.DEFAULT_LANE, LaneSettings())}
-
-
 def lanes_of(lane_settings: Lanes) -> tuple[lanes.Lane, ...]:
     """Return the lanes for the queue; none if the policy has none."""
-    every = _with_default(lane_settings) if lane_settings else {}
+    every = dict(lane_settings)
+    if every:
+        every.setdefault(lanes.DEFAULT_LANE, LaneSettings.model_construct())
     shares = [lane.share for lane in every.values()]
     without_share, left = shares.count(None), ALL_PERCENT - sum(share or 0 for share in shares)
     return tuple(

@@ -50,7 +50,7 @@ class ListenUser(units.Section):
     max_queued: units.Count | None = None
 
 
-ANY_USE = ListenUser()
+ANY_USE = ListenUser.model_construct()
 ALL_OTHERS = "*"
 """The key in `users` for all users without an entry."""
 
@@ -84,7 +84,7 @@ class Listen(units.Section):
     """A message with more `Received:` lines loops (RFC 5321, 6.3)."""
     bare_newlines: Literal["refuse", "normalise"] = "refuse"
     normalise_from: tuple[units.AnyNetwork, ...] = ()
-    timeouts: TimeoutSettings = TimeoutSettings()
+    timeouts: TimeoutSettings = TimeoutSettings.model_construct()
 
     def faults(self) -> Iterator[Fault]:
         is_open = not self.address.is_loopback
@@ -208,7 +208,7 @@ class Upstream(units.Section):
     limits: lane.Limits
     """Required unless the provider supplies them: a half-written edit must not drop them silently."""
     guard_ns: units.Duration | None = Field(default=None, alias="guard")
-    shield: ShieldSettings | None = ShieldSettings()
+    shield: ShieldSettings | None = ShieldSettings.model_construct()
     """Pauses instead of bouncing a list; null: the relay believes each permanent refusal at once."""
     history: Annotated[units.HistorySettings | None, BeforeValidator(units.with_key)] = None
     verdicts: tuple[VerdictRule, ...] = ()
@@ -366,12 +366,12 @@ class Policy(units.Section):
     http: units.Endpoint | None = None
     hostname: units.OwnName | None = None
     upstreams: Annotated[dict[units.Name, Annotated[Upstream, BeforeValidator(with_preset)]], units.NotEmpty]
-    retry: Retry = Retry()
-    reports: Reports = Reports()
+    retry: Retry = Retry.model_construct()
+    reports: Reports = Reports.model_construct()
     lanes: dict[units.Name, lane.LaneSettings] = Field(default_factory=dict, max_length=lane.MOST_LANES)
     written_routes: lane.Routes = Field(default=(), max_length=lane.MOST_ROUTES, alias="routes")
     notify: tuple[HookSettings, ...] = Field(default=(), max_length=MOST_HOOKS)
-    recent: RecentSettings | None = RecentSettings()
+    recent: RecentSettings | None = RecentSettings.model_construct()
     practice: Practice | None = None
 
     def faults(self) -> Iterator[Fault]:

@@ -64,6 +64,7 @@ class Section(BaseModel):
     """The base of every mapping in a policy: frozen, without unknown keys."""
 
     # Compiled as a part of Policy, when a policy is read: to compile each by itself would double the time.
+    # So a default is made by `model_construct`, which compiles nothing.
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, defer_build=True)
 
     def faults(self) -> Iterator[Fault]:
@@ -129,7 +130,8 @@ def checked(is_right: Callable[[Any], object], expected: str) -> AfterValidator:
 
 
 def matching(pattern: str, expected: str) -> AfterValidator:
-    return checked(re.compile(pattern).fullmatch, expected)
+    # Compiled at its first use: most commands use few of the patterns.
+    return checked(lambda value: re.fullmatch(pattern, value), expected)
 
 
 def absolute_path(value: object, info: ValidationInfo) -> object:
