@@ -8,7 +8,7 @@ no lane starves.  The last route matches every recipient.  The policy has every 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, StringConstraints
 
 from relay.mail.address import is_valid_address
 from relay.mail.formats import period, size
@@ -27,7 +27,7 @@ class LimitSettings(units.Section):
     recipients: units.Count | None = None
     bytes: units.Size | None = None
     connections: units.Count | None = None
-    per_ns: units.Duration = Field(alias="per")
+    per_ns: units.Duration
     for_each: Literal["sender", "sender_domain", "recipient_domain", "client", "user"] | None = None
 
     def faults(self) -> Iterator[Fault]:
@@ -117,14 +117,14 @@ _MATCHING = ", ".join(MatchSettings.model_fields)
 class LaneSettings(MatchSettings):
     share: units.Percent | None = None
     ceiling: units.Percent | None = None
-    patience_ns: units.Duration | None = Field(default=units.DAY_NS, alias="patience")
+    patience_ns: units.Duration | None = units.DAY_NS
 
 
 class RouteSettings(MatchSettings):
     upstreams: units.Several[units.Text]
     """In order of preference."""
-    failover_after_ns: units.Duration | None = Field(default=15 * units.MINUTE_NS, alias="failover_after")
-    spill_after_ns: units.Duration | None = Field(default=None, alias="spill_after")
+    failover_after_ns: units.Duration | None = 15 * units.MINUTE_NS
+    spill_after_ns: units.Duration | None = None
     rewrite: RewriteRule | None = None
 
     @property

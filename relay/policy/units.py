@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_interface
+from operator import methodcaller
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self, TypeVar
 
@@ -58,6 +59,7 @@ _DATABASE_URL = (
     r"(?:\?(?:host|sslcert|sslkey)=[^\s&#]+(?:&(?:host|sslcert|sslkey)=[^\s&#]+)*)?"
 )
 WEB_URL = re.compile(rf"(?P<scheme>https?)://{_URL_HOST}(?P<port>:[0-9]{{1,5}})?(?:[/?][!-~]*)?\Z")
+_key_of = methodcaller("removesuffix", "_ns")
 
 
 class Section(BaseModel):
@@ -65,7 +67,7 @@ class Section(BaseModel):
 
     # Compiled as a part of Policy, when a policy is read: to compile each by itself would double the time.
     # So a default is made by `model_construct`, which compiles nothing.
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=_key_of, defer_build=True)
 
     def faults(self) -> Iterator[Fault]:
         """Yield the broken rules between keys.  Called once each key is good by itself."""
