@@ -61,6 +61,5 @@ class ListenerState:
         return ClientPlace(client, may_relay=client.is_in(self.listen.clients))
 
     def decoder_for(self, client: Client) -> ContentDecoder:
-        listen = self.listen
-        normalise = listen.bare_newlines == "normalise" or client.is_in(listen.normalise_from)
-        return ContentDecoder(listen.max_size, listen.max_hops, normalise=normalise)
+        normalise = self.listen.bare_newlines == "normalise" or client.is_in(self.listen.normalise_from)
+        return ContentDecoder(self.listen.max_size, self.listen.max_hops, normalise=normalise)

@@ -11,7 +11,6 @@ from typing import Any
 from relay.listener.accepting import Acceptor
 from relay.listener.access import Client
 from relay.listener.listener_state import ListenerState
-from relay.listener.proxied import client_behind
 from relay.listener.session import ClientSession
 from relay.policy.model import Listen
 from relay.policy.units import HostPort
@@ -85,6 +84,8 @@ class Listener(ListenerState):
         """Return the client behind a peer.  Raises ConnectionRefusedError for a missing PROXY header."""
         if not peer.is_in(self.listen.proxies):
             return peer
+        from relay.listener.proxied import client_behind  # noqa: PLC0415 - 1 MB that few listeners need
+
         try:
             told = await client_behind(accepted)
         except OSError as error:

@@ -8,7 +8,7 @@ no lane starves.  The last route matches every recipient.  The policy has every 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, StringConstraints
 
 from relay.mail.address import is_valid_address
 from relay.mail.formats import period, size
@@ -28,7 +28,7 @@ class LimitSettings(units.Section):
     recipients: units.Count | None = None
     bytes: units.Size | None = None
     connections: units.Count | None = None
-    per_ns: units.Duration = Field(alias="per")
+    per_ns: units.Duration
     for_each: Literal["sender", "sender_domain", "recipient_domain", "client", "user"] | None = None
 
     def faults(self) -> Iterator[Fault]:
@@ -118,14 +118,14 @@ _MATCHING = ", ".join(MatchSettings.model_fields)
 class LaneSettings(MatchSettings):
     share: units.Percent | None = None
     ceiling: units.Percent | None = None
-    patience_ns: units.Duration | None = Field(default=units.DAY_NS, alias="patience")
+    patience_ns: units.Duration | None = units.DAY_NS
 
 
 class RouteSettings(MatchSettings):
     upstreams: units.Several[units.Text]
     """In order of preference."""
-    failover_after_ns: units.Duration | None = Field(default=15 * units.MINUTE_NS, alias="failover_after")
-    spill_after_ns: units.Duration | None = Field(default=None, alias="spill_after")
+    failover_after_ns: units.Duration | None = 15 * units.MINUTE_NS
+    spill_after_ns: units.Duration | None = None
     rewrite: RewriteRule | None = None
 
     @property
@@ -149,7 +149,7 @@ def faults_of_lanes(lane_settings: Lanes) -> Iterator[Fault]:
     total = sum(lane_settings[name].share or 0 for name in with_share)
     if total > ALL_PERCENT:
         yield Fault(f"the shares add up to {total} percent, 100 at most", ("lanes", with_share[-1], "share"))
-    if total == ALL_PERCENT and len(with_share) < len(_with_default(lane_settings)):
+    if total == ALL_PERCENT and len(with_share) < len({*lane_settings, DEFAULT_LANE}):
         yield Fault("the shares leave nothing for lanes without a share", ("lanes", with_share[-1], "share"))
 
 
@@ -162,13 +162,11 @@ def faults_of_routes(routes: Routes) -> Iterator[Fault]:
             yield Fault(f"the last route must take all mail: write one without {_MATCHING}", at)
 
 
-def _with_default(lane_settings: Lanes) -> Lanes:
-    return {**lane_settings, DEFAULT_LANE: lane_settings.get(DEFAULT_LANE, LaneSettings())}
-
-
 def lanes_of(lane_settings: Lanes) -> tuple[lanes.Lane, ...]:
     """Return the lanes for the queue; none if the policy has none."""
-    every = _with_default(lane_settings) if lane_settings else {}
+    every = dict(lane_settings)
+    if every:
+        every.setdefault(DEFAULT_LANE, LaneSettings.model_construct())
     shares = [lane.share for lane in every.values()]
     without_share, left = shares.count(None), ALL_PERCENT - sum(share or 0 for share in shares)
     return tuple(

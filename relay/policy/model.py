@@ -39,10 +39,10 @@ TokenMechanism = Literal["auto", "xoauth2", "oauthbearer"]
 class TimeoutSettings(units.Section):
     """How long a client may take (RFC 5321, 4.5.3.2: 5 min for a command, 3 min for a block of content)."""
 
-    command_ns: units.Duration = Field(default=5 * units.MINUTE_NS, alias="command")
-    content_ns: units.Duration = Field(default=3 * units.MINUTE_NS, alias="content")
-    transfer_ns: units.Duration = Field(default=units.HOUR_NS, alias="transfer")
-    session_ns: units.Duration = Field(default=units.DAY_NS, alias="session")
+    command_ns: units.Duration = 5 * units.MINUTE_NS
+    content_ns: units.Duration = 3 * units.MINUTE_NS
+    transfer_ns: units.Duration = units.HOUR_NS
+    session_ns: units.Duration = units.DAY_NS
 
 
 class ListenUser(units.Section):
@@ -50,7 +50,7 @@ class ListenUser(units.Section):
     max_queued: units.Count | None = None
 
 
-ANY_USE = ListenUser()
+ANY_USE = ListenUser.model_construct()
 ALL_OTHERS = "*"
 """The key in `users` for all users without an entry."""
 
@@ -84,7 +84,7 @@ class Listen(units.Section):
     """A message with more `Received:` lines loops (RFC 5321, 6.3)."""
     bare_newlines: Literal["refuse", "normalise"] = "refuse"
     normalise_from: tuple[units.AnyNetwork, ...] = ()
-    timeouts: TimeoutSettings = TimeoutSettings()
+    timeouts: TimeoutSettings = TimeoutSettings.model_construct()
 
     def faults(self) -> Iterator[Fault]:
         is_open = not self.address.is_loopback
@@ -199,16 +199,16 @@ class Upstream(units.Section):
     """In each transaction."""
     max_messages: units.Count = 100
     """On each connection; then the relay closes it and opens another."""
-    max_age_ns: units.Duration = Field(default=10 * units.MINUTE_NS, alias="max_age")
-    idle_ns: units.Duration = Field(default=10 * SECOND_NS, alias="idle")
+    max_age_ns: units.Duration = 10 * units.MINUTE_NS
+    idle_ns: units.Duration = 10 * SECOND_NS
     pipelining: bool = True
-    max_transaction_ns: units.Duration = Field(default=30 * units.MINUTE_NS, alias="max_transaction")
+    max_transaction_ns: units.Duration = 30 * units.MINUTE_NS
     """The last third, at most 10 minutes, is for the last reply (RFC 5321, 4.5.3.2.6).  If the end of a
     transaction is unknown (a crash, a lost reply), its slot counts as ended at this deadline."""
     limits: lane.Limits
     """Required unless the provider supplies them: a half-written edit must not drop them silently."""
-    guard_ns: units.Duration | None = Field(default=None, alias="guard")
-    shield: ShieldSettings | None = ShieldSettings()
+    guard_ns: units.Duration | None = None
+    shield: ShieldSettings | None = ShieldSettings.model_construct()
     """Pauses instead of bouncing a list; null: the relay believes each permanent refusal at once."""
     history: Annotated[units.HistorySettings | None, BeforeValidator(units.with_key)] = None
     verdicts: tuple[VerdictRule, ...] = ()
@@ -244,11 +244,11 @@ class SpoolSettings(units.DatabaseLogin):
 
 
 class Retry(units.Section):
-    min_ns: units.Duration = Field(default=5 * units.MINUTE_NS, alias="min")
-    max_ns: units.Duration = Field(default=4 * units.HOUR_NS, alias="max")
-    lifetime_ns: units.Duration = Field(default=5 * units.DAY_NS, alias="lifetime")
+    min_ns: units.Duration = 5 * units.MINUTE_NS
+    max_ns: units.Duration = 4 * units.HOUR_NS
+    lifetime_ns: units.Duration = 5 * units.DAY_NS
     """RFC 5321, 4.5.4.1: a client gives up after at least 4-5 days."""
-    warn_after_ns: units.Duration | None = Field(default=4 * units.HOUR_NS, alias="warn_after")
+    warn_after_ns: units.Duration | None = 4 * units.HOUR_NS
 
     def faults(self) -> Iterator[Fault]:
         if self.min_ns > self.max_ns:
@@ -260,11 +260,12 @@ def _is_report_sender(value: str) -> bool:
     return "@" in value and len(value) <= lane.LONGEST_PATTERN and is_valid_address(value, smtputf8=False)
 
 
+ReportSender = Annotated[str, units.checked(_is_report_sender, "one address, in ASCII")]
+
+
 class Reports(units.Section):
     upstreams: units.Several[units.Text] | None = None
-    sender: Annotated[str, units.checked(_is_report_sender, "one address, in ASCII")] | None = Field(
-        default=None, alias="from"
-    )
+    sender: ReportSender | None = Field(default=None, alias="from")
     per_hour: units.Count | None = 60
 
 
@@ -294,6 +295,7 @@ def _beside_the_policy(value: object, info: ValidationInfo) -> object:
             return value
 
 
+HookCommand = Annotated[tuple[units.Text, ...], units.NotEmpty, BeforeValidator(_beside_the_policy)]
 HookUrl = Annotated[
     str,
     BeforeValidator(lambda value: units.https_url(value, "https://example.net/relay", "addresses")),
@@ -305,11 +307,9 @@ HookUrl = Annotated[
 class HookSettings(units.Section):
     url: HookUrl | None = None
     secret_file: units.PolicyPath | None = None
-    command: Annotated[tuple[units.Text, ...], units.NotEmpty, BeforeValidator(_beside_the_policy)] | None = (
-        None
-    )
+    command: HookCommand | None = None
     events: units.Several[HookEvent] = get_args(HookEvent)
-    timeout_ns: units.Duration = Field(default=10 * SECOND_NS, alias="timeout")
+    timeout_ns: units.Duration = 10 * SECOND_NS
 
     def faults(self) -> Iterator[Fault]:
         if (self.url is None) == (self.command is None):
@@ -322,7 +322,7 @@ class HookSettings(units.Section):
 
 
 class RecentSettings(units.Section):
-    keep_ns: units.Duration = Field(default=7 * units.DAY_NS, alias="keep")
+    keep_ns: units.Duration = 7 * units.DAY_NS
     most_bytes: Annotated[
         units.Size,
         units.checked(lambda most: most >= 1 << 20, "at least 1M, or `recent: null` to keep nothing"),
@@ -336,7 +336,7 @@ class Practice(units.Section):
     user: units.Text = "practice"
     password_file: units.PolicyPath
     limit: lane.LimitSettings
-    cut_off_ns: units.Duration = Field(default=units.MINUTE_NS, alias="cut_off")
+    cut_off_ns: units.Duration = units.MINUTE_NS
     keep: units.PolicyPath | None = None
 
     def faults(self) -> Iterator[Fault]:
@@ -366,12 +366,12 @@ class Policy(units.Section):
     http: units.Endpoint | None = None
     hostname: units.OwnName | None = None
     upstreams: Annotated[dict[units.Name, Annotated[Upstream, BeforeValidator(with_preset)]], units.NotEmpty]
-    retry: Retry = Retry()
-    reports: Reports = Reports()
+    retry: Retry = Retry.model_construct()
+    reports: Reports = Reports.model_construct()
     lanes: dict[units.Name, lane.LaneSettings] = Field(default_factory=dict, max_length=lane.MOST_LANES)
     written_routes: lane.Routes = Field(default=(), max_length=lane.MOST_ROUTES, alias="routes")
     notify: tuple[HookSettings, ...] = Field(default=(), max_length=MOST_HOOKS)
-    recent: RecentSettings | None = RecentSettings()
+    recent: RecentSettings | None = RecentSettings.model_construct()
     practice: Practice | None = None
 
     def faults(self) -> Iterator[Fault]:

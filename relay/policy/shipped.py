@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator
 
 from relay.policy.document import Document, Fault, Steps
 from relay.policy.units import Duration, Section, Several, Text, checked, matching
@@ -62,7 +62,7 @@ class VerdictRule(Section):
     but_not_enhanced: Several[Enhanced] | None = None
     names_sender: bool = False
     verdict: Annotated[str, checked(WORDS.__contains__, f"one of {', '.join(WORDS)}")]
-    wait_ns: Duration | None = Field(default=None, alias="wait")
+    wait_ns: Duration | None = None
     probe: bool = True
     source: Text | None = None
 
@@ -167,9 +167,7 @@ def _rules(layer: Layer, path: Path, steps: Steps) -> tuple[Rule, ...]:
     for step in steps:
         rows = rows.get(step, [])
     return tuple(
-        VerdictRule.model_validate(row, by_alias=True).rule(
-            layer, f"{path.name}:{document.mark_of((*steps, index)).line}"
-        )
+        VerdictRule.model_validate(row).rule(layer, f"{path.name}:{document.mark_of((*steps, index)).line}")
         for index, row in enumerate(rows)
     )
 

@@ -109,13 +109,8 @@ def parse_policy(content: bytes, path: Path, *, looks_at_files: bool = False) ->
     if faults and document.value is None:
         raise PolicyError(path, faults)
     try:
-        policy = Policy.model_validate(
-            document.value,
-            # Symbolic links are not resolved: paths start at the folder of the link.
-            context=path.absolute().parent,
-            by_alias=True,
-            by_name=False,
-        )
+        # Symbolic links are not resolved: paths start at the folder of the link.
+        policy = Policy.model_validate(document.value, context=path.absolute().parent)
     except ValidationError as error:
         faults += _faults_of(document, error)
     else:

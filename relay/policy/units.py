@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_interface
+from operator import methodcaller
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self, TypeVar
 
@@ -58,13 +59,15 @@ _DATABASE_URL = (
     r"(?:\?(?:host|sslcert|sslkey)=[^\s&#]+(?:&(?:host|sslcert|sslkey)=[^\s&#]+)*)?"
 )
 WEB_URL = re.compile(rf"(?P<scheme>https?)://{_URL_HOST}(?P<port>:[0-9]{{1,5}})?(?:[/?][!-~]*)?\Z")
+_key_of = methodcaller("removesuffix", "_ns")
 
 
 class Section(BaseModel):
     """The base of every mapping in a policy: frozen, without unknown keys."""
 
     # Compiled as a part of Policy, when a policy is read: to compile each by itself would double the time.
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, defer_build=True)
+    # So a default is made by `model_construct`, which compiles nothing.
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=_key_of, defer_build=True)
 
     def faults(self) -> Iterator[Fault]:
         """Yield the broken rules between keys.  Called once each key is good by itself."""
@@ -129,7 +132,8 @@ def checked(is_right: Callable[[Any], object], expected: str) -> AfterValidator:
 
 
 def matching(pattern: str, expected: str) -> AfterValidator:
-    return checked(re.compile(pattern).fullmatch, expected)
+    # Compiled at its first use: most commands use few of the patterns.
+    return checked(lambda value: re.fullmatch(pattern, value), expected)
 
 
 def absolute_path(value: object, info: ValidationInfo) -> object:
