@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.bench.filling import database, temporary_folder
 from tests.system import postfix
-from tests.system.relay import RelayProcess
+from tests.system.relay import ColdRelay
 from tests.system.smtp_tools import SmtpSink, smtp_sink
 
 CONNECTIONS = 20
@@ -58,6 +58,6 @@ def relay_contender(processes: int, engine: str) -> Iterator[Contender]:
             "max_connections": MOST_SESSIONS,
             "max_connections_per_client": MOST_SESSIONS,
         }
-        relay = RelayProcess(folder, {"sink": sink_policy(sink)}, listen=listen, spool=spool)
+        relay = ColdRelay(folder, {"sink": sink_policy(sink)}, listen=listen, spool=spool)
         running.enter_context(relay)
         yield Contender(f"relay, {engine}, {processes} listener processes", relay.port, sink)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from tests.bench.contenders import sink_policy
 from tests.bench.measure import Load, send_through
 from tests.system.processes import children_of
-from tests.system.relay import RelayProcess
+from tests.system.relay import ColdRelay
 from tests.system.smtp_tools import smtp_sink
 
 WARM_UP = 400
@@ -55,7 +55,7 @@ def _of_relay(load: Load, processes: int, engine: str) -> Iterator[tuple[str, Sp
     with smtp_sink() as sink, tempfile.TemporaryDirectory(prefix="relay-cost-") as folder:
         spool = {"path": "./spool", "engine": engine}
         listen = {"processes": processes}
-        with RelayProcess(Path(folder), {"sink": sink_policy(sink)}, listen=listen, spool=spool) as relay:
+        with ColdRelay(Path(folder), {"sink": sink_policy(sink)}, listen=listen, spool=spool) as relay:
             send_through(relay.port, sink, replace(load, messages=WARM_UP))
             time.sleep(_SETTLED_S)
             pids = [relay.pid, *children_of(relay.pid)]

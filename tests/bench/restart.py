@@ -17,7 +17,7 @@ from typing import Any
 from relay.mail.envelope import Envelope
 from tests.bench.filling import accept, opened_spool, temporary_folder
 from tests.system.processes import most_resident_bytes
-from tests.system.relay import RelayProcess
+from tests.system.relay import ColdRelay
 from tests.system.smtp_tools import smtp_sink
 from tests.system.waiting import wait_until
 
@@ -65,7 +65,7 @@ def measure(folder: Path, engine: str) -> tuple[dict[str, float], int]:
     with smtp_sink() as sink:
         isp = {"host": "127.0.0.1", "port": sink.port, "tls": "none"}
         limits = [{"messages": LET_THROUGH, "per": "1h"}]
-        relay = RelayProcess(
+        relay = ColdRelay(
             folder, {"isp": isp | {"limits": limits}}, spool={"path": "./spool", "engine": engine}
         )
         began_s = time.monotonic()

@@ -18,9 +18,9 @@ from typing import Any
 
 from tests.system.feeder import Feeder, Letter, letter
 from tests.system.kills import RELAYED, Kills, Verdict, judge, told_twice
+from tests.system.relay import RelayProcess
 from tests.system.strict_smarthost import StrictSmarthost, boottime_ns
 from tests.system.waiting import wait_until
-from tests.system.warm import WarmRelay
 from tests.system.witness import share_of
 
 LONGEST_START_S = 0.08
@@ -81,7 +81,7 @@ class Ordeal:
         """Kills of the relay, and cuts of connections: both are a reason to send again."""
         self.happened: Counter[str] = Counter()
         self._paused: str | None = None
-        self.relay = WarmRelay(
+        self.relay = RelayProcess(
             folder,
             {},
             listen={"processes": terms.listeners},

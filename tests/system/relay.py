@@ -2,6 +2,7 @@
 
 The relay announces that it is ready, as to a service manager (`READY=1`, sd_notify(3)), so
 no test polls or guesses.  Its log is a file; each run in the same folder appends to it.
+A relay and its verbs are forked from a warm interpreter; a `ColdRelay` starts as from a shell.
 """
 
 import contextlib
@@ -13,14 +14,18 @@ import smtplib
 import socket
 import subprocess
 import sys
+import tempfile
 import urllib.request
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.system.processes import children_of
 from tests.system.waiting import HANG_S, free_port, wait_until
+from tests.system.warm import Forked, Warm, shared
 
 PROJECT = Path(__file__).parents[2]
 LISTENER = {"clients": ["127.0.0.0/8"], "processes": 0}
@@ -29,23 +34,17 @@ SENDER = "mjd@front.test"
 CONTENT = "Subject: x\r\n\r\nx\r\n"
 
 
-class Started(Protocol):
-    """A started program, with the interface of subprocess.Popen."""
-
-    pid: int
-
-    def poll(self) -> int | None: ...
-
-    def wait(self, timeout: float | None = None) -> int: ...
-
-    def send_signal(self, sig: int, /) -> None: ...
-
-
 class RelayProcess:
     """One relay in a folder of its own.  Inside its context the relay runs and is ready."""
 
     options: tuple[str, ...] = ()
     """Of `relay run`."""
+    descriptors: tuple[int, int] | None = None
+    """Its soft and hard limit of file descriptors."""
+    warm: Warm | None = None
+    """The interpreter that it is forked from, if not `shared()`."""
+    network: str | None = None
+    """The path of its network namespace, if that is not the test's."""
 
     def __init__(
         self,
@@ -74,7 +73,7 @@ class RelayProcess:
         } | policy
         self.policy_path = folder / "policy.yaml"
         self.write_policy()
-        self._relay: Started | None = None
+        self._relay: Forked | subprocess.Popen[bytes] | None = None
         self._log_path = folder / "log" / "relay.log"
         self._log_path.parent.mkdir(exist_ok=True)
         self._log_path.touch()
@@ -101,10 +100,10 @@ class RelayProcess:
         return self
 
     def spawn(self, **environment: str) -> None:
-        command = [sys.executable, "-m", "relay", "run", *self.options, "--policy", str(self.policy_path)]
-        with self._log_path.open("ab") as log:
-            self._relay = subprocess.Popen(
-                command, cwd=PROJECT, env=os.environ | environment, stdin=subprocess.DEVNULL, stderr=log
+        with self._log_path.open("ab") as log, Path(os.devnull).open("r+b") as nothing:
+            fds = nothing.fileno(), nothing.fileno(), log.fileno()
+            self._relay = (self.warm or shared()).fork(
+                self._words, fds, os.environ | environment, descriptors=self.descriptors, network=self.network
             )
 
     def stop(self, *, signal_number: int = signal.SIGTERM, within_s: float = HANG_S) -> int:
@@ -126,6 +125,15 @@ class RelayProcess:
 
     def kill(self) -> None:
         self.stop(signal_number=signal.SIGKILL)
+
+    def kill_all(self) -> None:
+        """Kill it and its listeners, if any, at one instant (SIGKILL)."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.wait()
+
+    def listeners(self) -> list[int]:
+        return children_of(self.pid)
 
     def reload(self) -> None:
         """Tell it to read its policy again (SIGHUP)."""
@@ -168,18 +176,16 @@ class RelayProcess:
 
     def command(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
         """Run another verb on the same policy, e.g. `command("queue", "--json")`."""
-        command = [sys.executable, "-m", "relay", *arguments]
-        surroundings = os.environ | {"RELAY_POLICY": str(self.policy_path)}
-        ran = subprocess.run(
-            command,
-            cwd=PROJECT,
-            env=surroundings,
-            input=stdin,
-            capture_output=True,
-            timeout=HANG_S,
-            check=False,
-        )
-        return subprocess.CompletedProcess(command, ran.returncode, ran.stdout.decode(), ran.stderr.decode())
+        with ExitStack() as files:
+            given, out, err = (files.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+            given.write(stdin)
+            given.seek(0)
+            fds = given.fileno(), out.fileno(), err.fileno()
+            surroundings = os.environ | {"RELAY_POLICY": str(self.policy_path)}
+            code = shared().fork(list(arguments), fds, surroundings).wait(HANG_S)
+            out.seek(0)
+            err.seek(0)
+            return subprocess.CompletedProcess(arguments, code, out.read().decode(), err.read().decode())
 
     def queue(self) -> list[dict[str, Any]]:
         ran = self.command("queue", "--json")
@@ -210,7 +216,11 @@ class RelayProcess:
             raise ConnectionError(ran.stderr)
         return messages_in(json.loads(ran.stdout)) == 0
 
-    def _started(self) -> Started:
+    @property
+    def _words(self) -> list[str]:
+        return ["run", *self.options, "--policy", str(self.policy_path)]
+
+    def _started(self) -> Forked | subprocess.Popen[bytes]:
         assert self._relay is not None, "no relay was started here"
         return self._relay
 
@@ -230,6 +240,17 @@ class RelayProcess:
                     raise TimeoutError(f"relay run not ready in {HANG_S:g} s:\n" + "\n".join(self.log()))
         finally:
             os.close(ended)
+
+
+class ColdRelay(RelayProcess):
+    """A relay in an interpreter of its own, whose memory and start are as in production."""
+
+    def spawn(self, **environment: str) -> None:
+        command = [sys.executable, "-m", "relay", *self._words]
+        with self._log_path.open("ab") as log:
+            self._relay = subprocess.Popen(
+                command, cwd=PROJECT, env=os.environ | environment, stdin=subprocess.DEVNULL, stderr=log
+            )
 
 
 def messages_in(status: Mapping[str, Any]) -> int:

@@ -17,9 +17,9 @@ import pytest
 from tests.system import postfix
 from tests.system.demand import demand
 from tests.system.postfix import Arrived, Postfix
+from tests.system.relay import RelayProcess
 from tests.system.shapes import shape
 from tests.system.waiting import wait_until
-from tests.system.warm import WarmRelay
 
 USER, PASSWORD = "mjd", "correct horse"
 SENDER = "mjd@front.test"
@@ -50,7 +50,7 @@ class Chain:
     """The three servers in the order of the mail; started once, since Postfix takes seconds to start."""
 
     front: Postfix
-    relay: WarmRelay
+    relay: RelayProcess
     upstream: Postfix
 
     def until_all_are_empty(self) -> None:
@@ -93,7 +93,9 @@ def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
         }
         deaf = isp | {"source_address": DEAF_ADDRESS, "history": "./deaf.history"}
         routes = [{"recipient_domain": DEAF, "upstreams": ["deaf"]}, {"upstreams": ["isp"]}]
-        relay = WarmRelay(folder, {"isp": isp, "deaf": deaf}, routes=routes, reports={"upstreams": ["isp"]})
+        relay = RelayProcess(
+            folder, {"isp": isp, "deaf": deaf}, routes=routes, reports={"upstreams": ["isp"]}
+        )
         with relay, postfix.front(relay.port, **FRONT) as front:
             yield Chain(front, relay, upstream)
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from tests.system.relay import RelayProcess
 from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import wait_until
-from tests.system.warm import WarmRelay
 
 SENDER = "mjd@front.test"
 ABSENT_ID = "2jx5qbmkq8b8tnng"
@@ -21,7 +21,7 @@ ABSENT_ID = "2jx5qbmkq8b8tnng"
 class Operated:
     """A relay, and an operator at its command line; the upstream defers `stay…` and refuses `bad…`."""
 
-    def __init__(self, relay: WarmRelay, host: StrictSmarthost) -> None:
+    def __init__(self, relay: RelayProcess, host: StrictSmarthost) -> None:
         self.relay = relay
         self.host = host
 
@@ -74,7 +74,7 @@ def operator(tmp_path: Path) -> Iterator[Operated]:
         limits = [{"messages": 100, "per": "1h"}]
         retry = {"min": "1h", "max": "1h", "lifetime": "5d"}
         isp = host.upstream(limits=limits, shield=None)
-        yield Operated(WarmRelay(tmp_path, {"isp": isp}, retry=retry), host)
+        yield Operated(RelayProcess(tmp_path, {"isp": isp}, retry=retry), host)
 
 
 def test_verbs_on_a_relay_that_is_down_take_effect_at_its_next_start(operator: Operated) -> None:

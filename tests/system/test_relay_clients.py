@@ -31,11 +31,10 @@ import pytest
 
 from tests.system import postfix
 from tests.system.demand import demand, missing_program
-from tests.system.relay import PROJECT
+from tests.system.relay import PROJECT, RelayProcess
 from tests.system.shapes import shape, without_traces
 from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import HANG_S, free_port, wait_for_port, wait_until
-from tests.system.warm import WarmRelay
 
 pytestmark = pytest.mark.full
 
@@ -298,12 +297,12 @@ def programs() -> Iterator[Apart]:
 
 
 @pytest.fixture
-def relay(tmp_path: Path, upstream: StrictSmarthost) -> Iterator[WarmRelay]:
-    with WarmRelay(tmp_path, {"isp": upstream.upstream()}) as relay:
+def relay(tmp_path: Path, upstream: StrictSmarthost) -> Iterator[RelayProcess]:
+    with RelayProcess(tmp_path, {"isp": upstream.upstream()}) as relay:
         yield relay
 
 
-def _arrived(relay: WarmRelay, upstream: StrictSmarthost, count: int, *, traces: int) -> Mail:
+def _arrived(relay: RelayProcess, upstream: StrictSmarthost, count: int, *, traces: int) -> Mail:
     upstream.wait_until(lambda ledger: ledger.relayed >= count)
     relay.wait_until_empty()
     arrived = {
@@ -321,7 +320,7 @@ def test_every_named_snippet_has_a_test() -> None:
 
 @pytest.mark.parametrize("name", WAYS_IN)
 def test_a_mail_server_hands_over_its_messages_unchanged(
-    name: str, relay: WarmRelay, upstream: StrictSmarthost
+    name: str, relay: RelayProcess, upstream: StrictSmarthost
 ) -> None:
     packages, run, sent = WAYS_IN[name]
     demand(why_missing(*packages))
@@ -333,7 +332,7 @@ def test_a_mail_server_hands_over_its_messages_unchanged(
 
 @pytest.mark.parametrize("name", WITHOUT_QUEUE)
 def test_a_client_without_a_queue_hands_over_its_messages_unchanged(
-    name: str, programs: Apart, relay: WarmRelay, upstream: StrictSmarthost
+    name: str, programs: Apart, relay: RelayProcess, upstream: StrictSmarthost
 ) -> None:
     submit = without_queue(programs, name, relay.port)
     for recipient, (sender, content) in SENT.items():
@@ -342,7 +341,7 @@ def test_a_client_without_a_queue_hands_over_its_messages_unchanged(
 
 
 def test_django_sends_the_messages_that_it_composes(
-    programs: Apart, relay: WarmRelay, upstream: StrictSmarthost
+    programs: Apart, relay: RelayProcess, upstream: StrictSmarthost
 ) -> None:
     composed = {
         f"r{number}@there.test": [f"b+{number}@front.test", f"Grüße {number}", f"Zoë,\n.\n{number}"]
@@ -362,7 +361,7 @@ def test_django_sends_the_messages_that_it_composes(
 
 
 def test_php_mail_goes_by_relay_sendmail_and_fails_without_a_relay(
-    programs: Apart, relay: WarmRelay, upstream: StrictSmarthost
+    programs: Apart, relay: RelayProcess, upstream: StrictSmarthost
 ) -> None:
     # The spool is another user's: into a spool of its own the program would put mail without a relay too.
     policy = json.dumps(relay.policy | {"spool": "/var/spool/relay"})
@@ -387,7 +386,9 @@ def test_php_mail_goes_by_relay_sendmail_and_fails_without_a_relay(
     assert arrived["you@example.net"][1].endswith(b"\r\n\r\none\r\n.two\r\n.\r\n\r\nlast\r\n")
 
 
-def test_postfix_hands_over_everything_through_a_restart(relay: WarmRelay, upstream: StrictSmarthost) -> None:
+def test_postfix_hands_over_everything_through_a_restart(
+    relay: RelayProcess, upstream: StrictSmarthost
+) -> None:
     demand(postfix.why_missing())
     lines = snippet("postfix", port=relay.port).splitlines()
     settings = dict(line.split(" = ") for line in lines)
@@ -402,7 +403,7 @@ def test_postfix_hands_over_everything_through_a_restart(relay: WarmRelay, upstr
     assert _arrived(relay, upstream, len(SENT), traces=2) == SENT
 
 
-def test_the_python_snippet_sends_its_message(relay: WarmRelay, upstream: StrictSmarthost) -> None:
+def test_the_python_snippet_sends_its_message(relay: RelayProcess, upstream: StrictSmarthost) -> None:
     subprocess.run([sys.executable, "-c", snippet("python", port=relay.port)], check=True)
 
     sender, content = _arrived(relay, upstream, 1, traces=1)["you@example.net"]

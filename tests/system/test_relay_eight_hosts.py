@@ -26,9 +26,10 @@ from tests.system.feeder import Feeder
 from tests.system.kills import ENDED, RELAYED, Kills, judge, told_twice
 from tests.system.namespaces import Place, clock_wrong_by
 from tests.system.processes import halted
+from tests.system.relay import RelayProcess
 from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import wait_until
-from tests.system.warm import Warm, WarmRelay
+from tests.system.warm import Warm
 from tests.system.witness import Seen
 
 WRONG_DAYS = (0, 365, -365, 1, -1, 183, -30, 7)
@@ -86,7 +87,7 @@ class World:
 class Host:
     """One relay, its clients on the same host, and the faults that happen to both."""
 
-    def __init__(self, world: World, place: Place, relay: WarmRelay, number: int) -> None:
+    def __init__(self, world: World, place: Place, relay: RelayProcess, number: int) -> None:
         self.world, self.place, self.relay = world, place, relay
         self.clock = clock_wrong_by(WRONG_DAYS[number])
         self.first = number * OF_ONE
@@ -179,7 +180,7 @@ class Outside:
             folder, terms.limit, seed=terms.seed, latest_reply_s=0.1, address=self.address, context=context
         )
 
-    def relay(self, folder: Path, terms: Terms, upstream: StrictSmarthost) -> WarmRelay:
+    def relay(self, folder: Path, terms: Terms, upstream: StrictSmarthost) -> RelayProcess:
         folder.mkdir()
         isp = upstream.upstream(
             connections=CONNECTIONS,
@@ -191,7 +192,7 @@ class Outside:
         policy: dict[str, Any] = {"retry": {"min": "1s", "max": "2s", "lifetime": "366d"}}
         if terms.is_queue_shared:
             policy["spool"] = {"path": "./spool", **self.database}
-        return WarmRelay(folder, {"isp": isp}, **policy)
+        return RelayProcess(folder, {"isp": isp}, **policy)
 
 
 @pytest.fixture(scope="module")

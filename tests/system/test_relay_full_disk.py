@@ -15,10 +15,10 @@ import pytest
 from tests.system import small_disk, smtp_tools
 from tests.system.demand import demand
 from tests.system.processes import halted
+from tests.system.relay import RelayProcess
 from tests.system.small_disk import MEGABYTE, SmallDisk, ext4
 from tests.system.smtp_tools import SmtpSink, smtp_sink
 from tests.system.waiting import HANG_S, wait_until
-from tests.system.warm import WarmRelay
 
 pytestmark = pytest.mark.full
 
@@ -63,7 +63,7 @@ def test_64_levels_of_a_full_disk_lose_nothing_and_relaying_goes_on(tmp_path: Pa
         upstream = {"host": "127.0.0.1", "port": sink.port, "tls": "none"}
         limits = [{"messages": 100_000, "per": "1h"}]
         spool = {"path": "./small/spool", "engine": engine}
-        relay = WarmRelay(tmp_path, {"isp": upstream | {"limits": limits}}, spool=spool)
+        relay = RelayProcess(tmp_path, {"isp": upstream | {"limits": limits}}, spool=spool)
         client = Sending(relay.port)
         with relay:
             # A new history needs room, and without it no mail goes; a history that exists needs none.
@@ -81,7 +81,7 @@ def test_64_levels_of_a_full_disk_lose_nothing_and_relaying_goes_on(tmp_path: Pa
 
 
 def _fill_and_go_on(
-    relay: WarmRelay,
+    relay: RelayProcess,
     disk: SmallDisk,
     sink: SmtpSink,
     client: Sending,
@@ -111,14 +111,14 @@ def _fill_and_go_on(
     sink.wait_for(client.accepted)
 
 
-def _check_ready(relay: WarmRelay, disk: SmallDisk) -> None:
+def _check_ready(relay: RelayProcess, disk: SmallDisk) -> None:
     disk.fill_to(0)
     wait_until(lambda: _ready(relay).startswith("503 no room on the disk"))
     disk.empty()
     wait_until(lambda: _ready(relay) == "ready\n")
 
 
-def _ready(relay: WarmRelay) -> str:
+def _ready(relay: RelayProcess) -> str:
     try:
         return relay.get("/readyz")
     except urllib.error.HTTPError as error:

@@ -13,10 +13,9 @@ import pytest
 
 from tests.system import smtp_tools
 from tests.system.demand import demand, missing_program
-from tests.system.relay import PROJECT
+from tests.system.relay import PROJECT, RelayProcess
 from tests.system.smtp_tools import smtp_sink, smtp_source
 from tests.system.waiting import HANG_S, free_port, wait_for_port, wait_until
-from tests.system.warm import WarmRelay
 
 pytestmark = pytest.mark.full
 
@@ -57,7 +56,7 @@ def test_prometheus_counts_mail_in_out_and_waiting_and_no_alert_fires(tmp_path: 
     demand(missing_program("prometheus"), smtp_tools.why_missing())
     with smtp_sink() as sink:
         isp = {"host": "127.0.0.1", "port": sink.port, "tls": "none", "limits": [LIMIT]}
-        with WarmRelay(tmp_path, {"isp": isp}) as relay, prometheus(tmp_path, relay.http_port) as ask:
+        with RelayProcess(tmp_path, {"isp": isp}) as relay, prometheus(tmp_path, relay.http_port) as ask:
             smtp_source(relay.port, messages=MESSAGES, sessions=5, size_bytes=SIZE_BYTES)
             _judge(ask)
 

@@ -10,10 +10,9 @@ import pytest
 from argon2 import PasswordHasher
 
 from tests.system.processes import command_of, halted, is_alive
-from tests.system.relay import CONTENT, SENDER
+from tests.system.relay import CONTENT, SENDER, RelayProcess
 from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import wait_until
-from tests.system.warm import WarmRelay
 
 pytestmark = pytest.mark.full
 
@@ -31,25 +30,25 @@ def host(tmp_path: Path) -> Iterator[StrictSmarthost]:
         yield host
 
 
-def _listeners(relay: WarmRelay) -> list[int]:
+def _listeners(relay: RelayProcess) -> list[int]:
     return [pid for pid in relay.listeners() if "relay.daemon.listener_process" in command_of(pid)]
 
 
-def _session_with(relay: WarmRelay, listener: int, others: Sequence[int]) -> smtplib.SMTP:
+def _session_with(relay: RelayProcess, listener: int, others: Sequence[int]) -> smtplib.SMTP:
     """Return a session with this one of two listener processes: the other is halted and cannot accept it."""
     (other,) = set(others) - {listener}
     with halted(other):
         return smtplib.SMTP("127.0.0.1", relay.port, timeout=60)
 
 
-def _queued(relay: WarmRelay) -> float:
+def _queued(relay: RelayProcess) -> float:
     return sum(value for name, value in relay.metrics().items() if name.startswith("relay_queue_messages"))
 
 
 def test_sigterm_finishes_transactions_in_flight_and_leaves_the_rest_queued(
     tmp_path: Path, host: StrictSmarthost
 ) -> None:
-    relay = WarmRelay(tmp_path, {"isp": host.upstream(connections=3)})
+    relay = RelayProcess(tmp_path, {"isp": host.upstream(connections=3)})
     relay.start()
     relay.send(*[TO] * 8)
     # The sender knows all mail, and all connections are busy: no other transaction is about to begin.
@@ -70,7 +69,7 @@ def test_a_250_that_came_while_the_relay_was_halted_counts_after_its_deadline(
     tmp_path: Path, host: StrictSmarthost
 ) -> None:
     isp = host.upstream(connections=1, max_transaction=f"{1000 * LONGEST_S:g}ms")
-    with WarmRelay(tmp_path, {"isp": isp}) as relay:
+    with RelayProcess(tmp_path, {"isp": isp}) as relay:
         relay.send(TO, TO)
         for _ in range(2):
             wait_until(lambda: host.unanswered)
@@ -82,7 +81,7 @@ def test_a_250_that_came_while_the_relay_was_halted_counts_after_its_deadline(
 
 
 def test_verbose_logs_the_connections_to_a_listener_process(tmp_path: Path) -> None:
-    relay = WarmRelay(tmp_path, {"isp": NOBODY}, listen={"processes": 1})
+    relay = RelayProcess(tmp_path, {"isp": NOBODY}, listen={"processes": 1})
     relay.options = ("--verbose",)
     with relay:
         smtplib.SMTP("127.0.0.1", relay.port, timeout=60).quit()
@@ -91,7 +90,7 @@ def test_verbose_logs_the_connections_to_a_listener_process(tmp_path: Path) -> N
 
 
 def test_a_listener_process_that_dies_is_replaced(tmp_path: Path, host: StrictSmarthost) -> None:
-    with WarmRelay(tmp_path, {"isp": host.upstream()}, listen={"processes": 2}) as relay:
+    with RelayProcess(tmp_path, {"isp": host.upstream()}, listen={"processes": 2}) as relay:
         wait_until(lambda: len(_listeners(relay)) == 2)
         listeners = victim, survivor = _listeners(relay)
         with_victim = _session_with(relay, victim, listeners)
@@ -138,7 +137,7 @@ def test_an_edit_logs_the_keys_that_need_a_restart_and_the_other_keys_take_effec
     (tmp_path / "elsewhere").mkdir()
     with (
         StrictSmarthost(tmp_path / "elsewhere", {"messages": 9, "per": "1s"}, seed=2) as other,
-        WarmRelay(tmp_path, {"isp": host.upstream()}) as relay,
+        RelayProcess(tmp_path, {"isp": host.upstream()}) as relay,
     ):
         relay.policy |= {"hostname": "other.test", "spool": "./other", "upstreams": {"isp": other.upstream()}}
         relay.policy["upstreams"]["isp"]["limits"] = []
@@ -162,7 +161,7 @@ def test_a_user_over_its_quota_gets_452_others_go_on_and_a_removed_user_cannot_l
         "max_queued_per_client": QUOTA,
         "processes": 2,
     }
-    relay = WarmRelay(tmp_path, {"isp": NOBODY}, listen=listen)
+    relay = RelayProcess(tmp_path, {"isp": NOBODY}, listen=listen)
 
     def offer(session: smtplib.SMTP, sender: str) -> int:
         """Offer one message; return the code of the first reply that is not 250, or of the last."""

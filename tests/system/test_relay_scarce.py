@@ -16,11 +16,10 @@ import pytest
 from tests.system import smtp_tools
 from tests.system.demand import demand
 from tests.system.processes import most_resident_bytes
-from tests.system.relay import CONTENT, SENDER, RelayProcess
+from tests.system.relay import CONTENT, SENDER, ColdRelay, RelayProcess
 from tests.system.smtp_tools import smtp_sink, smtp_source
 from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import free_port, wait_until
-from tests.system.warm import WarmRelay
 
 pytestmark = pytest.mark.full
 
@@ -31,10 +30,10 @@ HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 @contextlib.contextmanager
 def relaying(
     folder: Path, *, descriptors: tuple[int, int] | None = None, **listen: Any
-) -> Iterator[tuple[WarmRelay, StrictSmarthost]]:
+) -> Iterator[tuple[RelayProcess, StrictSmarthost]]:
     limit = {"messages": 1000, "per": "1s"}
     with StrictSmarthost(folder, limit, seed=1) as host:
-        relay = WarmRelay(folder, {"isp": host.upstream(connections=2, limits=[limit])}, listen=listen)
+        relay = RelayProcess(folder, {"isp": host.upstream(connections=2, limits=[limit])}, listen=listen)
         relay.descriptors = descriptors
         relay.start()
         try:
@@ -56,7 +55,7 @@ def silent_clients(port: int, count: int) -> Iterator[None]:
         yield
 
 
-def send_at_last(relay: WarmRelay) -> None:
+def send_at_last(relay: RelayProcess) -> None:
     def is_taken() -> bool:
         with contextlib.suppress(smtplib.SMTPException, OSError):
             relay.send("r@list.test")
@@ -128,7 +127,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def test_twelve_clients_with_16_megabytes_each_need_little_memory(folder: Path) -> None:
     demand(smtp_tools.why_missing())
     down = {"host": "127.0.0.1", "port": free_port(), "tls": "none"}
-    with RelayProcess(folder, {"isp": down}) as relay:
+    with ColdRelay(folder, {"isp": down}) as relay:
         # As many clients as later, so that only the size of their mail is measured.
         smtp_source(relay.port, messages=CLIENTS, sessions=CLIENTS)
         assert relay.command("queue", "delete", "ALL", "--yes").returncode == 0

@@ -16,10 +16,10 @@ import pytest
 from tests.fakes.postgresql import Server
 from tests.system.demand import demand, missing_program
 from tests.system.hosts import DISCONNECT, FAILURES, OF_B, host, make_tables, of_one_queue, send
+from tests.system.relay import RelayProcess
 from tests.system.smtp_tools import smtp_sink
 from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import free_port, wait_until
-from tests.system.warm import WarmRelay
 
 
 @pytest.mark.full
@@ -105,7 +105,7 @@ ENDED = "UPDATE relay.owner SET until = clock_timestamp() WHERE host = 'a.test'"
 
 
 @pytest.fixture
-def hosts(tmp_path: Path, url: str, upstream: StrictSmarthost) -> tuple[WarmRelay, WarmRelay]:
+def hosts(tmp_path: Path, url: str, upstream: StrictSmarthost) -> tuple[RelayProcess, RelayProcess]:
     """Return a relay whose upstream does not answer, and one that can send."""
     a = of_one_queue(tmp_path, "a", upstream.upstream() | {"port": free_port()}, url)
     make_tables(a)
@@ -113,7 +113,7 @@ def hosts(tmp_path: Path, url: str, upstream: StrictSmarthost) -> tuple[WarmRela
 
 
 def test_messages_that_a_lost_host_claimed_are_sent_by_another(
-    server: Server, hosts: tuple[WarmRelay, WarmRelay], upstream: StrictSmarthost
+    server: Server, hosts: tuple[RelayProcess, RelayProcess], upstream: StrictSmarthost
 ) -> None:
     """At once if the host was stopped; when its lease ends if it was killed."""
     a, b = hosts
@@ -138,7 +138,7 @@ def test_messages_that_a_lost_host_claimed_are_sent_by_another(
 
 
 def test_a_halted_host_that_wakes_up_sends_no_message_that_another_took_over(
-    server: Server, hosts: tuple[WarmRelay, WarmRelay], upstream: StrictSmarthost
+    server: Server, hosts: tuple[RelayProcess, RelayProcess], upstream: StrictSmarthost
 ) -> None:
     a, b = hosts
     with a:
@@ -196,7 +196,7 @@ def test_a_relay_without_its_queue_refuses_mail_with_451_and_sends_within_30_s_a
 
 
 def test_a_relay_whose_queue_is_down_at_its_start_exits_with_75(
-    server: Server, hosts: tuple[WarmRelay, WarmRelay]
+    server: Server, hosts: tuple[RelayProcess, RelayProcess]
 ) -> None:
     server.stop()
     try:
@@ -208,7 +208,7 @@ def test_a_relay_whose_queue_is_down_at_its_start_exits_with_75(
 
 @pytest.mark.full
 def test_verbs_on_one_host_show_and_change_messages_that_another_host_claimed(
-    server: Server, hosts: tuple[WarmRelay, WarmRelay], upstream: StrictSmarthost, tmp_path: Path
+    server: Server, hosts: tuple[RelayProcess, RelayProcess], upstream: StrictSmarthost, tmp_path: Path
 ) -> None:
     a, b = hosts
     with a:
@@ -254,7 +254,7 @@ def test_verbs_on_one_host_show_and_change_messages_that_another_host_claimed(
 
 @pytest.mark.full
 def test_a_message_in_a_transaction_cannot_be_deleted_from_another_host(
-    hosts: tuple[WarmRelay, WarmRelay],
+    hosts: tuple[RelayProcess, RelayProcess],
 ) -> None:
     demand(missing_program("smtp-sink"))
     a, b = hosts
