@@ -27,7 +27,7 @@ from typing import Any, Self
 
 from tests.fakes.certificates import make_certificates
 from tests.system.demand import find, missing_program
-from tests.system.waiting import HANG_S, free_port, wait_for_answer, wait_until
+from tests.system.waiting import HANG_S, ended, free_port, wait_for_answer, wait_until
 
 NOBODY = 65534
 """The id of Debian's user `nobody` and group `nogroup`."""
@@ -311,17 +311,13 @@ def passwords(users: Mapping[str, str], mechanisms: str) -> Iterator[dict[str, s
         text = DOVECOT_CONF.format(home=home, mechanisms=mechanisms, users=file)
         (home / "dovecot.conf").write_text(text)
         command = [str(find("dovecot")), "-F", "-c", str(home / "dovecot.conf")]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
 
         def reach() -> None:
             with socket.socket(socket.AF_UNIX) as client:
                 client.connect(str(home / "sasl"))
 
-        try:
-            wait_for_answer(reach, process)
+        with ended(subprocess.Popen(command, stdin=subprocess.DEVNULL)) as checker:
+            wait_for_answer(reach, checker)
             yield {"smtpd_sasl_type": "dovecot", "smtpd_sasl_path": str(home / "sasl")}
-        finally:
-            process.terminate()
-            process.wait(HANG_S)
     finally:
         shutil.rmtree(home, ignore_errors=True)

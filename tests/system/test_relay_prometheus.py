@@ -15,7 +15,7 @@ from tests.system import smtp_tools
 from tests.system.demand import demand, missing_program
 from tests.system.relay import PROJECT, RelayProcess
 from tests.system.smtp_tools import smtp_sink, smtp_source
-from tests.system.waiting import HANG_S, free_port, wait_for_port, wait_until
+from tests.system.waiting import HANG_S, ended, free_port, wait_for_port, wait_until
 
 pytestmark = pytest.mark.full
 
@@ -44,12 +44,9 @@ def prometheus(folder: Path, target_port: int) -> Iterator[Ask]:
 
     command = ["prometheus", f"--config.file={configuration}", f"--storage.tsdb.path={folder}/series"]
     command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
-        try:
-            wait_for_port(port, server)
-            yield ask
-        finally:
-            server.terminate()
+    with ended(subprocess.Popen(command, stderr=subprocess.DEVNULL)) as server:
+        wait_for_port(port, server)
+        yield ask
 
 
 def test_prometheus_counts_mail_in_out_and_waiting_and_no_alert_fires(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tests.system.demand import demand, find, missing_program
 from tests.system.relay import RelayProcess
 from tests.system.smtp_tools import swaks
 from tests.system.strict_smarthost import StrictSmarthost
-from tests.system.waiting import free_port, wait_for_port
+from tests.system.waiting import ended, free_port, wait_for_port
 
 CHEAP = PasswordHasher(time_cost=1, memory_cost=64, parallelism=1)
 USER, PASSWORD = "user@testserver", "secretpassword"
@@ -103,13 +103,10 @@ def haproxy(folder: Path, backend_port: int) -> Iterator[int]:
         f"frontend smtp\n bind 127.0.0.1:{port}\n default_backend relays\n"
         f"backend relays\n server relay 127.0.0.1:{backend_port} send-proxy-v2 check inter 200ms\n"
     )
-    balancer = subprocess.Popen([str(find("haproxy")), "-f", str(settings), "-db"], stderr=subprocess.DEVNULL)
-    try:
+    command = [str(find("haproxy")), "-f", str(settings), "-db"]
+    with ended(subprocess.Popen(command, stderr=subprocess.DEVNULL)) as balancer:
         wait_for_port(port, balancer)
         yield port
-    finally:
-        balancer.terminate()
-        balancer.wait()
 
 
 @pytest.mark.full
