@@ -12,7 +12,7 @@ import random
 import ssl
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -37,10 +37,7 @@ class _Session(Session):
     is_held = False
     """The final reply to a message is held back."""
 
-    @property
-    def _strict(self) -> "StrictSmarthost":
-        assert isinstance(self._host, StrictSmarthost)
-        return self._host
+    _host: "StrictSmarthost"
 
     async def run(self) -> None:
         try:
@@ -52,17 +49,17 @@ class _Session(Session):
         self.is_held = True
         # The ledger keeps the message; these would be two more copies of each.
         self.received.clear()
-        self._strict.transactions.clear()
+        self._host.transactions.clear()
         try:
-            return await self._strict.decide(recorded)
+            return await self._host.decide(recorded)
         finally:
             self.is_held = False
 
     def drop(self) -> None:
         """Drop the open transaction, if any, and count it: at RSET, at EHLO, or with the connection."""
         if self._transaction is not None:
-            self._strict.count(self._transaction)
-            self._strict.enter(self._transaction, "", Fate.ABANDONED)
+            self._host.count(self._transaction)
+            self._host.enter(self._transaction, "", Fate.ABANDONED)
         super().drop()
 
     def cut(self) -> None:
@@ -128,11 +125,16 @@ class StrictSmarthost(Smarthost):
 
     def cut_off(self) -> None:
         """Cut all connections at once; a message whose final dot came is decided, but its reply is lost."""
-        self.run(self._cut(lambda open_sessions: open_sessions))
+        self.run(self._cut(list))
 
     def cut_one(self, dice: random.Random) -> None:
         """Cut one connection between the dot and its reply, if there is one."""
-        self.run(self._cut(lambda open_sessions: _held(open_sessions, dice)))
+
+        def one(sessions: Iterable[_Session]) -> list[_Session]:
+            held = [each for each in sessions if each.is_held]
+            return [dice.choice(held)] if held else []
+
+        self.run(self._cut(one))
 
     def crash(self) -> None:
         """Stop at once and start again: a message without a reply was never taken."""
@@ -203,15 +205,10 @@ class StrictSmarthost(Smarthost):
                 return reply
         return DEFAULT
 
-    async def _cut(self, which: Callable[[list[Session]], list[Session]]) -> None:
-        for session in which([each for each in self.sessions if not each.writer.is_closing()]):
-            assert isinstance(session, _Session)
+    async def _cut(self, which: Callable[[Iterable[_Session]], list[_Session]]) -> None:
+        sessions = (each for each in self.sessions if isinstance(each, _Session))
+        for session in which(each for each in sessions if not each.writer.is_closing()):
             session.cut()
-
-
-def _held(sessions: list[Session], dice: random.Random) -> list[Session]:
-    held = [each for each in sessions if isinstance(each, _Session) and each.is_held]
-    return [dice.choice(held)] if held else []
 
 
 async def _turn_on() -> None:
