@@ -16,8 +16,8 @@ from tests.system import small_disk, smtp_tools
 from tests.system.demand import demand
 from tests.system.processes import halted
 from tests.system.relay import RelayProcess
-from tests.system.small_disk import MEGABYTE, SmallDisk, ext4
-from tests.system.smtp_tools import SmtpSink, smtp_sink
+from tests.system.small_disk import MEGABYTE, ext4
+from tests.system.smtp_tools import smtp_sink
 from tests.system.waiting import HANG_S, wait_until
 
 pytestmark = pytest.mark.full
@@ -70,52 +70,33 @@ def test_64_levels_of_a_full_disk_lose_nothing_and_relaying_goes_on(tmp_path: Pa
             wait_until(lambda: client.offer(1000, declares=True))
             sink.wait_for(client.accepted)
             for number, level in enumerate(LEVELS):
-                makes_room = level < STARTS_WITH_BYTES[engine]
+                disk.empty()
                 restarts = number % 8 == 0
-                _fill_and_go_on(relay, disk, sink, client, level, restarts=restarts, makes_room=makes_room)
-            _check_ready(relay, disk)
+                if restarts:
+                    # The sink counts before it replies: halted in between, it would get a message again.
+                    relay.wait_until_empty()
+                with halted(sink.pid):
+                    # The relay reads the free space of a full disk again several times a second.
+                    wait_until(lambda: client.offer(1000, declares=True))
+                    wait_until(lambda: client.offer(300_000, declares=False))
+                    disk.fill_to(level)
+                    taken = [client.offer(size, declares=size > 10_000) for size in (2000, 200_000)]
+                    if level < HEADROOM_BYTES - MEGABYTE:
+                        assert taken == [False, False]
+                    if restarts:
+                        relay.kill()
+                        relay.start()
+                        if level < STARTS_WITH_BYTES[engine]:
+                            disk.empty()
+                sink.wait_for(client.accepted)
+            disk.fill_to(0)
+            wait_until(lambda: _ready(relay).startswith("503 no room on the disk"))
+            disk.empty()
+            wait_until(lambda: _ready(relay) == "ready\n")
             relay.wait_until_empty()
         assert sink.count == client.accepted, "relayed twice, or lost"
         assert client.refused >= 32
         assert relay.command("fsck").returncode == os.EX_OK
-
-
-def _fill_and_go_on(
-    relay: RelayProcess,
-    disk: SmallDisk,
-    sink: SmtpSink,
-    client: Sending,
-    level: int,
-    *,
-    restarts: bool,
-    makes_room: bool,
-) -> None:
-    """With `makes_room`, empty the disk once the relay is started on it."""
-    disk.empty()
-    if restarts:
-        # The sink counts before it replies.  If it were halted in between, the kill would repeat a message.
-        relay.wait_until_empty()
-    with halted(sink.pid):
-        # The relay reads the free space of a full disk again several times a second.
-        wait_until(lambda: client.offer(1000, declares=True))
-        wait_until(lambda: client.offer(300_000, declares=False))
-        disk.fill_to(level)
-        taken = [client.offer(size, declares=size > 10_000) for size in (2000, 200_000)]
-        if level < HEADROOM_BYTES - MEGABYTE:
-            assert taken == [False, False]
-        if restarts:
-            relay.kill()
-            relay.start()
-            if makes_room:
-                disk.empty()
-    sink.wait_for(client.accepted)
-
-
-def _check_ready(relay: RelayProcess, disk: SmallDisk) -> None:
-    disk.fill_to(0)
-    wait_until(lambda: _ready(relay).startswith("503 no room on the disk"))
-    disk.empty()
-    wait_until(lambda: _ready(relay) == "ready\n")
 
 
 def _ready(relay: RelayProcess) -> str:
