@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.system.processes import children_of
+from tests.system.processes import children_of, command_of
 from tests.system.waiting import HANG_S, free_port, wait_until
 from tests.system.warm import Forked, Warm, shared
 
@@ -133,7 +133,8 @@ class RelayProcess:
         self.wait()
 
     def listeners(self) -> list[int]:
-        return children_of(self.pid)
+        wanted = "relay.daemon.listener_process"
+        return [pid for pid in children_of(self.pid) if wanted in command_of(pid)]
 
     def reload(self) -> None:
         """Tell it to read its policy again (SIGHUP)."""

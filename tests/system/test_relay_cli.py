@@ -4,7 +4,6 @@ import json
 import os
 import re
 import smtplib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +67,11 @@ class Operated:
 
 
 @pytest.fixture
-def operator(tmp_path: Path) -> Iterator[Operated]:
+def operator(tmp_path: Path, upstream: StrictSmarthost) -> Operated:
     """Return a relay that is not started yet."""
-    with StrictSmarthost(tmp_path, {"messages": 1000, "per": "1m"}, seed=1) as host:
-        limits = [{"messages": 100, "per": "1h"}]
-        retry = {"min": "1h", "max": "1h", "lifetime": "5d"}
-        isp = host.upstream(limits=limits, shield=None)
-        yield Operated(RelayProcess(tmp_path, {"isp": isp}, retry=retry), host)
+    isp = upstream.upstream(limits=[{"messages": 100, "per": "1h"}], shield=None)
+    retry = {"min": "1h", "max": "1h", "lifetime": "5d"}
+    return Operated(RelayProcess(tmp_path, {"isp": isp}, retry=retry), upstream)
 
 
 def test_verbs_on_a_relay_that_is_down_take_effect_at_its_next_start(operator: Operated) -> None:

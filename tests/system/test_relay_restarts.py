@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from argon2 import PasswordHasher
 
-from tests.system.processes import command_of, halted, is_alive
+from tests.system.processes import halted, is_alive
 from tests.system.relay import CONTENT, SENDER, RelayProcess
 from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import wait_until
@@ -28,10 +28,6 @@ LONGEST_S = 1.5
 def host(tmp_path: Path) -> Iterator[StrictSmarthost]:
     with StrictSmarthost(tmp_path, LIMIT, seed=5, latest_reply_s=1) as host:
         yield host
-
-
-def _listeners(relay: RelayProcess) -> list[int]:
-    return [pid for pid in relay.listeners() if "relay.daemon.listener_process" in command_of(pid)]
 
 
 def _session_with(relay: RelayProcess, listener: int, others: Sequence[int]) -> smtplib.SMTP:
@@ -91,8 +87,8 @@ def test_verbose_logs_the_connections_to_a_listener_process(tmp_path: Path) -> N
 
 def test_a_listener_process_that_dies_is_replaced(tmp_path: Path, host: StrictSmarthost) -> None:
     with RelayProcess(tmp_path, {"isp": host.upstream()}, listen={"processes": 2}) as relay:
-        wait_until(lambda: len(_listeners(relay)) == 2)
-        listeners = victim, survivor = _listeners(relay)
+        wait_until(lambda: len(relay.listeners()) == 2)
+        listeners = victim, survivor = relay.listeners()
         with_victim = _session_with(relay, victim, listeners)
         with_survivor = _session_with(relay, survivor, listeners)
         for session in (with_victim, with_survivor):
@@ -108,7 +104,7 @@ def test_a_listener_process_that_dies_is_replaced(tmp_path: Path, host: StrictSm
         address = f"127.0.0.1:{relay.port}"
         relay.wait_for_log(lambda line: f"listener {address} died: pid {victim}, signal 9" in line)
         relay.wait_for_log(lambda line: f"listener {address} restarted: pid " in line)
-        (heir,) = set(_listeners(relay)) - {survivor}
+        (heir,) = set(relay.listeners()) - {survivor}
         with _session_with(relay, heir, [heir, survivor]) as with_heir:
             with_heir.sendmail(SENDER, [TO], CONTENT)
         relay.wait_until_empty()

@@ -29,11 +29,9 @@ COLOURED = re.compile(rb"\x1b\[(?:[0-9]+;)*(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[;m]"
 
 
 @pytest.fixture
-def relay(tmp_path: Path) -> Iterator[RelayProcess]:
+def relay(tmp_path: Path, upstream: StrictSmarthost) -> RelayProcess:
     """Return a relay that is not started, and may relay one message an hour."""
-    with StrictSmarthost(tmp_path, {"messages": 100, "per": "1m"}, seed=1) as practice:
-        isp = practice.upstream(limits=[{"messages": 1, "per": "1h"}])
-        yield RelayProcess(tmp_path, {"isp": isp})
+    return RelayProcess(tmp_path, {"isp": upstream.upstream(limits=[{"messages": 1, "per": "1h"}])})
 
 
 class Terminal:
