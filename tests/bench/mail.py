@@ -18,7 +18,7 @@ from typing import Any
 from tests.bench.filling import database, temporary_folder
 from tests.system import postfix
 from tests.system.processes import children_of
-from tests.system.relay import ColdRelay
+from tests.system.relay import ColdRelay, upstream_at
 from tests.system.smtp_tools import SmtpSink, smtp_sink, smtp_source
 
 CONNECTIONS = 20
@@ -91,10 +91,10 @@ def relay_contender(processes: int, engine: str) -> Iterator[Contender]:
             "max_connections": MOST_SESSIONS,
             "max_connections_per_client": MOST_SESSIONS,
         }
-        upstream = {"host": "127.0.0.1", "port": sink.port, "tls": "none", "connections": CONNECTIONS}
         # It counts every message and is never reached.
         limits = [{"messages": 1_000_000, "per": "1h"}]
-        relay = ColdRelay(folder, {"sink": upstream | {"limits": limits}}, listen=listen, spool=spool)
+        upstream = upstream_at(sink.port, connections=CONNECTIONS, limits=limits)
+        relay = ColdRelay(folder, {"sink": upstream}, listen=listen, spool=spool)
         running.enter_context(relay)
         yield Contender(f"relay, {engine}, {processes} listener processes", relay.port, sink, relay.pid)
 

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -226,21 +227,13 @@ class RelayProcess:
         return self._relay
 
     def _wait_until_ready(self, ready: socket.socket) -> None:
-        relay = self._started()
-        ended = os.pidfd_open(relay.pid)
-        watched: list[socket.socket | int] = [ready, ended]
-        try:
-            while True:
-                heard = select.select(watched, [], [], HANG_S)[0]
-                if ready in heard and b"READY=1" in ready.recv(4096).split(b"\n"):
-                    return
-                if ended in heard:
-                    raise ChildProcessError(f"relay run exited {self.wait()}:\n" + "\n".join(self.log()))
-                if not heard:
-                    self.kill()
-                    raise TimeoutError(f"relay run not ready in {HANG_S:g} s:\n" + "\n".join(self.log()))
-        finally:
-            os.close(ended)
+        deadline = time.monotonic() + HANG_S
+        while not (select.select([ready], [], [], 0.05)[0] and b"READY=1" in ready.recv(4096).split(b"\n")):
+            if self._started().poll() is not None:
+                raise ChildProcessError(f"relay run exited {self.wait()}:\n" + "\n".join(self.log()))
+            if time.monotonic() > deadline:
+                self.kill()
+                raise TimeoutError(f"relay run not ready in {HANG_S:g} s:\n" + "\n".join(self.log()))
 
 
 class ColdRelay(RelayProcess):
@@ -252,6 +245,11 @@ class ColdRelay(RelayProcess):
             self._relay = subprocess.Popen(
                 command, cwd=PROJECT, env=os.environ | environment, stdin=subprocess.DEVNULL, stderr=log
             )
+
+
+def upstream_at(port: int, **more: Any) -> dict[str, Any]:
+    """Return the section of a policy for an upstream on loopback without TLS and login, with `more` keys."""
+    return {"host": "127.0.0.1", "port": port, "tls": "none"} | more
 
 
 def messages_in(status: Mapping[str, Any]) -> int:

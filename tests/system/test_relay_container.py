@@ -23,7 +23,7 @@ import pytest
 from tests.system import smtp_tools
 from tests.system.demand import demand, missing_program
 from tests.system.processes import children_of
-from tests.system.relay import PROJECT, RelayProcess, messages_in
+from tests.system.relay import PROJECT, RelayProcess, messages_in, upstream_at
 from tests.system.smtp_tools import smtp_sink
 from tests.system.waiting import HANG_S, wait_for_answer, wait_until
 
@@ -156,11 +156,12 @@ class Pod(RelayProcess):
         os.chown(secrets / "isp", 0, UID)
         (secrets / "isp").chmod(0o440)
         self.volumes = {"/var/lib/relay": spool, "/etc/relay": etc, "/run/secrets": secrets}
-        sink = {"host": "127.0.0.1", "port": upstream_port, "tls": "none"}
+        isp = upstream_at(upstream_port, limits=[{"messages": 3, "per": "1h"}])
         # No mail goes to the account; its password is read at the start and at each edit.
-        account = sink | {"auth": {"user": "mjd", "password_credential": "isp"}}
-        upstreams = {"isp": sink | {"limits": [{"messages": 3, "per": "1h"}]}, "account": account}
-        super().__init__(etc, upstreams, listen={"processes": 1}, spool="/var/lib/relay/spool")
+        account = upstream_at(upstream_port, auth={"user": "mjd", "password_credential": "isp"})
+        super().__init__(
+            etc, {"isp": isp, "account": account}, listen={"processes": 1}, spool="/var/lib/relay/spool"
+        )
 
     def start(self, **_: str) -> Self:
         with self._log_path.open("ab") as log:

@@ -15,7 +15,7 @@ import pytest
 from tests.system import small_disk, smtp_tools
 from tests.system.demand import demand
 from tests.system.processes import halted
-from tests.system.relay import RelayProcess
+from tests.system.relay import RelayProcess, upstream_at
 from tests.system.small_disk import MEGABYTE, ext4
 from tests.system.smtp_tools import smtp_sink
 from tests.system.waiting import HANG_S, wait_until
@@ -60,10 +60,8 @@ def test_64_levels_of_a_full_disk_lose_nothing_and_relaying_goes_on(tmp_path: Pa
     demand(small_disk.why_missing(), smtp_tools.why_missing())
     assert len(LEVELS) == 64
     with ext4(tmp_path / "small", size_bytes=DISK_BYTES) as disk, smtp_sink() as sink:
-        upstream = {"host": "127.0.0.1", "port": sink.port, "tls": "none"}
-        limits = [{"messages": 100_000, "per": "1h"}]
-        spool = {"path": "./small/spool", "engine": engine}
-        relay = RelayProcess(tmp_path, {"isp": upstream | {"limits": limits}}, spool=spool)
+        isp = upstream_at(sink.port, limits=[{"messages": 100_000, "per": "1h"}])
+        relay = RelayProcess(tmp_path, {"isp": isp}, spool={"path": "./small/spool", "engine": engine})
         client = Sending(relay.port)
         with relay:
             # A new history needs room, and without it no mail goes; a history that exists needs none.

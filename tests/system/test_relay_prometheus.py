@@ -13,7 +13,7 @@ import pytest
 
 from tests.system import smtp_tools
 from tests.system.demand import demand, missing_program
-from tests.system.relay import PROJECT, RelayProcess
+from tests.system.relay import PROJECT, RelayProcess, upstream_at
 from tests.system.smtp_tools import smtp_sink, smtp_source
 from tests.system.waiting import HANG_S, ended, free_port, wait_for_port, wait_until
 
@@ -52,7 +52,7 @@ def prometheus(folder: Path, target_port: int) -> Iterator[Ask]:
 def test_prometheus_counts_mail_in_out_and_waiting_and_no_alert_fires(tmp_path: Path) -> None:
     demand(missing_program("prometheus"), smtp_tools.why_missing())
     with smtp_sink() as sink:
-        isp = {"host": "127.0.0.1", "port": sink.port, "tls": "none", "limits": [LIMIT]}
+        isp = upstream_at(sink.port, limits=[LIMIT])
         with RelayProcess(tmp_path, {"isp": isp}) as relay, prometheus(tmp_path, relay.http_port) as ask:
             smtp_source(relay.port, messages=MESSAGES, sessions=5, size_bytes=SIZE_BYTES)
             _judge(ask)

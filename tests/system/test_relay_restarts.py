@@ -10,7 +10,7 @@ import pytest
 from argon2 import PasswordHasher
 
 from tests.system.processes import halted, is_alive
-from tests.system.relay import CONTENT, SENDER, RelayProcess
+from tests.system.relay import CONTENT, SENDER, RelayProcess, upstream_at
 from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import wait_until
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.full
 
 TO = "r@list.test"
 LIMIT = {"messages": 1000, "per": "1s"}
-NOBODY = {"host": "127.0.0.1", "port": 9, "tls": "none", "limits": []}
+NOBODY = upstream_at(9)
 QUOTA = 40
 LONGEST_S = 1.5
 """How long a transaction may take in the test of a late reply."""

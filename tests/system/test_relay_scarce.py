@@ -16,7 +16,7 @@ import pytest
 from tests.system import smtp_tools
 from tests.system.demand import demand
 from tests.system.processes import most_resident_bytes
-from tests.system.relay import CONTENT, SENDER, ColdRelay, RelayProcess
+from tests.system.relay import CONTENT, SENDER, ColdRelay, RelayProcess, upstream_at
 from tests.system.smtp_tools import smtp_sink, smtp_source
 from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import free_port, wait_until
@@ -128,8 +128,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def test_twelve_clients_with_16_megabytes_each_need_little_memory(folder: Path) -> None:
     demand(smtp_tools.why_missing())
-    down = {"host": "127.0.0.1", "port": free_port(), "tls": "none"}
-    with ColdRelay(folder, {"isp": down}) as relay:
+    with ColdRelay(folder, {"isp": upstream_at(free_port())}) as relay:
         # As many clients as later, so that only the size of their mail is measured.
         smtp_source(relay.port, messages=CLIENTS, sessions=CLIENTS)
         assert relay.command("queue", "delete", "ALL", "--yes").returncode == 0

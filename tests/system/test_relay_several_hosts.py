@@ -16,7 +16,7 @@ import pytest
 from tests.fakes.postgresql import Server
 from tests.system.demand import demand, missing_program
 from tests.system.hosts import DISCONNECT, FAILURES, OF_B, host, make_tables, of_one_queue, send
-from tests.system.relay import RelayProcess
+from tests.system.relay import RelayProcess, upstream_at
 from tests.system.smtp_tools import smtp_sink
 from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import free_port, wait_until
@@ -259,7 +259,7 @@ def test_a_message_in_a_transaction_cannot_be_deleted_from_another_host(
     demand(missing_program("smtp-sink"))
     a, b = hosts
     with smtp_sink("-w", "2") as sink, b:
-        a.policy["upstreams"]["isp"] = {"host": "127.0.0.1", "port": sink.port, "tls": "none", "limits": []}
+        a.policy["upstreams"]["isp"] = upstream_at(sink.port, limits=[])
         a.write_policy()
         with a:
             send(a, 1)
