@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from tests.fakes.smarthost import DEFAULT, Recorded, Script, Session, Smarthost, Turn
 from tests.system.waiting import HANG_S, free_port, wait_until
-from tests.system.witness import SECOND_NS, Fate, Seen, Witness
+from tests.system.witness import SECOND_NS, Seen, Witness
 
 T = TypeVar("T")
 USER, PASSWORD = "mjd", "correct horse"
@@ -59,7 +59,7 @@ class _Session(Session):
         """Drop the open transaction, if any, and count it: at RSET, at EHLO, or with the connection."""
         if self._transaction is not None:
             self._host.count(self._transaction)
-            self._host.enter(self._transaction, "", Fate.ABANDONED)
+            self._host.enter(self._transaction, "")
         super().drop()
 
     def cut(self) -> None:
@@ -181,7 +181,7 @@ class StrictSmarthost(Smarthost):
             reply = f"550 5.7.1 You have exceeded your sending limit of {self.ledger.label}"
             if self.count(recorded):
                 reply = f"250 2.0.0 Ok: taken as {self.ledger.relayed + 1}"
-            self.enter(recorded, reply, Fate.RELAYED if reply[0] == "2" else Fate.REFUSED)
+            self.enter(recorded, reply)
         finally:
             self.unanswered -= 1
         return reply
@@ -192,10 +192,9 @@ class StrictSmarthost(Smarthost):
         counted_at_ns = self._dice.randint(recorded.began_ns, now_ns)
         return self.ledger.admit(counted_at_ns, len(recorded.recipients), now_ns)
 
-    def enter(self, recorded: Recorded, reply: str, fate: Fate) -> None:
+    def enter(self, recorded: Recorded, reply: str) -> None:
         path, recipients = recorded.reverse_path, tuple(recorded.recipients)
-        seen = Seen(recorded.began_ns, boottime_ns(), path, recipients, recorded.content, reply, fate)
-        self.ledger.enter(seen)
+        self.ledger.enter(Seen(recorded.began_ns, boottime_ns(), path, recipients, recorded.content, reply))
 
     def _refusal(self, argument: str) -> Turn:
         recipient = argument.removeprefix("TO:<").partition(">")[0]

@@ -82,7 +82,7 @@ def test_verbs_on_a_relay_that_is_down_take_effect_at_its_next_start(operator: O
         operator.run("queue", "hold", released)
         assert operator.run("queue", "bounce", reported) == f"{reported}: bounced\n"
         operator.host.wait_until(lambda ledger: ledger.relayed == 1)
-        (report,) = (seen for seen in operator.host.seen() if seen.reply[:3] == "250")
+        (report,) = (seen for seen in operator.host.seen() if seen.is_relayed)
         assert (report.reverse_path, report.recipients) == ("", (SENDER,))
 
     status = operator.told("status", code=os.EX_UNAVAILABLE)
