@@ -58,12 +58,9 @@ class Operated:
     def states(self) -> dict[str, str]:
         return {queue_id: message["state"] for queue_id, message in self.queue().items()}
 
-    def found(self, text: str) -> list[dict[str, Any]]:
-        lines = self.relay.command("find", text, "--json").stdout.splitlines()
-        return [json.loads(line) for line in lines]
-
     def ends(self, text: str) -> dict[str, str]:
-        return {each["recipient"]: each["became"] for each in self.found(text) if each["found"] == "recent"}
+        found = map(json.loads, self.relay.command("find", text, "--json").stdout.splitlines())
+        return {each["recipient"]: each["became"] for each in found if each["found"] == "recent"}
 
 
 @pytest.fixture
