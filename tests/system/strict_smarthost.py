@@ -14,13 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 from tests.fakes.smarthost import DEFAULT, Recorded, Script, Session, Smarthost, Turn
 from tests.system.waiting import HANG_S, free_port, wait_until
 from tests.system.witness import SECOND_NS, Seen, Witness
 
-T = TypeVar("T")
 USER, PASSWORD = "mjd", "correct horse"
 REFUSALS = {"bad": "550 5.1.1 nobody of that name", "stay": "450 4.2.0 come again"}
 TURNS_TO_READ = 60
