@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -32,9 +33,6 @@ settings.register_profile("crash", settings.get_profile("full"), derandomize=Fal
 settings.load_profile("crash" if "RELAY_CRASH_SEED" in os.environ else os.environ.get("RELAY_TESTS", "test"))
 
 
-_TOLD: list[str] = []
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect tests marked `crash(least_s=…)` if the budget is smaller than that.
 
@@ -54,17 +52,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.when == "teardown":
-        for kind, value in report.user_properties:
-            if kind == "told":
-                _TOLD.append(str(value))
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the lines that tests told."""
-    for figures in _TOLD:
-        terminalreporter.write_line(figures)
+    # A test's teardown is reported once, whatever became of the test.
+    reports = (each for group in terminalreporter.stats.values() for each in group)
+    for report in reports:
+        if isinstance(report, pytest.TestReport) and report.when == "teardown":
+            for figures in (value for kind, value in report.user_properties if kind == "told"):
+                terminalreporter.write_line(str(figures))
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +92,6 @@ def crash_budget_s() -> float:
 
 
 @pytest.fixture
-def tell(request: pytest.FixtureRequest) -> Callable[[str], None]:
+def tell(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
     """Return a function that prints a line at the end of the run, also if all tests pass."""
-
-    def show(figures: str) -> None:
-        request.node.user_properties.append(("told", figures))
-
-    return show
+    return partial(record_property, "told")

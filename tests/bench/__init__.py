@@ -3,11 +3,9 @@
 The relay and Postfix take mail from smtp-source, store it durably, and send it to smtp-sink.  Their rounds
 alternate, so that other load on the machine slows both.  It prints figures and judges nothing.
 
-contenders     Postfix and the relay, set up alike
-measure        one round, and tables of all rounds
+mail           Postfix and the relay, set up alike; one round, and tables of all rounds
 decisions      decisions of the throttle a second
 hosts          the same, by hosts that share one PostgreSQL
-cost           processor time a message
 restart        how soon a relay with a long queue takes mail and relays again
 cleaning       how long a settlement waits while a log is cleaned
 disk           an ext4 for the contenders alone

@@ -13,9 +13,8 @@ from rich.table import Table
 
 from relay.policy.model import SpoolEngine
 from relay.spool.engines import ENGINES
-from tests.bench import cleaning, cost, decisions, disk, hosts, restart
-from tests.bench.contenders import postfix_contender, relay_contender
-from tests.bench.measure import Load, Round, aged, run_round, summarise
+from tests.bench import cleaning, decisions, disk, hosts, restart
+from tests.bench.mail import Load, Round, aged, postfix_contender, relay_contender, run_round, summarise
 from tests.system import postfix, smtp_tools
 
 Rows = list[dict[str, Any]]
@@ -24,10 +23,10 @@ Rows = list[dict[str, Any]]
 def main() -> int:
     options = _options()
     modes = [options.only] if options.only else ["decisions", "mail"]
-    reason = None if _STORING.isdisjoint(modes) or options.here else disk.why_missing()
-    if reason is not None:
+    is_here = options.here or _STORING.isdisjoint(modes)
+    if not is_here and (reason := disk.why_missing()):
         sys.stderr.write(f"make bench: no ext4 of its own: {reason}; storing where temporary files go\n")
-    is_here = _STORING.isdisjoint(modes) or options.here or reason is not None
+        is_here = True
     with nullcontext() if is_here else disk.stored_on_ext4():
         for mode in modes:
             title, measure = _MODES[mode]
@@ -95,10 +94,6 @@ def _run(options: argparse.Namespace, loads: Sequence[Load]) -> list[Round]:
     return rounds
 
 
-def _cost(options: argparse.Namespace) -> Rows:
-    return cost.rows(_load(options), options.rounds, max(options.processes), options.engines)
-
-
 def _print_table(title: str, rows: Rows) -> None:
     table = Table(title=title)
     for column, value in rows[0].items():
@@ -110,7 +105,7 @@ def _print_table(title: str, rows: Rows) -> None:
 
 _MODES: dict[str, tuple[str, Callable[[argparse.Namespace], Rows]]] = {
     "decisions": ("decisions per second, median", lambda asked: decisions.rows(asked.rounds)),
-    "mail": ("messages per second, median; ratio to the first", _mail),
+    "mail": ("messages per second, ratio to the first, processor time a message; medians", _mail),
     "hosts": ("decisions of hosts on one PostgreSQL", lambda asked: hosts.rows(asked.rounds)),
     "age": ("messages per second through one spool: the first round, the last, and their ratio", _age),
     "restart": ("a start with a long queue", lambda asked: restart.rows(asked.messages, asked.engines)),
@@ -118,9 +113,8 @@ _MODES: dict[str, tuple[str, Callable[[argparse.Namespace], Rows]]] = {
         "settling 20 at once while a tenth is held for ever",
         lambda asked: cleaning.rows(asked.messages, asked.size, asked.engines),
     ),
-    "cost": ("processor time a message, medians", _cost),
 }
-_SMTP = {"mail", "age", "cost"}
+_SMTP = {"mail", "age"}
 """These need smtp-source and smtp-sink."""
 _STORING = {"mail", "age", "hosts", "restart", "cleaning"}
 """These depend on the disk."""

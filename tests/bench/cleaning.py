@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from relay.mail.envelope import Envelope
 from relay.spool.interface import Message, Settlement, Status
 from tests.bench.filling import accept, opened_spool, temporary_folder
 
@@ -38,7 +37,7 @@ def _row(messages: int, size_bytes: int, engine: str) -> dict[str, Any]:
         with opened_spool(folder / "spool", engine) as (spool, intake):
             spent = []
             for _ in range(messages // AT_ONCE):
-                accept(intake, content, [_envelope()] * AT_ONCE)
+                accept(intake, content, [("a@here.example", "b@there.example")] * AT_ONCE)
                 asked = [_settled(message, number) for number, message in enumerate(spool.claim(AT_ONCE))]
                 assert len(asked) == AT_ONCE
                 began_s, began_processor_s = time.monotonic(), time.process_time()
@@ -69,10 +68,6 @@ def _settled(message: Message, number: int) -> Settlement:
     if number < HELD_OF_THEM:
         return Settlement(message.queue_id, message.envelope, is_held=True)
     return Settlement(message.queue_id, message.envelope, {0: Status.RELAYED}, ends=True)
-
-
-def _envelope() -> Envelope:
-    return Envelope("a@here.example", ("b@there.example",), time.time_ns(), "", "", "")
 
 
 def _ms(seconds: float) -> float:

@@ -2,7 +2,8 @@
 
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -34,12 +35,13 @@ def database() -> Iterator[str]:
         yield server.url
 
 
-def accept(intake: Intake, content: bytes, envelopes: list[Envelope]) -> None:
+def accept(intake: Intake, content: bytes, paths: Iterable[tuple[str, str]]) -> None:
+    """Accept the content once for each pair of a sender and a recipient, all at once."""
     drafts = []
-    for envelope in envelopes:
+    for sender, recipient in paths:
         draft = intake.draft()
         draft.append(content)
-        drafts.append((draft, envelope))
+        drafts.append((draft, Envelope(sender, (recipient,), time.time_ns(), "", "", "")))
     failed = [error for error in intake.accept(drafts) if error is not None]
     if failed:
         raise failed[0]

@@ -14,10 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from relay.mail.envelope import Envelope
 from tests.bench.filling import accept, opened_spool, temporary_folder
 from tests.system.processes import most_resident_bytes
-from tests.system.relay import RelayProcess
+from tests.system.relay import ColdRelay, upstream_at
 from tests.system.smtp_tools import smtp_sink
 from tests.system.waiting import wait_until
 
@@ -50,24 +49,18 @@ def rows(count: int, engines: Sequence[str]) -> list[dict[str, Any]]:
 def fill(spool: Path, count: int, engine: str) -> None:
     with opened_spool(spool, engine) as (owner, intake):
         for start in range(0, count, IN_A_GROUP):
-            accept(intake, CONTENT, [_envelope(n) for n in range(start, min(count, start + IN_A_GROUP))])
+            numbers = range(start, min(count, start + IN_A_GROUP))
+            paths = [(f"{n % SENDERS}@here.example", f"b{n}@there.example") for n in numbers]
+            accept(intake, CONTENT, paths)
             while owner.claim(IN_A_GROUP):
                 pass
-
-
-def _envelope(number: int) -> Envelope:
-    to = (f"b{number}@there.example",)
-    return Envelope(f"{number % SENDERS}@here.example", to, time.time_ns(), "", "", "")
 
 
 def measure(folder: Path, engine: str) -> tuple[dict[str, float], int]:
     """Return the seconds until each of three events, and the peak of resident memory in bytes."""
     with smtp_sink() as sink:
-        isp = {"host": "127.0.0.1", "port": sink.port, "tls": "none"}
-        limits = [{"messages": LET_THROUGH, "per": "1h"}]
-        relay = RelayProcess(
-            folder, {"isp": isp | {"limits": limits}}, spool={"path": "./spool", "engine": engine}
-        )
+        isp = upstream_at(sink.port, limits=[{"messages": LET_THROUGH, "per": "1h"}])
+        relay = ColdRelay(folder, {"isp": isp}, spool={"path": "./spool", "engine": engine})
         began_s = time.monotonic()
 
         def after(condition: Callable[[], object]) -> float:

@@ -10,7 +10,7 @@ strict_smarthost  an upstream in the test's process, which judges and records ev
 witness      that record, counted by plain arithmetic
 ordeal       a relay between clients and strict upstreams, and what happens to all three meanwhile
 feeder       clients that keep handing mail over, whatever happens to the relay
-warm         relays and verbs, forked from an interpreter that has imported the relay already
+warm         the interpreter that has imported the relay already, and what is forked from it
 processes    halts, counts and measures processes by their pid
 
 Each peer has `why_missing()`, which returns why it cannot run here, or None.  `demand` skips

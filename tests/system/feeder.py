@@ -55,26 +55,16 @@ def letter(number: int) -> Letter:
     return Letter(number, recipients, b"\r\n".join(lines) + b"\r\n")
 
 
-def partly_refused(number: int) -> Letter:
-    """Return the letter of this number; every third letter has a recipient that is refused for good."""
-    plain = letter(number)
-    if number % 3:
-        return plain
-    return replace(plain, recipients=(*plain.recipients, f"bad{number}@list.test"))
-
-
 def asked_or_refused(number: int) -> Letter:
-    """Return `partly_refused(number)`; some letters also ask for a report of success, or for none (DSN)."""
-    of_its_kind = partly_refused(number)
-    match number % 6:
-        case 1 | 4:
-            return replace(of_its_kind, recipients=(f"told{number}@list.test", *of_its_kind.recipients))
-        case 2:
-            return replace(of_its_kind, recipients=(*of_its_kind.recipients, f"badsilent{number}@list.test"))
-        case 3:
-            return replace(of_its_kind, recipients=(f"told{number}@list.test", *of_its_kind.recipients))
-        case _:
-            return of_its_kind
+    """Return the letter of this number, with recipients that are refused for good or need another report.
+
+    Every third letter has one that is refused; for some the sender asks for a report of success, or for none.
+    """
+    plain, rest = letter(number), number % 6
+    told = [f"told{number}@list.test"] if rest in (1, 3, 4) else []
+    refused = {0: "bad", 2: "badsilent", 3: "bad"}.get(rest)
+    more = [f"{refused}{number}@list.test"] if refused else []
+    return replace(plain, recipients=(*told, *plain.recipients, *more))
 
 
 class Feeder:

@@ -6,31 +6,31 @@ from typing import Any
 
 from tests.fakes.cut_line import CutLine
 from tests.fakes.postgresql import Server
-from tests.system.warm import WarmRelay
+from tests.system.relay import RelayProcess
 
 OF_B = 1_000_000
 """The number of the first letter for the second host."""
 
 
-def host(folder: Path, name: str, isp: dict[str, Any], url: str) -> WarmRelay:
+def host(folder: Path, name: str, isp: dict[str, Any], url: str) -> RelayProcess:
     """Return a relay that is not started; its history is in the database."""
     (folder / name).mkdir()
-    return WarmRelay(folder / name, {"isp": isp | {"history": url}}, hostname=f"{name}.test")
+    return RelayProcess(folder / name, {"isp": isp | {"history": url}}, hostname=f"{name}.test")
 
 
-def of_one_queue(folder: Path, name: str, isp: dict[str, Any], url: str) -> WarmRelay:
+def of_one_queue(folder: Path, name: str, isp: dict[str, Any], url: str) -> RelayProcess:
     """Return a relay that is not started; its queue is in the database."""
     (folder / name).mkdir()
     spool = {"path": "./spool", "postgresql": url}
     reports = {"per_hour": None}
-    return WarmRelay(folder / name, {"isp": isp}, spool=spool, hostname=f"{name}.test", reports=reports)
+    return RelayProcess(folder / name, {"isp": isp}, spool=spool, hostname=f"{name}.test", reports=reports)
 
 
-def send(relay: WarmRelay, number: int = 0) -> None:
+def send(relay: RelayProcess, number: int = 0) -> None:
     relay.send(f"r{number}.0@list.test", content=f"Subject: {number}\r\n\r\nhello\r\n")
 
 
-def make_tables(relay: WarmRelay, *options: str) -> None:
+def make_tables(relay: RelayProcess, *options: str) -> None:
     ran = relay.command("database", "init", *options)
     assert ran.returncode == 0, ran.stderr
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from tests.system.feeder import SENDER, Letter, letter
-from tests.system.witness import Fate, Seen
+from tests.system.witness import Seen
 
 _RECEIVED = re.compile(rb"\AReceived: from .*\r\n\tby [a-z]+\.test .*\r\n(?:[ \t].*\r\n)*")
 _REPORTED = re.compile(
@@ -95,7 +95,7 @@ def judge(
     `unreadable` is when content could not be read: a transaction that reads some then ends without a message,
     and its recipients are tried again.
     """
-    relayed = [each for each in seen if each.fate is Fate.RELAYED]
+    relayed = [each for each in seen if each.is_relayed]
     copies: dict[str, list[tuple[int, Seen]]] = defaultdict(list)
     for index, one in sorted(enumerate(relayed), key=lambda each: each[1].mail_at_ns):
         for told in _told(one):

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.system.feeder import Feeder, Letter, letter
-from tests.system.kills import RELAYED, Kills, Verdict, judge, told_twice
+from tests.system.kills import RELAYED, Kills, judge, told_twice
+from tests.system.relay import RelayProcess
 from tests.system.strict_smarthost import StrictSmarthost, boottime_ns
 from tests.system.waiting import wait_until
-from tests.system.warm import WarmRelay
 from tests.system.witness import share_of
 
 LONGEST_START_S = 0.08
@@ -71,7 +71,7 @@ class Terms:
 
 
 class Ordeal:
-    """One relay under these terms.  Its public methods without arguments are acts."""
+    """One relay under these terms; `terms.acts` names methods of it."""
 
     def __init__(self, folder: Path, terms: Terms, hosts: Sequence[StrictSmarthost]) -> None:
         self.terms = terms
@@ -81,7 +81,7 @@ class Ordeal:
         """Kills of the relay, and cuts of connections: both are a reason to send again."""
         self.happened: Counter[str] = Counter()
         self._paused: str | None = None
-        self.relay = WarmRelay(
+        self.relay = RelayProcess(
             folder,
             {},
             listen={"processes": terms.listeners},
@@ -117,6 +117,35 @@ class Ordeal:
         wait_until(lambda: not any(host.unanswered for host in self.hosts))
         assert self.relay.stop() == 0
         assert self.relay.command("fsck").returncode == os.EX_OK
+
+    def assert_kept(self) -> None:
+        """Fail if mail was lost or a limit exceeded."""
+        seen = [each for host in self.hosts for each in host.seen()]
+        tried = [each for host in self.hosts for each in host.tried]
+        fed, terms = self.feeder, self.terms
+        self.verdict = judge(seen, tried, self.kills, fed.acknowledged, fed.attempted, letter=terms.letter)
+        self.verdict.assert_good(connections=terms.connections * len(self.hosts))
+        assert told_twice(self.relay.log(), RELAYED) == []
+        assert [line for line in self.relay.log() if " stopped: " in line] == []
+        assert [host.ledger.refused + host.ledger.cut_offs for host in self.hosts] == [0] * len(self.hosts)
+        self.most = max(host.ledger.most_in_any_window() for host in self.hosts)
+        assert self.most <= terms.count
+
+    @property
+    def share(self) -> float:
+        """Return the used share of the limit until the backlog ended, the mean of all accounts."""
+        terms, until_ns = self.terms, self.ended_ns
+        seen = [[each for each in host.seen() if each.mail_at_ns < until_ns] for host in self.hosts]
+        return sum(share_of(terms.count, terms.period_s, each) for each in seen) / len(seen)
+
+    @property
+    def words(self) -> str:
+        terms, verdict = self.terms, self.verdict
+        return (
+            f"seed {terms.seed}, {terms.engine}: {self.seen} transactions, "
+            f"{dict(self.happened)}: at most {self.most} of {terms.count} in any {terms.period_s} s, "
+            f"0 refused, {verdict.reports} reports, {verdict.duplicates} recipients twice"
+        )
 
     def _deck(self) -> Iterator[str]:
         while True:
@@ -240,58 +269,18 @@ class Ordeal:
         return {"upstreams": upstreams, "routes": [*routes, {"upstreams": list(upstreams)[:1]}]}
 
 
-@dataclass(frozen=True)
-class Found:
-    """The figures of an ordeal that was passed."""
-
-    ordeal: Ordeal
-    verdict: Verdict
-    most: int
-    """The largest count of any window of an account."""
-
-    @property
-    def share(self) -> float:
-        """Return the used share of the limit until the backlog ended, the mean of all accounts."""
-        terms, until_ns = self.ordeal.terms, self.ordeal.ended_ns
-        shares = [
-            share_of(
-                terms.count, terms.period_s, [each for each in host.seen() if each.mail_at_ns < until_ns]
-            )
-            for host in self.ordeal.hosts
-        ]
-        return sum(shares) / len(shares)
-
-    @property
-    def words(self) -> str:
-        terms = self.ordeal.terms
-        return (
-            f"seed {terms.seed}, {terms.engine}: {self.ordeal.seen} transactions, "
-            f"{dict(self.ordeal.happened)}: at most {self.most} of {terms.count} in any {terms.period_s} s, "
-            f"0 refused, {self.verdict.reports} reports, {self.verdict.duplicates} recipients twice"
-        )
-
-
-def undergo(folder: Path, terms: Terms) -> Found:
+def undergo(folder: Path, terms: Terms) -> Ordeal:
     """Run one relay under these terms; fail if mail is lost or a limit exceeded."""
     with ExitStack() as ends:
         hosts = [
-            StrictSmarthost(
-                folder, terms.limit(), seed=terms.seed + number, latest_reply_s=terms.latest_reply_s
+            ends.enter_context(
+                StrictSmarthost(
+                    folder, terms.limit(), seed=terms.seed + number, latest_reply_s=terms.latest_reply_s
+                )
             )
             for number in range(len(terms.names))
         ]
-        for host in hosts:
-            ends.enter_context(host)
         ordeal = Ordeal(folder, terms, hosts)
         ordeal.run()
-    relay, feeder = ordeal.relay, ordeal.feeder
-    seen = [each for host in hosts for each in host.seen()]
-    tried = [each for host in hosts for each in host.tried]
-    verdict = judge(seen, tried, ordeal.kills, feeder.acknowledged, feeder.attempted, letter=terms.letter)
-    verdict.assert_good(connections=terms.connections * len(hosts))
-    assert told_twice(relay.log(), RELAYED) == []
-    assert [line for line in relay.log() if " stopped: " in line] == []
-    assert [host.ledger.refused + host.ledger.cut_offs for host in hosts] == [0] * len(hosts)
-    most = max(host.ledger.most_in_any_window() for host in hosts)
-    assert most <= terms.count
-    return Found(ordeal, verdict, most)
+    ordeal.assert_kept()
+    return ordeal

@@ -27,7 +27,7 @@ from typing import Any, Self
 
 from tests.fakes.certificates import make_certificates
 from tests.system.demand import find, missing_program
-from tests.system.waiting import HANG_S, free_port, wait_for_answer, wait_until
+from tests.system.waiting import HANG_S, ended, free_port, wait_for_answer, wait_until
 
 NOBODY = 65534
 """The id of Debian's user `nobody` and group `nogroup`."""
@@ -42,19 +42,11 @@ rewrite unix - - n - - trivial-rewrite
 bounce unix - - n - 0 bounce
 defer unix - - n - 0 bounce
 trace unix - - n - 0 bounce
-verify unix - - n - 1 verify
-flush unix n - n 1000? 0 flush
-proxymap unix - - n - - proxymap
-proxywrite unix - - n - 1 proxymap
 smtp unix - - n - - smtp
-relay unix - - n - - smtp
 showq unix n - n - - showq
 error unix - - n - - error
 retry unix - - n - - error
-discard unix - - n - - discard
-local unix - n n - - local
 virtual unix - n n - - virtual
-lmtp unix - - n - - lmtp
 anvil unix - - n - 1 anvil
 scache unix - - n - 1 scache
 postlog unix-dgram n - n - 1 postlogd
@@ -95,9 +87,10 @@ def why_missing() -> str | None:
     return missing_program("postfix", "dovecot")
 
 
-_FIELD = re.compile(rb"(Return-Path|X-Original-To|Delivered-To): (.*)\n")
-# One field with its folded lines.
-_RECEIVED = re.compile(rb"Received: .*\n(?:[ \t].*\n)*")
+# What virtual(8) writes on top, and the upstream's Received: with its folded lines.
+_ON_TOP = re.compile(
+    rb"Return-Path: <(.*)>\nX-Original-To: (.*)\nDelivered-To: .*\nReceived: .*\n(?:[ \t].*\n)*"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,17 +122,9 @@ class Mailbox:
 
 
 def _read(text: bytes) -> Arrived:
-    fields: dict[bytes, bytes] = {}
-    while field := _FIELD.match(text):
-        fields[field[1]] = field[2]
-        text = text[field.end() :]
-        if field[1] == b"Delivered-To":  # virtual(8) writes it last
-            break
-    received = _RECEIVED.match(text)
-    assert received is not None, f"no Received: header of the upstream on top of {text[:200]!r}"
-    content = text[received.end() :].replace(b"\n", b"\r\n")
-    reverse_path = fields[b"Return-Path"].decode().removeprefix("<").removesuffix(">")
-    return Arrived(reverse_path, fields[b"X-Original-To"].decode(), content)
+    top = _ON_TOP.match(text)
+    assert top is not None, f"not from virtual(8) and the upstream: {text[:400]!r}"
+    return Arrived(top[1].decode(), top[2].decode(), text[top.end() :].replace(b"\n", b"\r\n"))
 
 
 class Postfix:
@@ -162,10 +147,10 @@ class Postfix:
             (self.home / folder).mkdir(exist_ok=True)
         shutil.chown(self.home / "data", "postfix")
         paths = {
-            "queue_directory": self.home / "queue",
-            "data_directory": self.home / "data",
-            "maillog_file": self.home / "maillog",
-            "maillog_file_prefixes": self.home,
+            "queue_directory": f"{self.home}/queue",
+            "data_directory": f"{self.home}/data",
+            "maillog_file": f"{self.home}/maillog",
+            "maillog_file_prefixes": f"{self.home}",
         }
         lines = [f"{key} = {value}\n" for key, value in (COMMON | paths | dict(self._settings)).items()]
         (self.home / "main.cf").write_text("".join(lines))
@@ -238,7 +223,10 @@ def smarthost(**settings: str) -> AbstractContextManager[Postfix]:
 
 def _smarthost(home: Path) -> dict[str, str]:
     made = make_certificates(home)
-    _make_maildir(home)
+    for folder in ("", "new", "cur", "tmp"):
+        path = home / "mail" / "all" / folder
+        path.mkdir(parents=True)
+        os.chown(path, NOBODY, NOBODY)
     return UPSTREAM | {
         "smtpd_tls_chain_files": f"{made.key}, {made.cert}",
         "virtual_mailbox_base": str(home / "mail"),
@@ -262,13 +250,6 @@ UPSTREAM = {
     "local_header_rewrite_clients": "",
     "message_drop_headers": "",
 }
-
-
-def _make_maildir(home: Path) -> None:
-    for folder in ("", "new", "cur", "tmp"):
-        path = home / "mail" / "all" / folder
-        path.mkdir(parents=True)
-        os.chown(path, NOBODY, NOBODY)
 
 
 DOVECOT_CONF = """
@@ -311,17 +292,13 @@ def passwords(users: Mapping[str, str], mechanisms: str) -> Iterator[dict[str, s
         text = DOVECOT_CONF.format(home=home, mechanisms=mechanisms, users=file)
         (home / "dovecot.conf").write_text(text)
         command = [str(find("dovecot")), "-F", "-c", str(home / "dovecot.conf")]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
 
         def reach() -> None:
             with socket.socket(socket.AF_UNIX) as client:
                 client.connect(str(home / "sasl"))
 
-        try:
-            wait_for_answer(reach, process)
+        with ended(subprocess.Popen(command, stdin=subprocess.DEVNULL)) as checker:
+            wait_for_answer(reach, checker)
             yield {"smtpd_sasl_type": "dovecot", "smtpd_sasl_path": str(home / "sasl")}
-        finally:
-            process.terminate()
-            process.wait(HANG_S)
     finally:
         shutil.rmtree(home, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 The relay announces that it is ready, as to a service manager (`READY=1`, sd_notify(3)), so
 no test polls or guesses.  Its log is a file; each run in the same folder appends to it.
+A relay and its verbs are forked from a warm interpreter; a `ColdRelay` starts as from a shell.
 """
 
 import contextlib
@@ -13,14 +14,19 @@ import smtplib
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 import urllib.request
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.system.processes import children_of, command_of
 from tests.system.waiting import HANG_S, free_port, wait_until
+from tests.system.warm import Forked, Warm, shared
 
 PROJECT = Path(__file__).parents[2]
 LISTENER = {"clients": ["127.0.0.0/8"], "processes": 0}
@@ -29,23 +35,17 @@ SENDER = "mjd@front.test"
 CONTENT = "Subject: x\r\n\r\nx\r\n"
 
 
-class Started(Protocol):
-    """A started program, with the interface of subprocess.Popen."""
-
-    pid: int
-
-    def poll(self) -> int | None: ...
-
-    def wait(self, timeout: float | None = None) -> int: ...
-
-    def send_signal(self, sig: int, /) -> None: ...
-
-
 class RelayProcess:
     """One relay in a folder of its own.  Inside its context the relay runs and is ready."""
 
     options: tuple[str, ...] = ()
     """Of `relay run`."""
+    descriptors: tuple[int, int] | None = None
+    """Its soft and hard limit of file descriptors."""
+    warm: Warm | None = None
+    """The interpreter that it is forked from, if not `shared()`."""
+    network: str | None = None
+    """The path of its network namespace, if that is not the test's."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class RelayProcess:
         } | policy
         self.policy_path = folder / "policy.yaml"
         self.write_policy()
-        self._relay: Started | None = None
+        self._relay: Forked | subprocess.Popen[bytes] | None = None
         self._log_path = folder / "log" / "relay.log"
         self._log_path.parent.mkdir(exist_ok=True)
         self._log_path.touch()
@@ -101,10 +101,10 @@ class RelayProcess:
         return self
 
     def spawn(self, **environment: str) -> None:
-        command = [sys.executable, "-m", "relay", "run", *self.options, "--policy", str(self.policy_path)]
-        with self._log_path.open("ab") as log:
-            self._relay = subprocess.Popen(
-                command, cwd=PROJECT, env=os.environ | environment, stdin=subprocess.DEVNULL, stderr=log
+        with self._log_path.open("ab") as log, Path(os.devnull).open("r+b") as nothing:
+            fds = nothing.fileno(), nothing.fileno(), log.fileno()
+            self._relay = (self.warm or shared()).fork(
+                self._words, fds, os.environ | environment, descriptors=self.descriptors, network=self.network
             )
 
     def stop(self, *, signal_number: int = signal.SIGTERM, within_s: float = HANG_S) -> int:
@@ -126,6 +126,16 @@ class RelayProcess:
 
     def kill(self) -> None:
         self.stop(signal_number=signal.SIGKILL)
+
+    def kill_all(self) -> None:
+        """Kill it and its listeners, if any, at one instant (SIGKILL)."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.wait()
+
+    def listeners(self) -> list[int]:
+        wanted = "relay.daemon.listener_process"
+        return [pid for pid in children_of(self.pid) if wanted in command_of(pid)]
 
     def reload(self) -> None:
         """Tell it to read its policy again (SIGHUP)."""
@@ -168,18 +178,16 @@ class RelayProcess:
 
     def command(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
         """Run another verb on the same policy, e.g. `command("queue", "--json")`."""
-        command = [sys.executable, "-m", "relay", *arguments]
-        surroundings = os.environ | {"RELAY_POLICY": str(self.policy_path)}
-        ran = subprocess.run(
-            command,
-            cwd=PROJECT,
-            env=surroundings,
-            input=stdin,
-            capture_output=True,
-            timeout=HANG_S,
-            check=False,
-        )
-        return subprocess.CompletedProcess(command, ran.returncode, ran.stdout.decode(), ran.stderr.decode())
+        with ExitStack() as files:
+            given, out, err = (files.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+            given.write(stdin)
+            given.seek(0)
+            fds = given.fileno(), out.fileno(), err.fileno()
+            surroundings = os.environ | {"RELAY_POLICY": str(self.policy_path)}
+            code = shared().fork(list(arguments), fds, surroundings).wait(HANG_S)
+            out.seek(0)
+            err.seek(0)
+            return subprocess.CompletedProcess(arguments, code, out.read().decode(), err.read().decode())
 
     def queue(self) -> list[dict[str, Any]]:
         ran = self.command("queue", "--json")
@@ -210,26 +218,38 @@ class RelayProcess:
             raise ConnectionError(ran.stderr)
         return messages_in(json.loads(ran.stdout)) == 0
 
-    def _started(self) -> Started:
+    @property
+    def _words(self) -> list[str]:
+        return ["run", *self.options, "--policy", str(self.policy_path)]
+
+    def _started(self) -> Forked | subprocess.Popen[bytes]:
         assert self._relay is not None, "no relay was started here"
         return self._relay
 
     def _wait_until_ready(self, ready: socket.socket) -> None:
-        relay = self._started()
-        ended = os.pidfd_open(relay.pid)
-        watched: list[socket.socket | int] = [ready, ended]
-        try:
-            while True:
-                heard = select.select(watched, [], [], HANG_S)[0]
-                if ready in heard and b"READY=1" in ready.recv(4096).split(b"\n"):
-                    return
-                if ended in heard:
-                    raise ChildProcessError(f"relay run exited {self.wait()}:\n" + "\n".join(self.log()))
-                if not heard:
-                    self.kill()
-                    raise TimeoutError(f"relay run not ready in {HANG_S:g} s:\n" + "\n".join(self.log()))
-        finally:
-            os.close(ended)
+        deadline = time.monotonic() + HANG_S
+        while not (select.select([ready], [], [], 0.05)[0] and b"READY=1" in ready.recv(4096).split(b"\n")):
+            if self._started().poll() is not None:
+                raise ChildProcessError(f"relay run exited {self.wait()}:\n" + "\n".join(self.log()))
+            if time.monotonic() > deadline:
+                self.kill()
+                raise TimeoutError(f"relay run not ready in {HANG_S:g} s:\n" + "\n".join(self.log()))
+
+
+class ColdRelay(RelayProcess):
+    """A relay in an interpreter of its own, whose memory and start are as in production."""
+
+    def spawn(self, **environment: str) -> None:
+        command = [sys.executable, "-m", "relay", *self._words]
+        with self._log_path.open("ab") as log:
+            self._relay = subprocess.Popen(
+                command, cwd=PROJECT, env=os.environ | environment, stdin=subprocess.DEVNULL, stderr=log
+            )
+
+
+def upstream_at(port: int, **more: Any) -> dict[str, Any]:
+    """Return the section of a policy for an upstream on loopback without TLS and login, with `more` keys."""
+    return {"host": "127.0.0.1", "port": port, "tls": "none"} | more
 
 
 def messages_in(status: Mapping[str, Any]) -> int:

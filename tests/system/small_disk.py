@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.system.demand import find
+from tests.system.demand import find, missing_program
 
 MEGABYTE = 1024 * 1024
 
@@ -21,8 +21,8 @@ def why_missing() -> str | None:
     """Return why no file system can be mounted here, or None.  It tries, because containers differ."""
     if os.geteuid() != 0:
         return "mounting a small file system needs root"
-    if (missing := [name for name in ("mount", "umount", "mkfs.ext4") if find(name) is None]) != []:
-        return f"no {', '.join(missing)} here: apt install mount e2fsprogs"
+    if reason := missing_program("mount", "umount", "mkfs.ext4"):
+        return reason
     probe = Path(f"/tmp/relay-mount-probe-{os.getpid()}")
     try:
         with tmpfs(probe, size_bytes=MEGABYTE):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tests.system.demand import find, missing_program
-from tests.system.waiting import HANG_S, free_port, wait_for_port
+from tests.system.waiting import HANG_S, ended, free_port, wait_for_port
 
 # smtp-sink -c writes `sess=1 quit=1 mesg=1\r` after every event.
 _COUNTERS = re.compile(rb"mesg=([0-9]+)\r")
@@ -77,15 +77,12 @@ def smtp_sink(*options: str) -> Iterator[SmtpSink]:
     if os.geteuid() == 0:
         command += ["-u", "nobody"]
     command += [f"127.0.0.1:{port}", "1000"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as sink:
-        try:
-            assert sink.stdout is not None
-            # smtp-sink writes some 80 octets a message, and takes no mail while nobody reads them.
-            fcntl.fcntl(sink.stdout, fcntl.F_SETPIPE_SZ, 1 << 20)
-            wait_for_port(port, sink)
-            yield SmtpSink(port, sink)
-        finally:
-            sink.terminate()
+    with ended(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)) as sink:
+        assert sink.stdout is not None
+        # smtp-sink writes some 80 octets a message, and takes no mail while nobody reads them.
+        fcntl.fcntl(sink.stdout, fcntl.F_SETPIPE_SZ, 1 << 20)
+        wait_for_port(port, sink)
+        yield SmtpSink(port, sink)
 
 
 def smtp_source(

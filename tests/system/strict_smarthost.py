@@ -12,15 +12,14 @@ import random
 import ssl
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 from tests.fakes.smarthost import DEFAULT, Recorded, Script, Session, Smarthost, Turn
 from tests.system.waiting import HANG_S, free_port, wait_until
-from tests.system.witness import SECOND_NS, Fate, Seen, Witness
+from tests.system.witness import SECOND_NS, Seen, Witness
 
-T = TypeVar("T")
 USER, PASSWORD = "mjd", "correct horse"
 REFUSALS = {"bad": "550 5.1.1 nobody of that name", "stay": "450 4.2.0 come again"}
 TURNS_TO_READ = 60
@@ -37,10 +36,7 @@ class _Session(Session):
     is_held = False
     """The final reply to a message is held back."""
 
-    @property
-    def _strict(self) -> "StrictSmarthost":
-        assert isinstance(self._host, StrictSmarthost)
-        return self._host
+    _host: "StrictSmarthost"
 
     async def run(self) -> None:
         try:
@@ -52,17 +48,17 @@ class _Session(Session):
         self.is_held = True
         # The ledger keeps the message; these would be two more copies of each.
         self.received.clear()
-        self._strict.transactions.clear()
+        self._host.transactions.clear()
         try:
-            return await self._strict.decide(recorded)
+            return await self._host.decide(recorded)
         finally:
             self.is_held = False
 
     def drop(self) -> None:
         """Drop the open transaction, if any, and count it: at RSET, at EHLO, or with the connection."""
         if self._transaction is not None:
-            self._strict.count(self._transaction)
-            self._strict.enter(self._transaction, "", Fate.ABANDONED)
+            self._host.count(self._transaction)
+            self._host.enter(self._transaction, "")
         super().drop()
 
     def cut(self) -> None:
@@ -128,11 +124,16 @@ class StrictSmarthost(Smarthost):
 
     def cut_off(self) -> None:
         """Cut all connections at once; a message whose final dot came is decided, but its reply is lost."""
-        self.run(self._cut(lambda open_sessions: open_sessions))
+        self.run(self._cut(list))
 
     def cut_one(self, dice: random.Random) -> None:
         """Cut one connection between the dot and its reply, if there is one."""
-        self.run(self._cut(lambda open_sessions: _held(open_sessions, dice)))
+
+        def one(sessions: Iterable[_Session]) -> list[_Session]:
+            held = [each for each in sessions if each.is_held]
+            return [dice.choice(held)] if held else []
+
+        self.run(self._cut(one))
 
     def crash(self) -> None:
         """Stop at once and start again: a message without a reply was never taken."""
@@ -179,7 +180,7 @@ class StrictSmarthost(Smarthost):
             reply = f"550 5.7.1 You have exceeded your sending limit of {self.ledger.label}"
             if self.count(recorded):
                 reply = f"250 2.0.0 Ok: taken as {self.ledger.relayed + 1}"
-            self.enter(recorded, reply, Fate.RELAYED if reply[0] == "2" else Fate.REFUSED)
+            self.enter(recorded, reply)
         finally:
             self.unanswered -= 1
         return reply
@@ -190,10 +191,9 @@ class StrictSmarthost(Smarthost):
         counted_at_ns = self._dice.randint(recorded.began_ns, now_ns)
         return self.ledger.admit(counted_at_ns, len(recorded.recipients), now_ns)
 
-    def enter(self, recorded: Recorded, reply: str, fate: Fate) -> None:
+    def enter(self, recorded: Recorded, reply: str) -> None:
         path, recipients = recorded.reverse_path, tuple(recorded.recipients)
-        seen = Seen(recorded.began_ns, boottime_ns(), path, recipients, recorded.content, reply, fate)
-        self.ledger.enter(seen)
+        self.ledger.enter(Seen(recorded.began_ns, boottime_ns(), path, recipients, recorded.content, reply))
 
     def _refusal(self, argument: str) -> Turn:
         recipient = argument.removeprefix("TO:<").partition(">")[0]
@@ -203,15 +203,10 @@ class StrictSmarthost(Smarthost):
                 return reply
         return DEFAULT
 
-    async def _cut(self, which: Callable[[list[Session]], list[Session]]) -> None:
-        for session in which([each for each in self.sessions if not each.writer.is_closing()]):
-            assert isinstance(session, _Session)
+    async def _cut(self, which: Callable[[Iterable[_Session]], list[_Session]]) -> None:
+        sessions = (each for each in self.sessions if isinstance(each, _Session))
+        for session in which(each for each in sessions if not each.writer.is_closing()):
             session.cut()
-
-
-def _held(sessions: list[Session], dice: random.Random) -> list[Session]:
-    held = [each for each in sessions if isinstance(each, _Session) and each.is_held]
-    return [dice.choice(held)] if held else []
 
 
 async def _turn_on() -> None:

@@ -17,9 +17,9 @@ import pytest
 from tests.system import postfix
 from tests.system.demand import demand
 from tests.system.postfix import Arrived, Postfix
+from tests.system.relay import RelayProcess
 from tests.system.shapes import shape
 from tests.system.waiting import wait_until
-from tests.system.warm import WarmRelay
 
 USER, PASSWORD = "mjd", "correct horse"
 SENDER = "mjd@front.test"
@@ -50,7 +50,7 @@ class Chain:
     """The three servers in the order of the mail; started once, since Postfix takes seconds to start."""
 
     front: Postfix
-    relay: WarmRelay
+    relay: RelayProcess
     upstream: Postfix
 
     def until_all_are_empty(self) -> None:
@@ -93,7 +93,9 @@ def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
         }
         deaf = isp | {"source_address": DEAF_ADDRESS, "history": "./deaf.history"}
         routes = [{"recipient_domain": DEAF, "upstreams": ["deaf"]}, {"upstreams": ["isp"]}]
-        relay = WarmRelay(folder, {"isp": isp, "deaf": deaf}, routes=routes, reports={"upstreams": ["isp"]})
+        relay = RelayProcess(
+            folder, {"isp": isp, "deaf": deaf}, routes=routes, reports={"upstreams": ["isp"]}
+        )
         with relay, postfix.front(relay.port, **FRONT) as front:
             yield Chain(front, relay, upstream)
 
@@ -123,12 +125,10 @@ def test_an_unknown_recipient_is_reported_and_the_others_arrive(chain: Chain) ->
 
     assert set(arrived) == {f"ann@{LIST}", f"bob@{LIST}", SENDER}
     assert arrived[SENDER].reverse_path == ""
-    report = email.message_from_bytes(arrived[SENDER].content, policy=email.policy.SMTP)
-    assert isinstance(report, EmailMessage)
+    report, (_, of_recipient) = _read(arrived[SENDER])
     assert report.get_param("report-type") == "delivery-status"
     assert report["Auto-Submitted"] == "auto-replied"
     _, _, returned = report.iter_parts()
-    _, of_recipient = _fields(arrived[SENDER])
     assert of_recipient["Final-Recipient"] == f"rfc822; nobody@{LIST}"
     assert (of_recipient["Action"], of_recipient["Status"][:5]) == ("failed", "5.1.1")
     assert "User unknown in virtual mailbox table" in of_recipient["Diagnostic-Code"]
@@ -148,18 +148,14 @@ def test_addresses_beyond_ascii_arrive_unchanged(chain: Chain) -> None:
     assert all(b"with UTF8SMTP" in each.content[:600] for each in arrived)
 
 
-def _fields(report: Arrived) -> list[dict[str, str]]:
+def _read(report: Arrived) -> tuple[EmailMessage, list[dict[str, str]]]:
+    """Return a report, and the fields of each block of its status: of the message, then of recipients."""
     found = email.message_from_bytes(report.content, policy=email.policy.SMTP)
     assert isinstance(found, EmailMessage)
     assert found.get_content_type() == "multipart/report"
     (status,) = (part for part in found.walk() if part.get_content_type() == "message/delivery-status")
     blocks = [block for block in status.walk() if block is not status]
-    return [{name: " ".join(str(value).split()) for name, value in block.items()} for block in blocks]
-
-
-def _report(arrived: list[Arrived]) -> Arrived:
-    (report,) = (each for each in arrived if each.reverse_path == "")
-    return report
+    return found, [{name: " ".join(str(value).split()) for name, value in block.items()} for block in blocks]
 
 
 @pytest.mark.parametrize(("domain", "reporter"), [(LIST, "upstream.test"), (DEAF, "relay.test")])
@@ -167,9 +163,9 @@ def test_success_is_reported_by_the_upstream_or_by_the_relay_if_that_offers_no_d
     chain: Chain, domain: str, reporter: str
 ) -> None:
     chain.submit("-N", "success,failure", "-V", "batch 7+1", "-R", "hdrs", "--", f"ann@{domain}")
-    report = _report(chain.settled(2))
+    (report,) = (each for each in chain.settled(2) if each.reverse_path == "")
 
-    of_message, of_ann = _fields(report)
+    _, (of_message, of_ann) = _read(report)
     assert of_message["Reporting-MTA"] == f"dns; {reporter}"
     assert of_message["Original-Envelope-Id"] == "batch 7+1"
     assert of_ann["Original-Recipient"].replace(" ", "") == f"rfc822;ann@{domain}"

@@ -4,15 +4,14 @@ import json
 import os
 import re
 import smtplib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.system.relay import RelayProcess
 from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import wait_until
-from tests.system.warm import WarmRelay
 
 SENDER = "mjd@front.test"
 ABSENT_ID = "2jx5qbmkq8b8tnng"
@@ -21,7 +20,7 @@ ABSENT_ID = "2jx5qbmkq8b8tnng"
 class Operated:
     """A relay, and an operator at its command line; the upstream defers `stay…` and refuses `bad…`."""
 
-    def __init__(self, relay: WarmRelay, host: StrictSmarthost) -> None:
+    def __init__(self, relay: RelayProcess, host: StrictSmarthost) -> None:
         self.relay = relay
         self.host = host
 
@@ -59,22 +58,17 @@ class Operated:
     def states(self) -> dict[str, str]:
         return {queue_id: message["state"] for queue_id, message in self.queue().items()}
 
-    def found(self, text: str) -> list[dict[str, Any]]:
-        lines = self.relay.command("find", text, "--json").stdout.splitlines()
-        return [json.loads(line) for line in lines]
-
     def ends(self, text: str) -> dict[str, str]:
-        return {each["recipient"]: each["became"] for each in self.found(text) if each["found"] == "recent"}
+        found = map(json.loads, self.relay.command("find", text, "--json").stdout.splitlines())
+        return {each["recipient"]: each["became"] for each in found if each["found"] == "recent"}
 
 
 @pytest.fixture
-def operator(tmp_path: Path) -> Iterator[Operated]:
+def operator(tmp_path: Path, upstream: StrictSmarthost) -> Operated:
     """Return a relay that is not started yet."""
-    with StrictSmarthost(tmp_path, {"messages": 1000, "per": "1m"}, seed=1) as host:
-        limits = [{"messages": 100, "per": "1h"}]
-        retry = {"min": "1h", "max": "1h", "lifetime": "5d"}
-        isp = host.upstream(limits=limits, shield=None)
-        yield Operated(WarmRelay(tmp_path, {"isp": isp}, retry=retry), host)
+    isp = upstream.upstream(limits=[{"messages": 100, "per": "1h"}], shield=None)
+    retry = {"min": "1h", "max": "1h", "lifetime": "5d"}
+    return Operated(RelayProcess(tmp_path, {"isp": isp}, retry=retry), upstream)
 
 
 def test_verbs_on_a_relay_that_is_down_take_effect_at_its_next_start(operator: Operated) -> None:
@@ -85,7 +79,7 @@ def test_verbs_on_a_relay_that_is_down_take_effect_at_its_next_start(operator: O
         operator.run("queue", "hold", released)
         assert operator.run("queue", "bounce", reported) == f"{reported}: bounced\n"
         operator.host.wait_until(lambda ledger: ledger.relayed == 1)
-        (report,) = (seen for seen in operator.host.seen() if seen.reply[:3] == "250")
+        (report,) = (seen for seen in operator.host.seen() if seen.is_relayed)
         assert (report.reverse_path, report.recipients) == ("", (SENDER,))
 
     status = operator.told("status", code=os.EX_UNAVAILABLE)

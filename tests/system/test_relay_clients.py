@@ -21,21 +21,20 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, nullcontext
 from email import message_from_bytes
 from email.policy import SMTP
-from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from tests.system import postfix
 from tests.system.demand import demand, missing_program
-from tests.system.relay import PROJECT
+from tests.system.relay import PROJECT, RelayProcess
 from tests.system.shapes import shape, without_traces
 from tests.system.strict_smarthost import StrictSmarthost
-from tests.system.waiting import HANG_S, free_port, wait_for_port, wait_until
-from tests.system.warm import WarmRelay
+from tests.system.waiting import HANG_S, ended, free_port, wait_for_port, wait_until
 
 pytestmark = pytest.mark.full
 
@@ -145,22 +144,14 @@ def apart(*packages: str, is_installed: bool = True) -> Iterator[Apart]:
                 holder.kill()
 
 
-OPENSMTPD = ("opensmtpd",)
-SENDMAIL = ("sendmail-bin", "sendmail-cf")
-NULLMAILER = ("nullmailer",)
-DMA = ("dma",)
-MSMTP = ("msmtp",)
-ESMTP = ("esmtp",)
-EXIM = ("exim4-daemon-light",)
-
 PORT = "2525"
 """The relay's port on the page."""
 SNIPPETS: dict[str, str] = dict(
     re.findall(r"(?ms)^```\w+ name=([\w-]+)\n(.*?)^```$", (PROJECT / "docs" / "clients.md").read_text())
 )
 
-Submit = Callable[[str, str, bytes], None]
-"""Takes sender, recipient and content.  Raises if the message is not taken."""
+Mail = Mapping[str, tuple[str, bytes]]
+"""The sender and the content, by recipient."""
 
 
 def snippet(name: str, *, port: int | None = None) -> str:
@@ -169,112 +160,74 @@ def snippet(name: str, *, port: int | None = None) -> str:
     return SNIPPETS[name].replace(PORT, str(port))
 
 
-def over_smtp(port: int, sender: str, recipient: str, content: bytes) -> None:
-    with smtplib.SMTP("127.0.0.1", port, timeout=HANG_S) as session:
-        session.sendmail(sender, [recipient], content, mail_options=["BODY=8BITMIME"])
+def over_smtp(port: int, sent: Mail) -> None:
+    for recipient, (sender, content) in sent.items():
+        with smtplib.SMTP("127.0.0.1", port, timeout=HANG_S) as session:
+            session.sendmail(sender, [recipient], content, mail_options=["BODY=8BITMIME"])
 
 
-def by_program(machine: Apart, program: str, sender: str, recipient: str, content: bytes) -> None:
-    """Hand a message over, with LF at the end of its lines."""
-    machine.run(program, "-i", "-f", sender, "--", recipient, stdin=content.replace(b"\r\n", b"\n"))
+def by_program(machine: Apart, program: str, sent: Mail) -> None:
+    """Hand messages over, with LF at the end of their lines."""
+    for recipient, (sender, content) in sent.items():
+        machine.run(program, "-i", "-f", sender, "--", recipient, stdin=content.replace(b"\r\n", b"\n"))
 
 
-@contextmanager
-def opensmtpd(smarthost_port: int) -> Iterator[Submit]:
-    port = free_port()
+def opensmtpd(machine: Apart, lines: str, port: int) -> tuple[str, ...]:
     # Port 25 may be in use here.
-    lines = snippet("opensmtpd", port=smarthost_port).replace("listen on lo", f"listen on lo port {port}")
-    with apart(*OPENSMTPD) as machine:
-        machine.run("tee", "/etc/smtpd.conf", stdin=lines.encode())
-        with _running(machine, port, "smtpd", "-d"):
-            yield partial(over_smtp, port)
+    lines = lines.replace("listen on lo", f"listen on lo port {port}")
+    machine.run("tee", "/etc/smtpd.conf", stdin=lines.encode())
+    return "smtpd", "-d"
 
 
-@contextmanager
-def sendmail(smarthost_port: int) -> Iterator[Submit]:
-    port = free_port()
-    above = snippet("sendmail", port=smarthost_port)
-    with apart(*SENDMAIL) as machine:
-        macros = machine.run("cat", "/etc/mail/sendmail.mc").decode()
-        assert macros.count("\nMAILER_DEFINITIONS\n") == 1
-        macros = macros.replace("\nMAILER_DEFINITIONS\n", f"\n{above}MAILER_DEFINITIONS\n")
-        machine.run("tee", "/etc/mail/sendmail.mc", stdin=macros.encode())
-        machine.run("make", "-s", "-C", "/etc/mail", "sendmail.cf")
-        machine.run("mkdir", "-p", "/run/sendmail/mta")
-        door = f"-ODaemonPortOptions=Addr=127.0.0.1,Port={port}"
-        # sendmail takes mail and sends it at once, however busy this machine is.
-        at_once = ("-OQueueLA=1000", "-ORefuseLA=1000")
-        with _running(machine, port, "/usr/libexec/sendmail/sendmail", "-bD", door, *at_once):
-            yield partial(over_smtp, port)
+def sendmail(machine: Apart, above: str, port: int) -> tuple[str, ...]:
+    macros = machine.run("cat", "/etc/mail/sendmail.mc").decode()
+    assert macros.count("\nMAILER_DEFINITIONS\n") == 1
+    macros = macros.replace("\nMAILER_DEFINITIONS\n", f"\n{above}MAILER_DEFINITIONS\n")
+    machine.run("tee", "/etc/mail/sendmail.mc", stdin=macros.encode())
+    machine.run("make", "-s", "-C", "/etc/mail", "sendmail.cf")
+    machine.run("mkdir", "-p", "/run/sendmail/mta")
+    door = f"-ODaemonPortOptions=Addr=127.0.0.1,Port={port}"
+    # sendmail takes mail and sends it at once, however busy this machine is.
+    return "/usr/libexec/sendmail/sendmail", "-bD", door, "-OQueueLA=1000", "-ORefuseLA=1000"
 
 
-@contextmanager
-def exim(smarthost_port: int) -> Iterator[Submit]:
-    port = free_port()
-    with apart(*EXIM) as machine:
-        machine.run("sh", "-e", stdin=snippet("exim", port=smarthost_port).encode())
-        with _running(machine, port, "exim4", "-bdf", "-oX", f"<; [127.0.0.1]:{port}"):
-            yield partial(over_smtp, port)
+def exim(machine: Apart, script: str, port: int) -> tuple[str, ...]:
+    machine.run("sh", "-e", stdin=script.encode())
+    return "exim4", "-bdf", "-oX", f"<; [127.0.0.1]:{port}"
 
 
-@contextmanager
-def nullmailer(smarthost_port: int) -> Iterator[Submit]:
-    with apart(*NULLMAILER) as machine:
-        machine.run("sh", "-e", stdin=snippet("nullmailer", port=smarthost_port).encode())
-        sender = machine.start("setpriv", "--reuid=mail", "--regid=mail", "--clear-groups", "nullmailer-send")
-        with _ended(sender):
-            yield partial(by_program, machine, "/usr/sbin/sendmail")
+def nullmailer(machine: Apart, script: str, _port: int) -> tuple[str, ...]:
+    machine.run("sh", "-e", stdin=script.encode())
+    return "setpriv", "--reuid=mail", "--regid=mail", "--clear-groups", "nullmailer-send"
 
 
-@contextmanager
-def dma(smarthost_port: int) -> Iterator[Submit]:
-    with apart(*DMA) as machine:
-        machine.run("tee", "/etc/dma/dma.conf", stdin=snippet("dma", port=smarthost_port).encode())
-        yield partial(by_program, machine, "/usr/sbin/sendmail")
+def dma(machine: Apart, lines: str, _port: int) -> tuple[str, ...]:
+    machine.run("tee", "/etc/dma/dma.conf", stdin=lines.encode())
+    return ()
 
 
-def without_queue(machine: Apart, name: str, smarthost_port: int) -> Submit:
-    """Configure msmtp or esmtp, which the machine has: it hands its message over, or fails."""
-    machine.run("tee", f"/etc/{name}rc", stdin=snippet(name, port=smarthost_port).encode())
-    return partial(by_program, machine, f"/usr/bin/{name}")
+class Way(NamedTuple):
+    """A mail server."""
+
+    packages: tuple[str, ...]
+    set_up: Callable[[Apart, str, int], tuple[str, ...]]
+    """Configures it by its snippet, and its port if it has one; returns the command of its daemon, if any."""
+    has_port: bool
+    """It takes mail by SMTP; others by their sendmail."""
 
 
-@contextmanager
-def _running(machine: Apart, port: int, *command: str) -> Iterator[None]:
-    daemon = machine.start(*command)
-    with _ended(daemon):
-        wait_for_port(port, daemon)
-        yield
+WAYS_IN = {
+    "exim": Way(("exim4-daemon-light",), exim, has_port=True),
+    "opensmtpd": Way(("opensmtpd",), opensmtpd, has_port=True),
+    "sendmail": Way(("sendmail-bin", "sendmail-cf"), sendmail, has_port=True),
+    "nullmailer": Way(("nullmailer",), nullmailer, has_port=False),
+    "dma": Way(("dma",), dma, has_port=False),
+}
+WITHOUT_QUEUE = ("msmtp", "esmtp")
+"""Each hands its message over, or fails; it is also the name of its package."""
 
-
-@contextmanager
-def _ended(daemon: subprocess.Popen[bytes]) -> Iterator[None]:
-    with daemon:
-        try:
-            yield
-        finally:
-            daemon.terminate()
-
-
-Mail = Mapping[str, tuple[str, bytes]]
-"""The sender and the content, by recipient."""
 SENT: Mail = {f"r{number}@list.test": (f"b+{number}@front.test", shape(number)) for number in range(26)}
 LONGEST = b"x" * 998
-DMAS: Mail = {
-    recipient: (sender, content.replace(LONGEST, LONGEST[:-1]))
-    for recipient, (sender, content) in SENT.items()
-}
-"""dma takes no line longer than 997 octets."""
-
-WAYS_IN: dict[str, tuple[tuple[str, ...], Callable[[int], AbstractContextManager[Submit]], Mail]] = {
-    "exim": (EXIM, exim, SENT),
-    "opensmtpd": (OPENSMTPD, opensmtpd, SENT),
-    "sendmail": (SENDMAIL, sendmail, SENT),
-    "nullmailer": (NULLMAILER, nullmailer, SENT),
-    "dma": (DMA, dma, DMAS),
-}
-"""For each mail server: its packages, what runs it, and the mail that it gets."""
-WITHOUT_QUEUE = {"msmtp": MSMTP, "esmtp": ESMTP}
 
 
 DJANGO = """
@@ -286,7 +239,7 @@ from django.core.mail import EmailMessage
 for recipient, (sender, subject, text) in json.load(sys.stdin).items():
     EmailMessage(subject, text, sender, [recipient]).send()
 """
-TOGETHER = (*MSMTP, *ESMTP, "python3-django", "php-cli")
+TOGETHER = (*WITHOUT_QUEUE, "python3-django", "php-cli")
 """The packages that share one machine apart."""
 
 
@@ -298,12 +251,12 @@ def programs() -> Iterator[Apart]:
 
 
 @pytest.fixture
-def relay(tmp_path: Path, upstream: StrictSmarthost) -> Iterator[WarmRelay]:
-    with WarmRelay(tmp_path, {"isp": upstream.upstream()}) as relay:
+def relay(tmp_path: Path, upstream: StrictSmarthost) -> Iterator[RelayProcess]:
+    with RelayProcess(tmp_path, {"isp": upstream.upstream()}) as relay:
         yield relay
 
 
-def _arrived(relay: WarmRelay, upstream: StrictSmarthost, count: int, *, traces: int) -> Mail:
+def _arrived(relay: RelayProcess, upstream: StrictSmarthost, count: int, *, traces: int) -> Mail:
     upstream.wait_until(lambda ledger: ledger.relayed >= count)
     relay.wait_until_empty()
     arrived = {
@@ -321,28 +274,38 @@ def test_every_named_snippet_has_a_test() -> None:
 
 @pytest.mark.parametrize("name", WAYS_IN)
 def test_a_mail_server_hands_over_its_messages_unchanged(
-    name: str, relay: WarmRelay, upstream: StrictSmarthost
+    name: str, relay: RelayProcess, upstream: StrictSmarthost
 ) -> None:
-    packages, run, sent = WAYS_IN[name]
-    demand(why_missing(*packages))
-    with run(relay.port) as submit:
-        for recipient, (sender, content) in sent.items():
-            submit(sender, recipient, content)
-        assert _arrived(relay, upstream, len(sent), traces=2) == sent
+    way, port = WAYS_IN[name], free_port()
+    sent = SENT
+    if name == "dma":  # it takes no line longer than 997 octets
+        sent = {
+            to: (sender, content.replace(LONGEST, LONGEST[:-1])) for to, (sender, content) in SENT.items()
+        }
+    demand(why_missing(*way.packages))
+    with apart(*way.packages) as machine:
+        command = way.set_up(machine, snippet(name, port=relay.port), port)
+        with ended(machine.start(*command)) if command else nullcontext() as daemon:
+            if way.has_port:
+                assert daemon is not None
+                wait_for_port(port, daemon)
+                over_smtp(port, sent)
+            else:
+                by_program(machine, "/usr/sbin/sendmail", sent)
+            assert _arrived(relay, upstream, len(sent), traces=2) == sent
 
 
 @pytest.mark.parametrize("name", WITHOUT_QUEUE)
 def test_a_client_without_a_queue_hands_over_its_messages_unchanged(
-    name: str, programs: Apart, relay: WarmRelay, upstream: StrictSmarthost
+    name: str, programs: Apart, relay: RelayProcess, upstream: StrictSmarthost
 ) -> None:
-    submit = without_queue(programs, name, relay.port)
-    for recipient, (sender, content) in SENT.items():
-        submit(sender, recipient, content)
+    programs.run("tee", f"/etc/{name}rc", stdin=snippet(name, port=relay.port).encode())
+    by_program(programs, f"/usr/bin/{name}", SENT)
     assert _arrived(relay, upstream, len(SENT), traces=1) == SENT
 
 
 def test_django_sends_the_messages_that_it_composes(
-    programs: Apart, relay: WarmRelay, upstream: StrictSmarthost
+    programs: Apart, relay: RelayProcess, upstream: StrictSmarthost
 ) -> None:
     composed = {
         f"r{number}@there.test": [f"b+{number}@front.test", f"Grüße {number}", f"Zoë,\n.\n{number}"]
@@ -362,7 +325,7 @@ def test_django_sends_the_messages_that_it_composes(
 
 
 def test_php_mail_goes_by_relay_sendmail_and_fails_without_a_relay(
-    programs: Apart, relay: WarmRelay, upstream: StrictSmarthost
+    programs: Apart, relay: RelayProcess, upstream: StrictSmarthost
 ) -> None:
     # The spool is another user's: into a spool of its own the program would put mail without a relay too.
     policy = json.dumps(relay.policy | {"spool": "/var/spool/relay"})
@@ -387,22 +350,24 @@ def test_php_mail_goes_by_relay_sendmail_and_fails_without_a_relay(
     assert arrived["you@example.net"][1].endswith(b"\r\n\r\none\r\n.two\r\n.\r\n\r\nlast\r\n")
 
 
-def test_postfix_hands_over_everything_through_a_restart(relay: WarmRelay, upstream: StrictSmarthost) -> None:
+def test_postfix_hands_over_everything_through_a_restart(
+    relay: RelayProcess, upstream: StrictSmarthost
+) -> None:
     demand(postfix.why_missing())
     lines = snippet("postfix", port=relay.port).splitlines()
     settings = dict(line.split(" = ") for line in lines)
     with postfix.front(relay.port, **settings | postfix.TRIES_SOON) as front:
-        for number, (recipient, (sender, content)) in enumerate(SENT.items()):
+        for number, (recipient, written) in enumerate(SENT.items()):
             if number == len(SENT) // 2:
                 assert relay.stop() == 0
-            over_smtp(front.port, sender, recipient, content)
+            over_smtp(front.port, {recipient: written})
         relay.start()
         wait_until(lambda: front.queue() == [])
 
     assert _arrived(relay, upstream, len(SENT), traces=2) == SENT
 
 
-def test_the_python_snippet_sends_its_message(relay: WarmRelay, upstream: StrictSmarthost) -> None:
+def test_the_python_snippet_sends_its_message(relay: RelayProcess, upstream: StrictSmarthost) -> None:
     subprocess.run([sys.executable, "-c", snippet("python", port=relay.port)], check=True)
 
     sender, content = _arrived(relay, upstream, 1, traces=1)["you@example.net"]

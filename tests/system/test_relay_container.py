@@ -9,24 +9,23 @@ import json
 import os
 import re
 import signal
-import smtplib
 import subprocess
 import tarfile
 import tempfile
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import pytest
 
 from tests.system import smtp_tools
 from tests.system.demand import demand, missing_program
-from tests.system.relay import PROJECT, messages_in
+from tests.system.processes import children_of
+from tests.system.relay import PROJECT, RelayProcess, messages_in, upstream_at
 from tests.system.smtp_tools import smtp_sink
-from tests.system.waiting import HANG_S, free_port, wait_for_answer, wait_until
+from tests.system.waiting import HANG_S, wait_for_answer, wait_until
 
 pytestmark = pytest.mark.full
 
@@ -82,10 +81,10 @@ class Image:
         return subprocess.Popen([*outer, *pairs, "--", *command], env=environment, stderr=log)
 
 
-def process_1(started: "subprocess.Popen[bytes]") -> int:
-    """Return the pid on this host of the container's process 1."""
-    (child,) = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
-    return int(child)
+def process_1(pid: int) -> int:
+    """Return the pid on this host of the container's process 1, the child of `unshare`."""
+    (child,) = children_of(pid)
+    return child
 
 
 @contextmanager
@@ -144,62 +143,39 @@ def _run(*command: str) -> str:
     return ran.stdout
 
 
-class Pod:
+class Pod(RelayProcess):
     """One container and its volumes; the group may read the secret, as Kubernetes mounts it."""
 
     def __init__(self, image: Image, folder: Path, upstream_port: int) -> None:
         self.image = image
-        self.smtp, self.http, self.upstream_port = free_port(), free_port(), upstream_port
-        self.spool, self.etc, self.secrets = (folder / name for name in ("spool", "etc", "secrets"))
-        for each in (self.spool, self.etc, self.secrets):
+        spool, etc, secrets = (folder / name for name in ("spool", "etc", "secrets"))
+        for each in (spool, etc, secrets):
             each.mkdir()
-        os.chown(self.spool, UID, UID)
-        (self.secrets / "isp").write_text("open sesame\n")
-        os.chown(self.secrets / "isp", 0, UID)
-        (self.secrets / "isp").chmod(0o440)
-        self.log = folder / "log"
-        self.put(messages=3)
+        os.chown(spool, UID, UID)
+        (secrets / "isp").write_text("open sesame\n")
+        os.chown(secrets / "isp", 0, UID)
+        (secrets / "isp").chmod(0o440)
+        self.volumes = {"/var/lib/relay": spool, "/etc/relay": etc, "/run/secrets": secrets}
+        isp = upstream_at(upstream_port, limits=[{"messages": 3, "per": "1h"}])
+        # No mail goes to the account; its password is read at the start and at each edit.
+        account = upstream_at(upstream_port, auth={"user": "mjd", "password_credential": "isp"})
+        super().__init__(
+            etc, {"isp": isp, "account": account}, listen={"processes": 1}, spool="/var/lib/relay/spool"
+        )
 
-    def put(self, *, messages: int) -> None:
-        sink = {"host": "127.0.0.1", "port": self.upstream_port, "tls": "none"}
-        policy = {
-            "spool": "/var/lib/relay/spool",
-            "listen": [{"address": f"127.0.0.1:{self.smtp}", "clients": ["127.0.0.0/8"], "processes": 1}],
-            "http": f"127.0.0.1:{self.http}",
-            "upstreams": {
-                "isp": sink | {"limits": [{"messages": messages, "per": "1h"}]},
-                # No mail goes there; its password is read at the start and at each edit.
-                "account": sink | {"limits": [], "auth": {"user": "mjd", "password_credential": "isp"}},
-            },
-        }
-        (self.etc / "new").write_text(json.dumps(policy) + "\n")
-        (self.etc / "new").replace(self.etc / "policy.yaml")
+    def start(self, **_: str) -> Self:
+        with self._log_path.open("ab") as log:
+            self._relay = started = self.image.start(self.volumes, log=log)
+        wait_for_answer(lambda: self.get("/readyz"), started)
+        return self
 
-    def start(self) -> None:
-        volumes = {"/var/lib/relay": self.spool, "/etc/relay": self.etc, "/run/secrets": self.secrets}
-        with self.log.open("ab") as log:
-            self.started = self.image.start(volumes, log=log)
-        wait_for_answer(lambda: self.get("/readyz"), self.started)
-
-    def signal(self, number: int) -> int:
+    def stop(self, *, signal_number: int = signal.SIGTERM, within_s: float = HANG_S) -> int:
         """Send process 1 a signal from outside, as a runtime does; return the container's exit status."""
-        os.kill(process_1(self.started), number)
-        return self.started.wait(HANG_S)
+        os.kill(process_1(self.pid), signal_number)
+        return self.wait(within_s=within_s)
 
-    def hand_over(self, messages: int) -> None:
-        with smtplib.SMTP("127.0.0.1", self.smtp, timeout=HANG_S) as client:
-            for number in range(messages):
-                client.sendmail("ann@example.org", ["bob@example.net"], f"Subject: {number}\r\n\r\nhello\r\n")
-
-    def get(self, path: str) -> bytes:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.http}{path}", timeout=HANG_S) as reply:
-            body: bytes = reply.read()
-        return body
-
-    def limit(self) -> int:
-        (limit,) = json.loads(self.get("/status.json"))["upstreams"][0]["limits"]
-        count: int = limit["count"]
-        return count
+    def status(self) -> dict[str, Any]:
+        return dict(json.loads(self.get("/status.json")))
 
 
 def test_a_pod_relays_takes_edits_and_stops_without_loss(tmp_path: Path) -> None:
@@ -207,29 +183,28 @@ def test_a_pod_relays_takes_edits_and_stops_without_loss(tmp_path: Path) -> None
     tmp_path.chmod(0o755)
     with built() as image, smtp_sink() as sink:
         _is_of_the_relay_alone(image)
-        pod = Pod(image, tmp_path, sink.port)
-        pod.start()
-        pid = process_1(pod.started)
-        status = Path(f"/proc/{pid}/status").read_text()
+        pod = Pod(image, tmp_path, sink.port).start()
+        status = Path(f"/proc/{process_1(pod.pid)}/status").read_text()
         try:
-            pod.hand_over(2)
+            pod.send("bob@example.net", "bob@example.net")
             sink.wait_for(2)
             # A lower limit takes effect at once, without a signal or a restart.
-            pod.put(messages=2)
-            wait_until(lambda: pod.limit() == 2)
-            pod.hand_over(1)
-            code = pod.signal(signal.SIGTERM)
+            pod.policy["upstreams"]["isp"]["limits"][0]["messages"] = 2
+            pod.write_policy()
+            wait_until(lambda: pod.status()["upstreams"][0]["limits"][0]["count"] == 2)
+            pod.send("bob@example.net")
+            code = pod.stop()
             pod.start()
             # The relay is ready before it has read its queue.
-            wait_until(lambda: json.loads(pod.get("/status.json"))["recovering"] == 0)
-            left, taken = messages_in(json.loads(pod.get("/status.json"))), sink.count
+            wait_until(lambda: pod.status()["recovering"] == 0)
+            left, taken = messages_in(pod.status()), sink.count
         finally:
-            pod.signal(signal.SIGKILL)
+            pod.kill()
 
     assert f"Uid:\t{UID}\t{UID}\t{UID}\t{UID}" in status
     assert "CapEff:\t0000000000000000" in status
     assert re.search(r"NSpid:\t\d+\t1\n", status)
-    assert code == 0, pod.log.read_text()[-2000:]
+    assert code == 0, pod.log()[-20:]
     assert (left, taken) == (1, 2)
 
 

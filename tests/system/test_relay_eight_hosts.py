@@ -26,9 +26,10 @@ from tests.system.feeder import Feeder
 from tests.system.kills import ENDED, RELAYED, Kills, judge, told_twice
 from tests.system.namespaces import Place, clock_wrong_by
 from tests.system.processes import halted
+from tests.system.relay import RelayProcess
 from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import wait_until
-from tests.system.warm import Warm, WarmRelay
+from tests.system.warm import Warm
 from tests.system.witness import Seen
 
 WRONG_DAYS = (0, 365, -365, 1, -1, 183, -30, 7)
@@ -86,25 +87,25 @@ class World:
 class Host:
     """One relay, its clients on the same host, and the faults that happen to both."""
 
-    def __init__(self, world: World, place: Place, relay: WarmRelay, number: int) -> None:
+    def __init__(self, world: World, place: Place, relay: RelayProcess, number: int) -> None:
         self.world, self.place, self.relay = world, place, relay
+        self.number = number
         self.clock = clock_wrong_by(WRONG_DAYS[number])
-        self.first = number * OF_ONE
         self.kills = Kills()
         self.dice = random.Random(f"{world.terms.seed} {number}")
         relay.warm, relay.network = world.warm, place.network
 
     @contextlib.contextmanager
-    def fed(self) -> Iterator[Feeder]:
+    def fed(self) -> Iterator[None]:
         self.start()
         with self.place.inside():
-            self.feeder = Feeder(self.relay.port, ahead=0, first=self.first)
+            self.feeder = Feeder(self.relay.port, ahead=0, first=self.number * OF_ONE)
             # A thread stays in the network in which it started.
-            clients = self.feeder.__enter__()
+            self.feeder.__enter__()
         try:
-            yield clients
+            yield
         finally:
-            clients.__exit__()
+            self.feeder.__exit__()
 
     def start(self) -> None:
         """Start it, again if it exits: with 75 without its database, with 74 if it loses that meanwhile."""
@@ -157,10 +158,6 @@ class Host:
         with self.place.slowed():
             self.relay.live(self.dice.uniform(1, 3))
 
-    def wait_until_empty(self) -> None:
-        with self.place.inside():
-            self.relay.wait_until_empty()
-
 
 @dataclass(frozen=True, slots=True)
 class Outside:
@@ -179,7 +176,7 @@ class Outside:
             folder, terms.limit, seed=terms.seed, latest_reply_s=0.1, address=self.address, context=context
         )
 
-    def relay(self, folder: Path, terms: Terms, upstream: StrictSmarthost) -> WarmRelay:
+    def relay(self, folder: Path, terms: Terms, upstream: StrictSmarthost) -> RelayProcess:
         folder.mkdir()
         isp = upstream.upstream(
             connections=CONNECTIONS,
@@ -191,7 +188,7 @@ class Outside:
         policy: dict[str, Any] = {"retry": {"min": "1s", "max": "2s", "lifetime": "366d"}}
         if terms.is_queue_shared:
             policy["spool"] = {"path": "./spool", **self.database}
-        return WarmRelay(folder, {"isp": isp}, **policy)
+        return RelayProcess(folder, {"isp": isp}, **policy)
 
 
 @pytest.fixture(scope="module")
@@ -214,11 +211,8 @@ def outside(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield Outside(address, places, server, {"postgresql": url, **files}, made)
 
 
-def undergo(folder: Path, terms: Terms, outside: Outside) -> tuple[Counter[str], str]:
-    """Run eight relays through the faults; return the faults and the figures.
-
-    Fails if mail is lost or the limit exceeded.
-    """
+def undergo(folder: Path, terms: Terms, outside: Outside, tell: Callable[[str], None]) -> Counter[str]:
+    """Run eight relays through the faults, which it returns; fail if mail is lost or the limit exceeded."""
     outside.server.make_database("mail")
     with outside.upstream(folder, terms) as upstream, ExitStack() as closing:
         world = World(terms, outside.server, upstream)
@@ -235,7 +229,8 @@ def undergo(folder: Path, terms: Terms, outside: Outside) -> tuple[Counter[str],
                 fed.enter_context(each.fed())
             live(world, hosts)
         for each in hosts:
-            each.wait_until_empty()
+            with each.place.inside():
+                each.relay.wait_until_empty()
         wait_until(lambda: upstream.unanswered == 0)
         audit = hosts[0].relay.command("audit")
         for each in hosts:
@@ -251,12 +246,12 @@ def undergo(folder: Path, terms: Terms, outside: Outside) -> tuple[Counter[str],
     duplicates = judged(world, hosts, seen)
     assert upstream.ledger.refused == 0
     assert terms.count * 0.9 < most <= terms.count
-    words = (
+    tell(
         f"seed {terms.seed}, {'one queue' if terms.is_queue_shared else 'a queue each'}: {len(seen)} "
         f"transactions of eight hosts, {dict(world.happened)}: at most {most} of {terms.count} in any "
         f"{terms.period_s} s, 0 refused, {duplicates} recipients twice"
     )
-    return world.happened, words
+    return world.happened
 
 
 def live(world: World, hosts: Sequence[Host]) -> None:
@@ -270,9 +265,9 @@ def live(world: World, hosts: Sequence[Host]) -> None:
         while counted < world.terms.transactions:
             new = world.upstream.ledger.seen[counted:]
             counted += len(new)
-            of_hosts.update(number_of(each) // OF_ONE for each in new if each.recipients)
-            for number, each in enumerate(hosts):
-                each.feed(of_hosts[number])
+            of_hosts.update(map(host_of, new))
+            for each in hosts:
+                each.feed(of_hosts[each.number])
             for one in [one for one, act in under_way.items() if act.done()]:
                 under_way.pop(one).result()
             idle = [each for each in hosts if each not in under_way]
@@ -301,12 +296,9 @@ def judged(world: World, hosts: Sequence[Host], seen: Sequence[Seen]) -> int:
     groups = [hosts] if world.terms.is_queue_shared else [[each] for each in hosts]
     duplicates = 0
     for group in groups:
+        numbers = [own.number for own in group]
         verdict = judge(
-            [
-                each
-                for each in seen
-                if any(own.first <= number_of(each) < own.first + OF_ONE for own in group)
-            ],
+            [each for each in seen if host_of(each) in numbers],
             [],
             Kills(sorted(span for each in group for span in each.kills.spans_ns)),
             set[int]().union(*(each.feeder.acknowledged for each in group)),
@@ -317,9 +309,9 @@ def judged(world: World, hosts: Sequence[Host], seen: Sequence[Seen]) -> int:
     return duplicates
 
 
-def number_of(seen: Seen) -> int:
-    """Return the number of the letter; -1 if the transaction has no recipient yet."""
-    return int(seen.recipients[0][1:].partition(".")[0]) if seen.recipients else -1
+def host_of(seen: Seen) -> int:
+    """Return the number of the host that has the letter; -1 if the transaction has no recipient yet."""
+    return int(seen.recipients[0][1:].partition(".")[0]) // OF_ONE if seen.recipients else -1
 
 
 @pytest.mark.full
@@ -327,8 +319,7 @@ def number_of(seen: Seen) -> int:
 def test_eight_hosts_exceed_no_limit_and_lose_no_mail(
     tmp_path: Path, outside: Outside, tell: Callable[[str], None], is_queue_shared: bool
 ) -> None:
-    happened, words = undergo(tmp_path, replace(SHORT, is_queue_shared=is_queue_shared), outside)
-    tell(words)
+    happened = undergo(tmp_path, replace(SHORT, is_queue_shared=is_queue_shared), outside, tell)
     assert happened.keys() >= {*DECK, "server killed"}
 
 
@@ -343,5 +334,4 @@ def drawn(crash_seed: int, crash_budget_s: float) -> Terms:
 def test_eight_hosts_exceed_no_limit_and_lose_no_mail_in_a_long_run(
     tmp_path: Path, outside: Outside, tell: Callable[[str], None], drawn: Terms, is_queue_shared: bool
 ) -> None:
-    _, words = undergo(tmp_path, replace(drawn, is_queue_shared=is_queue_shared), outside)
-    tell(words)
+    undergo(tmp_path, replace(drawn, is_queue_shared=is_queue_shared), outside, tell)

@@ -15,10 +15,10 @@ import pytest
 from tests.system import small_disk, smtp_tools
 from tests.system.demand import demand
 from tests.system.processes import halted
-from tests.system.small_disk import MEGABYTE, SmallDisk, ext4
-from tests.system.smtp_tools import SmtpSink, smtp_sink
+from tests.system.relay import RelayProcess, upstream_at
+from tests.system.small_disk import MEGABYTE, ext4
+from tests.system.smtp_tools import smtp_sink
 from tests.system.waiting import HANG_S, wait_until
-from tests.system.warm import WarmRelay
 
 pytestmark = pytest.mark.full
 
@@ -60,65 +60,44 @@ def test_64_levels_of_a_full_disk_lose_nothing_and_relaying_goes_on(tmp_path: Pa
     demand(small_disk.why_missing(), smtp_tools.why_missing())
     assert len(LEVELS) == 64
     with ext4(tmp_path / "small", size_bytes=DISK_BYTES) as disk, smtp_sink() as sink:
-        upstream = {"host": "127.0.0.1", "port": sink.port, "tls": "none"}
-        limits = [{"messages": 100_000, "per": "1h"}]
-        spool = {"path": "./small/spool", "engine": engine}
-        relay = WarmRelay(tmp_path, {"isp": upstream | {"limits": limits}}, spool=spool)
+        isp = upstream_at(sink.port, limits=[{"messages": 100_000, "per": "1h"}])
+        relay = RelayProcess(tmp_path, {"isp": isp}, spool={"path": "./small/spool", "engine": engine})
         client = Sending(relay.port)
         with relay:
             # A new history needs room, and without it no mail goes; a history that exists needs none.
             wait_until(lambda: client.offer(1000, declares=True))
             sink.wait_for(client.accepted)
             for number, level in enumerate(LEVELS):
-                makes_room = level < STARTS_WITH_BYTES[engine]
+                disk.empty()
                 restarts = number % 8 == 0
-                _fill_and_go_on(relay, disk, sink, client, level, restarts=restarts, makes_room=makes_room)
-            _check_ready(relay, disk)
+                if restarts:
+                    # The sink counts before it replies: halted in between, it would get a message again.
+                    relay.wait_until_empty()
+                with halted(sink.pid):
+                    # The relay reads the free space of a full disk again several times a second.
+                    wait_until(lambda: client.offer(1000, declares=True))
+                    wait_until(lambda: client.offer(300_000, declares=False))
+                    disk.fill_to(level)
+                    taken = [client.offer(size, declares=size > 10_000) for size in (2000, 200_000)]
+                    if level < HEADROOM_BYTES - MEGABYTE:
+                        assert taken == [False, False]
+                    if restarts:
+                        relay.kill()
+                        relay.start()
+                        if level < STARTS_WITH_BYTES[engine]:
+                            disk.empty()
+                sink.wait_for(client.accepted)
+            disk.fill_to(0)
+            wait_until(lambda: _ready(relay).startswith("503 no room on the disk"))
+            disk.empty()
+            wait_until(lambda: _ready(relay) == "ready\n")
             relay.wait_until_empty()
         assert sink.count == client.accepted, "relayed twice, or lost"
         assert client.refused >= 32
         assert relay.command("fsck").returncode == os.EX_OK
 
 
-def _fill_and_go_on(
-    relay: WarmRelay,
-    disk: SmallDisk,
-    sink: SmtpSink,
-    client: Sending,
-    level: int,
-    *,
-    restarts: bool,
-    makes_room: bool,
-) -> None:
-    """With `makes_room`, empty the disk once the relay is started on it."""
-    disk.empty()
-    if restarts:
-        # The sink counts before it replies.  If it were halted in between, the kill would repeat a message.
-        relay.wait_until_empty()
-    with halted(sink.pid):
-        # The relay reads the free space of a full disk again several times a second.
-        wait_until(lambda: client.offer(1000, declares=True))
-        wait_until(lambda: client.offer(300_000, declares=False))
-        disk.fill_to(level)
-        taken = [client.offer(size, declares=size > 10_000) for size in (2000, 200_000)]
-        if level < HEADROOM_BYTES - MEGABYTE:
-            assert taken == [False, False]
-        if restarts:
-            relay.kill()
-            relay.start()
-            if makes_room:
-                disk.empty()
-    sink.wait_for(client.accepted)
-
-
-def _check_ready(relay: WarmRelay, disk: SmallDisk) -> None:
-    disk.fill_to(0)
-    wait_until(lambda: _ready(relay).startswith("503 no room on the disk"))
-    disk.empty()
-    wait_until(lambda: _ready(relay) == "ready\n")
-
-
-def _ready(relay: WarmRelay) -> str:
+def _ready(relay: RelayProcess) -> str:
     try:
         return relay.get("/readyz")
     except urllib.error.HTTPError as error:

@@ -51,7 +51,7 @@ def test_kills_lose_nothing_and_repeat_only_what_was_in_flight(
 ) -> None:
     found = undergo(tmp_path, replace(terms, seed=1))
     tell(found.words)
-    assert found.ordeal.feeder.turned_away > 0
+    assert found.feeder.turned_away > 0
     assert found.verdict.reports > 50
     assert found.verdict.duplicates > 0, "no kill hit a transaction behind its dot"
 
@@ -80,7 +80,7 @@ def test_long_runs_of_kills_lose_nothing_and_repeat_only_what_was_in_flight(
         where = tmp_path / str(number)
         where.mkdir()
         found = undergo(where, replace(terms, seed=seeds.getrandbits(32)))
-        happened, duplicates = happened + found.ordeal.happened, duplicates + found.verdict.duplicates
+        happened, duplicates = happened + found.happened, duplicates + found.verdict.duplicates
         shutil.rmtree(where)
         if time.monotonic() > until:
             break

@@ -13,10 +13,9 @@ import pytest
 
 from tests.system import smtp_tools
 from tests.system.demand import demand, missing_program
-from tests.system.relay import PROJECT
+from tests.system.relay import PROJECT, RelayProcess, upstream_at
 from tests.system.smtp_tools import smtp_sink, smtp_source
-from tests.system.waiting import HANG_S, free_port, wait_for_port, wait_until
-from tests.system.warm import WarmRelay
+from tests.system.waiting import HANG_S, ended, free_port, wait_for_port, wait_until
 
 pytestmark = pytest.mark.full
 
@@ -45,19 +44,16 @@ def prometheus(folder: Path, target_port: int) -> Iterator[Ask]:
 
     command = ["prometheus", f"--config.file={configuration}", f"--storage.tsdb.path={folder}/series"]
     command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
-        try:
-            wait_for_port(port, server)
-            yield ask
-        finally:
-            server.terminate()
+    with ended(subprocess.Popen(command, stderr=subprocess.DEVNULL)) as server:
+        wait_for_port(port, server)
+        yield ask
 
 
 def test_prometheus_counts_mail_in_out_and_waiting_and_no_alert_fires(tmp_path: Path) -> None:
     demand(missing_program("prometheus"), smtp_tools.why_missing())
     with smtp_sink() as sink:
-        isp = {"host": "127.0.0.1", "port": sink.port, "tls": "none", "limits": [LIMIT]}
-        with WarmRelay(tmp_path, {"isp": isp}) as relay, prometheus(tmp_path, relay.http_port) as ask:
+        isp = upstream_at(sink.port, limits=[LIMIT])
+        with RelayProcess(tmp_path, {"isp": isp}) as relay, prometheus(tmp_path, relay.http_port) as ask:
             smtp_source(relay.port, messages=MESSAGES, sessions=5, size_bytes=SIZE_BYTES)
             _judge(ask)
 

@@ -9,17 +9,16 @@ from pathlib import Path
 import pytest
 from argon2 import PasswordHasher
 
-from tests.system.processes import command_of, halted, is_alive
-from tests.system.relay import CONTENT, SENDER
+from tests.system.processes import halted, is_alive
+from tests.system.relay import CONTENT, SENDER, RelayProcess, upstream_at
 from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import wait_until
-from tests.system.warm import WarmRelay
 
 pytestmark = pytest.mark.full
 
 TO = "r@list.test"
 LIMIT = {"messages": 1000, "per": "1s"}
-NOBODY = {"host": "127.0.0.1", "port": 9, "tls": "none", "limits": []}
+NOBODY = upstream_at(9)
 QUOTA = 40
 LONGEST_S = 1.5
 """How long a transaction may take in the test of a late reply."""
@@ -31,25 +30,21 @@ def host(tmp_path: Path) -> Iterator[StrictSmarthost]:
         yield host
 
 
-def _listeners(relay: WarmRelay) -> list[int]:
-    return [pid for pid in relay.listeners() if "relay.daemon.listener_process" in command_of(pid)]
-
-
-def _session_with(relay: WarmRelay, listener: int, others: Sequence[int]) -> smtplib.SMTP:
+def _session_with(relay: RelayProcess, listener: int, others: Sequence[int]) -> smtplib.SMTP:
     """Return a session with this one of two listener processes: the other is halted and cannot accept it."""
     (other,) = set(others) - {listener}
     with halted(other):
         return smtplib.SMTP("127.0.0.1", relay.port, timeout=60)
 
 
-def _queued(relay: WarmRelay) -> float:
+def _queued(relay: RelayProcess) -> float:
     return sum(value for name, value in relay.metrics().items() if name.startswith("relay_queue_messages"))
 
 
 def test_sigterm_finishes_transactions_in_flight_and_leaves_the_rest_queued(
     tmp_path: Path, host: StrictSmarthost
 ) -> None:
-    relay = WarmRelay(tmp_path, {"isp": host.upstream(connections=3)})
+    relay = RelayProcess(tmp_path, {"isp": host.upstream(connections=3)})
     relay.start()
     relay.send(*[TO] * 8)
     # The sender knows all mail, and all connections are busy: no other transaction is about to begin.
@@ -70,7 +65,7 @@ def test_a_250_that_came_while_the_relay_was_halted_counts_after_its_deadline(
     tmp_path: Path, host: StrictSmarthost
 ) -> None:
     isp = host.upstream(connections=1, max_transaction=f"{1000 * LONGEST_S:g}ms")
-    with WarmRelay(tmp_path, {"isp": isp}) as relay:
+    with RelayProcess(tmp_path, {"isp": isp}) as relay:
         relay.send(TO, TO)
         for _ in range(2):
             wait_until(lambda: host.unanswered)
@@ -82,7 +77,7 @@ def test_a_250_that_came_while_the_relay_was_halted_counts_after_its_deadline(
 
 
 def test_verbose_logs_the_connections_to_a_listener_process(tmp_path: Path) -> None:
-    relay = WarmRelay(tmp_path, {"isp": NOBODY}, listen={"processes": 1})
+    relay = RelayProcess(tmp_path, {"isp": NOBODY}, listen={"processes": 1})
     relay.options = ("--verbose",)
     with relay:
         smtplib.SMTP("127.0.0.1", relay.port, timeout=60).quit()
@@ -91,9 +86,9 @@ def test_verbose_logs_the_connections_to_a_listener_process(tmp_path: Path) -> N
 
 
 def test_a_listener_process_that_dies_is_replaced(tmp_path: Path, host: StrictSmarthost) -> None:
-    with WarmRelay(tmp_path, {"isp": host.upstream()}, listen={"processes": 2}) as relay:
-        wait_until(lambda: len(_listeners(relay)) == 2)
-        listeners = victim, survivor = _listeners(relay)
+    with RelayProcess(tmp_path, {"isp": host.upstream()}, listen={"processes": 2}) as relay:
+        wait_until(lambda: len(relay.listeners()) == 2)
+        listeners = victim, survivor = relay.listeners()
         with_victim = _session_with(relay, victim, listeners)
         with_survivor = _session_with(relay, survivor, listeners)
         for session in (with_victim, with_survivor):
@@ -109,7 +104,7 @@ def test_a_listener_process_that_dies_is_replaced(tmp_path: Path, host: StrictSm
         address = f"127.0.0.1:{relay.port}"
         relay.wait_for_log(lambda line: f"listener {address} died: pid {victim}, signal 9" in line)
         relay.wait_for_log(lambda line: f"listener {address} restarted: pid " in line)
-        (heir,) = set(_listeners(relay)) - {survivor}
+        (heir,) = set(relay.listeners()) - {survivor}
         with _session_with(relay, heir, [heir, survivor]) as with_heir:
             with_heir.sendmail(SENDER, [TO], CONTENT)
         relay.wait_until_empty()
@@ -138,7 +133,7 @@ def test_an_edit_logs_the_keys_that_need_a_restart_and_the_other_keys_take_effec
     (tmp_path / "elsewhere").mkdir()
     with (
         StrictSmarthost(tmp_path / "elsewhere", {"messages": 9, "per": "1s"}, seed=2) as other,
-        WarmRelay(tmp_path, {"isp": host.upstream()}) as relay,
+        RelayProcess(tmp_path, {"isp": host.upstream()}) as relay,
     ):
         relay.policy |= {"hostname": "other.test", "spool": "./other", "upstreams": {"isp": other.upstream()}}
         relay.policy["upstreams"]["isp"]["limits"] = []
@@ -162,7 +157,7 @@ def test_a_user_over_its_quota_gets_452_others_go_on_and_a_removed_user_cannot_l
         "max_queued_per_client": QUOTA,
         "processes": 2,
     }
-    relay = WarmRelay(tmp_path, {"isp": NOBODY}, listen=listen)
+    relay = RelayProcess(tmp_path, {"isp": NOBODY}, listen=listen)
 
     def offer(session: smtplib.SMTP, sender: str) -> int:
         """Offer one message; return the code of the first reply that is not 250, or of the last."""

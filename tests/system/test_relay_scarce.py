@@ -16,11 +16,10 @@ import pytest
 from tests.system import smtp_tools
 from tests.system.demand import demand
 from tests.system.processes import most_resident_bytes
-from tests.system.relay import CONTENT, SENDER, RelayProcess
+from tests.system.relay import CONTENT, SENDER, ColdRelay, RelayProcess, upstream_at
 from tests.system.smtp_tools import smtp_sink, smtp_source
 from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import free_port, wait_until
-from tests.system.warm import WarmRelay
 
 pytestmark = pytest.mark.full
 
@@ -30,19 +29,17 @@ HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 @contextlib.contextmanager
 def relaying(
-    folder: Path, *, descriptors: tuple[int, int] | None = None, **listen: Any
-) -> Iterator[tuple[WarmRelay, StrictSmarthost]]:
-    limit = {"messages": 1000, "per": "1s"}
-    with StrictSmarthost(folder, limit, seed=1) as host:
-        relay = WarmRelay(folder, {"isp": host.upstream(connections=2, limits=[limit])}, listen=listen)
-        relay.descriptors = descriptors
-        relay.start()
-        try:
-            yield relay, host
-            assert relay.stop(within_s=PATIENCE_S) == 0
-            assert not [line for line in relay.log() if "Traceback" in line or "error: fault" in line]
-        finally:
-            relay.kill()
+    folder: Path, upstream: StrictSmarthost, *, descriptors: tuple[int, int] | None = None, **listen: Any
+) -> Iterator[RelayProcess]:
+    relay = RelayProcess(folder, {"isp": upstream.upstream(connections=2)}, listen=listen)
+    relay.descriptors = descriptors
+    relay.start()
+    try:
+        yield relay
+        assert relay.stop(within_s=PATIENCE_S) == 0
+        assert not [line for line in relay.log() if "Traceback" in line or "error: fault" in line]
+    finally:
+        relay.kill()
 
 
 @contextlib.contextmanager
@@ -56,7 +53,7 @@ def silent_clients(port: int, count: int) -> Iterator[None]:
         yield
 
 
-def send_at_last(relay: WarmRelay) -> None:
+def send_at_last(relay: RelayProcess) -> None:
     def is_taken() -> bool:
         with contextlib.suppress(smtplib.SMTPException, OSError):
             relay.send("r@list.test")
@@ -67,10 +64,12 @@ def send_at_last(relay: WarmRelay) -> None:
 
 
 @pytest.mark.parametrize("processes", [0, 1])
-def test_silent_clients_leave_descriptors_for_the_spool(tmp_path: Path, processes: int) -> None:
+def test_silent_clients_leave_descriptors_for_the_spool(
+    tmp_path: Path, upstream: StrictSmarthost, processes: int
+) -> None:
     # The policy allows more sessions than descriptors; the relay raises its soft limit to the hard one.
     many = {"max_connections": 5000, "max_connections_per_client": 5000, "processes": processes}
-    with relaying(tmp_path, descriptors=(128, 256), **many) as (relay, host):
+    with relaying(tmp_path, upstream, descriptors=(128, 256), **many) as relay:
         with (
             smtplib.SMTP("127.0.0.1", relay.port, timeout=PATIENCE_S) as session,
             silent_clients(relay.http_port, 1000),
@@ -78,20 +77,22 @@ def test_silent_clients_leave_descriptors_for_the_spool(tmp_path: Path, processe
         ):
             for _ in range(20):
                 session.sendmail(SENDER, ["r@list.test"], CONTENT)
-            host.wait_until(lambda ledger: ledger.relayed == 20)
+            upstream.wait_until(lambda ledger: ledger.relayed == 20)
 
             assert resource.prlimit(relay.pid, resource.RLIMIT_NOFILE) == (256, 256)
         send_at_last(relay)
-        host.wait_until(lambda ledger: ledger.relayed == 21)
+        upstream.wait_until(lambda ledger: ledger.relayed == 21)
 
 
 @pytest.mark.parametrize("processes", [0, 1])
-def test_a_relay_out_of_descriptors_replies_451_and_recovers(tmp_path: Path, processes: int) -> None:
-    with relaying(tmp_path, processes=processes) as (relay, host):
+def test_a_relay_out_of_descriptors_replies_451_and_recovers(
+    tmp_path: Path, upstream: StrictSmarthost, processes: int
+) -> None:
+    with relaying(tmp_path, upstream, processes=processes) as relay:
         session = smtplib.SMTP("127.0.0.1", relay.port, timeout=PATIENCE_S)
         with contextlib.closing(session):
             session.sendmail(SENDER, ["r@list.test"], CONTENT)
-            host.wait_until(lambda ledger: ledger.relayed == 1)
+            upstream.wait_until(lambda ledger: ledger.relayed == 1)
             pids = [relay.pid, *relay.listeners()]
             for pid in pids:
                 resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, HARD))
@@ -105,7 +106,7 @@ def test_a_relay_out_of_descriptors_replies_451_and_recovers(tmp_path: Path, pro
                 relay.wait_for_log(lambda line: f"listener 127.0.0.1:{relay.port} waits, out of" in line)
             resource.prlimit(relay.pid, resource.RLIMIT_NOFILE, (HARD, HARD))
             send_at_last(relay)
-            host.wait_until(lambda ledger: ledger.relayed == 2)
+            upstream.wait_until(lambda ledger: ledger.relayed == 2)
 
         assert len(relay.log()) < 60
         assert not [line for line in relay.log() if "paused" in line or "stopped:" in line]
@@ -127,8 +128,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def test_twelve_clients_with_16_megabytes_each_need_little_memory(folder: Path) -> None:
     demand(smtp_tools.why_missing())
-    down = {"host": "127.0.0.1", "port": free_port(), "tls": "none"}
-    with RelayProcess(folder, {"isp": down}) as relay:
+    with ColdRelay(folder, {"isp": upstream_at(free_port())}) as relay:
         # As many clients as later, so that only the size of their mail is measured.
         smtp_source(relay.port, messages=CLIENTS, sessions=CLIENTS)
         assert relay.command("queue", "delete", "ALL", "--yes").returncode == 0

@@ -16,10 +16,10 @@ import pytest
 from tests.fakes.postgresql import Server
 from tests.system.demand import demand, missing_program
 from tests.system.hosts import DISCONNECT, FAILURES, OF_B, host, make_tables, of_one_queue, send
+from tests.system.relay import RelayProcess, upstream_at
 from tests.system.smtp_tools import smtp_sink
 from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import free_port, wait_until
-from tests.system.warm import WarmRelay
 
 
 @pytest.mark.full
@@ -105,7 +105,7 @@ ENDED = "UPDATE relay.owner SET until = clock_timestamp() WHERE host = 'a.test'"
 
 
 @pytest.fixture
-def hosts(tmp_path: Path, url: str, upstream: StrictSmarthost) -> tuple[WarmRelay, WarmRelay]:
+def hosts(tmp_path: Path, url: str, upstream: StrictSmarthost) -> tuple[RelayProcess, RelayProcess]:
     """Return a relay whose upstream does not answer, and one that can send."""
     a = of_one_queue(tmp_path, "a", upstream.upstream() | {"port": free_port()}, url)
     make_tables(a)
@@ -113,7 +113,7 @@ def hosts(tmp_path: Path, url: str, upstream: StrictSmarthost) -> tuple[WarmRela
 
 
 def test_messages_that_a_lost_host_claimed_are_sent_by_another(
-    server: Server, hosts: tuple[WarmRelay, WarmRelay], upstream: StrictSmarthost
+    server: Server, hosts: tuple[RelayProcess, RelayProcess], upstream: StrictSmarthost
 ) -> None:
     """At once if the host was stopped; when its lease ends if it was killed."""
     a, b = hosts
@@ -138,7 +138,7 @@ def test_messages_that_a_lost_host_claimed_are_sent_by_another(
 
 
 def test_a_halted_host_that_wakes_up_sends_no_message_that_another_took_over(
-    server: Server, hosts: tuple[WarmRelay, WarmRelay], upstream: StrictSmarthost
+    server: Server, hosts: tuple[RelayProcess, RelayProcess], upstream: StrictSmarthost
 ) -> None:
     a, b = hosts
     with a:
@@ -196,7 +196,7 @@ def test_a_relay_without_its_queue_refuses_mail_with_451_and_sends_within_30_s_a
 
 
 def test_a_relay_whose_queue_is_down_at_its_start_exits_with_75(
-    server: Server, hosts: tuple[WarmRelay, WarmRelay]
+    server: Server, hosts: tuple[RelayProcess, RelayProcess]
 ) -> None:
     server.stop()
     try:
@@ -208,45 +208,49 @@ def test_a_relay_whose_queue_is_down_at_its_start_exits_with_75(
 
 @pytest.mark.full
 def test_verbs_on_one_host_show_and_change_messages_that_another_host_claimed(
-    server: Server, hosts: tuple[WarmRelay, WarmRelay], upstream: StrictSmarthost, tmp_path: Path
+    server: Server, hosts: tuple[RelayProcess, RelayProcess], upstream: StrictSmarthost, tmp_path: Path
 ) -> None:
     a, b = hosts
+
+    def told(*words: str, code: int = os.EX_OK) -> str:
+        """Return the stdout of a verb on the other host, or its stderr if it is to fail with a code."""
+        ran = b.command(*words)
+        assert ran.returncode == code, ran
+        return ran.stderr if code else ran.stdout
+
+    def shown(relay: RelayProcess, key: str) -> dict[str, str]:
+        return {each["queue_id"]: each[key] for each in relay.queue()}
+
     with a:
         for number in range(4):
             send(a, number)
         wait_until(lambda: len(a.queue()) == 4)
         ids = [each["queue_id"] for each in sorted(a.queue(), key=lambda each: each["subject"])]
         with b:
-            assert [(each["queue_id"], each["host"]) for each in b.queue()] == [
-                (i, "a.test") for i in sorted(ids)
-            ]
+            assert [*shown(b, "host").items()] == [(i, "a.test") for i in sorted(ids)]
             wait_until(lambda: b.metrics().get('relay_host_claimed_messages{host="a.test"}') == 4)
-            assert "4 messages" in b.command("status").stdout
-            assert all("on a.test" in line for line in b.command("queue").stdout.splitlines()[1:-1])
-            assert json.loads(b.command("queue", "show", "--json", ids[0]).stdout)["subject"] == "0"
-            assert b.command("queue", "content", ids[0]).stdout.endswith("hello\r\n")
-            assert b.command("export", ids[0], "--output", str(tmp_path / "export")).returncode == 0
-            assert ids[2] in b.command("find", "r2.0@list.test").stdout
-            assert b.command("queue", "hold", ids[0]).stdout == f"{ids[0]}: held\n"
-            assert b.command("queue", "hold", ids[0]).stdout == f"{ids[0]}: was held already\n"
-            assert {each["queue_id"]: each["state"] for each in a.queue()}[ids[0]] == "held"
-            assert "held: release it first" in b.command("queue", "retry", ids[0]).stderr
-            assert b.command("queue", "bounce", ids[1]).stdout == f"{ids[1]}: bounced\n"
-            assert (
-                b.command("queue", "delete", "--sender", "mjd@*", "--state", "held", "--yes").returncode == 0
-            )
-            wait_until(lambda: {each["queue_id"] for each in a.queue()} >= {*ids[2:]})
-            assert {ids[0], ids[1]}.isdisjoint(each["queue_id"] for each in a.queue())
+            assert "4 messages" in told("status")
+            assert all("on a.test" in line for line in told("queue").splitlines()[1:-1])
+            assert json.loads(told("queue", "show", "--json", ids[0]))["subject"] == "0"
+            assert told("queue", "content", ids[0]).endswith("hello\r\n")
+            told("export", ids[0], "--output", str(tmp_path / "export"))
+            assert ids[2] in told("find", "r2.0@list.test")
+            assert told("queue", "hold", ids[0]) == f"{ids[0]}: held\n"
+            assert told("queue", "hold", ids[0]) == f"{ids[0]}: was held already\n"
+            assert shown(a, "state")[ids[0]] == "held"
+            assert "held: release it first" in told("queue", "retry", ids[0], code=1)
+            assert told("queue", "bounce", ids[1]) == f"{ids[1]}: bounced\n"
+            told("queue", "delete", "--sender", "mjd@*", "--state", "held", "--yes")
+            wait_until(lambda: shown(a, "state").keys() >= {*ids[2:]})
+            assert shown(a, "state").keys().isdisjoint(ids[:2])
             # The verb names a host that does not answer.  The next owner first holds the message, then sends.
             os.kill(a.pid, signal.SIGSTOP)
-            left = b.command("queue", "hold", ids[2])
-            assert (left.returncode, left.stderr) == (
-                1,
-                f"{ids[2]}: requested from a.test; no answer yet\n",
+            assert (
+                told("queue", "hold", ids[2], code=1) == f"{ids[2]}: requested from a.test; no answer yet\n"
             )
             server.execute(ENDED, database="mail")
-            wait_until(lambda: {each["queue_id"]: each["host"] for each in b.queue()}[ids[2]] == "b.test")
-            assert {each["queue_id"]: each["state"] for each in b.queue()}[ids[2]] == "held"
+            wait_until(lambda: shown(b, "host")[ids[2]] == "b.test")
+            assert shown(b, "state")[ids[2]] == "held"
             upstream.wait_until(lambda ledger: ledger.relayed == 2)
             os.kill(a.pid, signal.SIGCONT)
     assert {each.recipients for each in upstream.seen()} == {("mjd@front.test",), ("r3.0@list.test",)}
@@ -254,12 +258,12 @@ def test_verbs_on_one_host_show_and_change_messages_that_another_host_claimed(
 
 @pytest.mark.full
 def test_a_message_in_a_transaction_cannot_be_deleted_from_another_host(
-    hosts: tuple[WarmRelay, WarmRelay],
+    hosts: tuple[RelayProcess, RelayProcess],
 ) -> None:
     demand(missing_program("smtp-sink"))
     a, b = hosts
     with smtp_sink("-w", "2") as sink, b:
-        a.policy["upstreams"]["isp"] = {"host": "127.0.0.1", "port": sink.port, "tls": "none", "limits": []}
+        a.policy["upstreams"]["isp"] = upstream_at(sink.port, limits=[])
         a.write_policy()
         with a:
             send(a, 1)

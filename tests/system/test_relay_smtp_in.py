@@ -20,10 +20,10 @@ from argon2 import PasswordHasher
 from tests.fakes.certificates import make_certificates
 from tests.system import smtp_tools
 from tests.system.demand import demand, find, missing_program
+from tests.system.relay import RelayProcess
 from tests.system.smtp_tools import swaks
 from tests.system.strict_smarthost import StrictSmarthost
-from tests.system.waiting import free_port, wait_for_port
-from tests.system.warm import WarmRelay
+from tests.system.waiting import ended, free_port, wait_for_port
 
 CHEAP = PasswordHasher(time_cost=1, memory_cost=64, parallelism=1)
 USER, PASSWORD = "user@testserver", "secretpassword"
@@ -36,7 +36,7 @@ PLAIN, STARTTLS = "plain", "starttls"
 class House:
     """A relay with two listeners: one for this host, one for users."""
 
-    relay: WarmRelay
+    relay: RelayProcess
     ports: dict[str, int]
     authority: Path
 
@@ -55,7 +55,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     users.write_text(f"{USER}:{CHEAP.hash(PASSWORD)}\n")
     users.chmod(0o600)
     with StrictSmarthost(folder, {"messages": 1000, "per": "1s"}, seed=0) as upstream:
-        relay = WarmRelay(folder, {"isp": upstream.upstream()}, listen={"max_size": 1024 * 1024})
+        relay = RelayProcess(folder, {"isp": upstream.upstream()}, listen={"max_size": 1024 * 1024})
         files = {"users_file": users, "certificate": made.cert, "key": made.key}
         door = {"address": f"127.0.0.1:{port}", "clients": [], "processes": 0}
         relay.policy["listen"].append(door | {name: str(path) for name, path in files.items()})
@@ -103,13 +103,10 @@ def haproxy(folder: Path, backend_port: int) -> Iterator[int]:
         f"frontend smtp\n bind 127.0.0.1:{port}\n default_backend relays\n"
         f"backend relays\n server relay 127.0.0.1:{backend_port} send-proxy-v2 check inter 200ms\n"
     )
-    balancer = subprocess.Popen([str(find("haproxy")), "-f", str(settings), "-db"], stderr=subprocess.DEVNULL)
-    try:
+    command = [str(find("haproxy")), "-f", str(settings), "-db"]
+    with ended(subprocess.Popen(command, stderr=subprocess.DEVNULL)) as balancer:
         wait_for_port(port, balancer)
         yield port
-    finally:
-        balancer.terminate()
-        balancer.wait()
 
 
 @pytest.mark.full
@@ -117,7 +114,7 @@ def test_the_client_named_by_haproxy_decides_who_may_relay(tmp_path: Path, upstr
     demand(missing_program("haproxy"))
     listen = {"clients": ["127.0.0.2"], "proxies": ["127.0.0.1"]}
     with (
-        WarmRelay(tmp_path, {"isp": upstream.upstream()}, listen=listen) as relay,
+        RelayProcess(tmp_path, {"isp": upstream.upstream()}, listen=listen) as relay,
         haproxy(tmp_path, relay.port) as port,
     ):
         for source, code in (("127.0.0.2", 250), ("127.0.0.3", 550)):

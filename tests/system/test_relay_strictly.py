@@ -15,8 +15,8 @@ import pytest
 
 from tests.system.feeder import Letter, letter
 from tests.system.ordeal import Terms, undergo
+from tests.system.relay import RelayProcess
 from tests.system.strict_smarthost import StrictSmarthost
-from tests.system.warm import WarmRelay
 
 SMALLEST_SHARE = 0.95
 """The share of N / (T + guard + mean transaction) that must be used.  The aim is 0.98, and the share is told.
@@ -66,7 +66,7 @@ def part_of(terms: Terms, seed: int, budget_s: float, *, least: int) -> Terms:
 def test_a_relay_whose_policy_allows_twice_the_limit_is_seen_to_exceed_it(tmp_path: Path) -> None:
     limit = {"messages": 5, "per": "1h"}
     with StrictSmarthost(tmp_path, limit, seed=1) as host:
-        with WarmRelay(tmp_path, {"isp": host.upstream(limits=[limit | {"messages": 10}])}) as relay:
+        with RelayProcess(tmp_path, {"isp": host.upstream(limits=[limit | {"messages": 10}])}) as relay:
             relay.send(*["r@list.test"] * 10)
             host.wait_until(lambda ledger: ledger.refused > 0)
         assert (host.ledger.relayed, host.ledger.cut_offs) == (5, 1)

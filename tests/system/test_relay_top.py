@@ -17,10 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.relay import PROJECT
+from tests.system.relay import PROJECT, RelayProcess
 from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import HANG_S
-from tests.system.warm import WarmRelay
 
 pytestmark = pytest.mark.full
 
@@ -30,17 +29,15 @@ COLOURED = re.compile(rb"\x1b\[(?:[0-9]+;)*(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[;m]"
 
 
 @pytest.fixture
-def relay(tmp_path: Path) -> Iterator[WarmRelay]:
+def relay(tmp_path: Path, upstream: StrictSmarthost) -> RelayProcess:
     """Return a relay that is not started, and may relay one message an hour."""
-    with StrictSmarthost(tmp_path, {"messages": 100, "per": "1m"}, seed=1) as practice:
-        isp = practice.upstream(limits=[{"messages": 1, "per": "1h"}])
-        yield WarmRelay(tmp_path, {"isp": isp})
+    return RelayProcess(tmp_path, {"isp": upstream.upstream(limits=[{"messages": 1, "per": "1h"}])})
 
 
 class Terminal:
     """A `relay top` in a pseudo-terminal, as a person has it."""
 
-    def __init__(self, relay: WarmRelay) -> None:
+    def __init__(self, relay: RelayProcess) -> None:
         self._ours, self._theirs = os.openpty()
         self._before = termios.tcgetattr(self._theirs)
         fcntl.ioctl(self._theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
@@ -91,7 +88,7 @@ class Terminal:
 
 
 @contextmanager
-def top_of(relay: WarmRelay) -> Iterator[Terminal]:
+def top_of(relay: RelayProcess) -> Iterator[Terminal]:
     terminal = Terminal(relay)
     try:
         yield terminal
@@ -99,7 +96,7 @@ def top_of(relay: WarmRelay) -> Iterator[Terminal]:
         terminal.close()
 
 
-def test_top_waits_for_a_relay_ends_on_sigterm_and_writes_no_colours(relay: WarmRelay) -> None:
+def test_top_waits_for_a_relay_ends_on_sigterm_and_writes_no_colours(relay: RelayProcess) -> None:
     (relay.folder / "spool").mkdir(mode=0o700)
     with top_of(relay) as top:
         top.read_until(b"no relay runs on")
@@ -110,7 +107,7 @@ def test_top_waits_for_a_relay_ends_on_sigterm_and_writes_no_colours(relay: Warm
         assert not COLOURED.search(top.written)
 
 
-def test_keys_pause_resume_hold_and_quit_through_a_restart_of_the_relay(relay: WarmRelay) -> None:
+def test_keys_pause_resume_hold_and_quit_through_a_restart_of_the_relay(relay: RelayProcess) -> None:
     def paused_by() -> object:
         return json.loads(relay.command("status", "--json").stdout)["upstreams"][0]["paused_by"]
 

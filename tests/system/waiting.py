@@ -9,7 +9,8 @@ import select
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 _CLAIMS: list[socket.socket] = []
 """UDP sockets that claim the ports given to this process; nothing here speaks UDP."""
@@ -51,6 +52,16 @@ def wait_until(condition: Callable[[], object], *, within_s: float = HANG_S) -> 
             raise TimeoutError(f"still not so after {within_s:g} s")
         time.sleep(min(max(0.01, 3 * (now - asked_at)), 0.3))
         asked_at = time.monotonic()
+
+
+@contextmanager
+def ended(peer: "subprocess.Popen[bytes]") -> Iterator["subprocess.Popen[bytes]"]:
+    """End a started program with the context (SIGTERM)."""
+    with peer:
+        try:
+            yield peer
+        finally:
+            peer.terminate()
 
 
 def wait_for_port(port: int, peer: subprocess.Popen[bytes]) -> None:

@@ -14,16 +14,12 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tests.system.namespaces import enter
-from tests.system.processes import children_of
-from tests.system.relay import PROJECT, RelayProcess
 from tests.system.waiting import HANG_S
 
 # The program of the first process, the only one that imports the relay.
@@ -48,7 +44,10 @@ class Warm:
         command = [sys.executable, "-c", _PROGRAM, str(theirs.fileno())]
         with theirs:
             self._process = subprocess.Popen(
-                command, cwd=PROJECT, pass_fds=[theirs.fileno()], env=os.environ | (environment or {})
+                command,
+                cwd=Path(__file__).parents[2],
+                pass_fds=[theirs.fileno()],
+                env=os.environ | (environment or {}),
             )
 
     def fork(
@@ -109,46 +108,6 @@ class Forked:
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, sig)
-
-
-class WarmRelay(RelayProcess):
-    """A `RelayProcess` that is forked, as are its verbs."""
-
-    descriptors: tuple[int, int] | None = None
-    """Its soft and hard limit of file descriptors."""
-    warm: Warm | None = None
-    """The interpreter that it is forked from, if not `shared()`."""
-    network: str | None = None
-    """The path of its network namespace, if that is not the test's."""
-
-    def spawn(self, **environment: str) -> None:
-        with self._log_path.open("ab") as log, Path(os.devnull).open("r+b") as nothing:
-            fds = nothing.fileno(), nothing.fileno(), log.fileno()
-            words = ["run", *self.options, "--policy", str(self.policy_path)]
-            self._relay = (self.warm or shared()).fork(
-                words, fds, os.environ | environment, descriptors=self.descriptors, network=self.network
-            )
-
-    def command(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
-        with ExitStack() as files:
-            given, out, err = (files.enter_context(tempfile.TemporaryFile()) for _ in range(3))
-            given.write(stdin)
-            given.seek(0)
-            fds = given.fileno(), out.fileno(), err.fileno()
-            surroundings = os.environ | {"RELAY_POLICY": str(self.policy_path)}
-            code = shared().fork(list(arguments), fds, surroundings).wait(HANG_S)
-            out.seek(0)
-            err.seek(0)
-            return subprocess.CompletedProcess(arguments, code, out.read().decode(), err.read().decode())
-
-    def kill_all(self) -> None:
-        """Kill it and its listeners, if any, at one instant (SIGKILL)."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        self.wait()
-
-    def listeners(self) -> list[int]:
-        return children_of(self.pid)
 
 
 def serve(orders_fd: int, main: Callable[[list[str]], object]) -> None:

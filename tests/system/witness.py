@@ -6,7 +6,6 @@ Every attempt counts, refused or not.  It is judged by every window that it fall
 lies before others that were counted already.
 """
 
-import enum
 import re
 from bisect import bisect_right, insort
 from collections.abc import Mapping, Sequence
@@ -15,13 +14,6 @@ from typing import Any
 
 SECOND_NS = 1_000_000_000
 _UNITS_NS = {"ms": SECOND_NS // 1000, "s": SECOND_NS, "m": 60 * SECOND_NS, "h": 3600 * SECOND_NS}
-
-
-class Fate(enum.StrEnum):
-    RELAYED = "relayed"
-    REFUSED = "refused"
-    ABANDONED = "abandoned"
-    """The transaction counted, but its final dot never came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +30,10 @@ class Seen:
     """Without the stuffed dots."""
     reply: str
     """The reply to the final dot, also if the client did not get it; empty if the dot never came."""
-    fate: Fate
+
+    @property
+    def is_relayed(self) -> bool:
+        return self.reply.startswith("2")
 
 
 class Witness:
@@ -62,6 +57,7 @@ class Witness:
         self.relayed = 0
         self.refused = 0
         self.abandoned = 0
+        """How many transactions counted, but their final dot never came."""
         self.cut_offs = 0
         """How often an attempt began a cut-off."""
 
@@ -83,9 +79,9 @@ class Witness:
 
     def enter(self, seen: Seen) -> None:
         self.seen.append(seen)
-        self.relayed += seen.fate is Fate.RELAYED
-        self.refused += seen.fate is Fate.REFUSED
-        self.abandoned += seen.fate is Fate.ABANDONED
+        self.relayed += seen.is_relayed
+        self.refused += seen.reply != "" and not seen.is_relayed
+        self.abandoned += seen.reply == ""
 
     def most_in_any_window(self) -> int:
         """Return the largest count of any window that ends at an attempt: no other window holds more."""
