@@ -36,10 +36,9 @@ class Contender:
     pid: int | None = None
     """Of the relay.  Postfix's processes come and go, so their time is not counted."""
 
-    def processor_s(self) -> float:
-        if self.pid is None:
-            return 0.0
-        return sum(map(_processor_s, [self.pid, *children_of(self.pid)]))
+    def processor_s(self) -> dict[str, float]:
+        pids = {} if self.pid is None else {"sender": [self.pid], "listener": children_of(self.pid)}
+        return {name: sum(map(_processor_s, its)) for name, its in pids.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +63,8 @@ class Round:
     load: str
     rates: dict[str, float]
     """Messages per second: `accept` until the last 250, `end_to_end` until the sink has all messages."""
-    processor_ms: float
-    """For each message; 0 for Postfix.  What follows the last reply of the sink is not in it."""
+    processor_ms: dict[str, float]
+    """Of sender and listener, for each message.  What follows the last reply of the sink is not in it."""
 
 
 @contextmanager
@@ -113,7 +112,10 @@ def run_round(contender: Contender, load: Load) -> Round:
         contender.sink.wait_for(already + load.messages, within_s=600)
         done_s = time.monotonic() - began_s
         rates = {"accept": load.messages / sending.result(), "end_to_end": load.messages / done_s}
-    processor_ms = (contender.processor_s() - spent_s) * 1000 / load.messages
+    processor_ms = {
+        name: (now_s - spent_s[name]) * 1000 / load.messages
+        for name, now_s in contender.processor_s().items()
+    }
     return Round(contender.name, str(load), rates, processor_ms)
 
 
@@ -128,7 +130,9 @@ def summarise(rounds: Sequence[Round]) -> list[dict[str, Any]]:
                 median = statistics.median(each.rates[name] for each in its)
                 ratio = median / first.setdefault(name, median)
                 row |= {f"{name}_rate": round(median, 1), f"{name}_ratio": round(ratio, 2)}
-            row["processor_ms"] = round(statistics.median(each.processor_ms for each in its), 3)
+            for name in ("sender", "listener"):
+                spent = [each.processor_ms[name] for each in its if name in each.processor_ms]
+                row[f"{name}_ms"] = round(statistics.median(spent), 3) if spent else "-"
             rows.append(row)
     return rows
 
