@@ -42,8 +42,8 @@ class Orders:
     deleted: dict[str, int] = field(default_factory=dict)
     """Message, and since when."""
     bounced: set[str] = field(default_factory=set)
-    unsure: set[str] = field(default_factory=set)
-    """Messages that may be deleted or bounced: the answer was missing or an error."""
+    unsure: list[str] = field(default_factory=list)
+    """Messages that may be deleted or bounced, once for each answer that was missing or an error."""
     _holding: dict[str, int] = field(default_factory=dict)
 
     def asked(self, verb: str, queue_ids: Iterable[str], now_ns: int) -> None:
@@ -51,12 +51,12 @@ class Orders:
             if verb != "hold" and queue_id in self._holding:
                 self.held.append((queue_id, self._holding.pop(queue_id), now_ns))
             if verb in ("bounce", "delete"):
-                self.unsure.add(queue_id)
+                self.unsure.append(queue_id)
 
     def answered(self, verb: str, results: Results, now_ns: int) -> None:
         for queue_id, result in results.items():
             if result in RESULTS and verb in ("bounce", "delete"):
-                self.unsure.discard(queue_id)
+                self.unsure.remove(queue_id)
             match verb if result == OK else None:
                 case "hold":
                     self._holding[queue_id] = now_ns
