@@ -84,8 +84,7 @@ def origin_of(
     """Return an origin.  Equal arguments give the same object, because many messages share it."""
     sent = reverse_path if rewriting is None else rewriting.reverse_path(reverse_path)
     sender, turn = comparable(sent), _shared(turn_of(reverse_path))
-    same = {each: each for each in (turn, sender, sent)}
-    return Origin(reverse_path, client, user, lane, sent, same[sender], same[turn])
+    return Origin(reverse_path, client, user, lane, sent, sent if sender == sent else sender, turn)
 
 
 def turn_of(reverse_path: str) -> str:

@@ -49,10 +49,8 @@ GRACE_SECONDS = 60.0
 """How long transactions in flight may take at a stop; most of them then end within a second."""
 ENOUGH_NS = 30 * SECOND_NS
 """After a failed connection, while others work, the pool opens none for at least this long."""
-_OPENED_WITH = (
-    *("host", "port", "source_address", "tls", "ca_file", "tls_certificate", "tls_key"),
-    *("auth", "pipelining"),
-)
+_SERVER_KEYS = ("host", "port", "source_address", "tls", "ca_file", "tls_certificate", "tls_key")
+_OPENED_WITH = (*_SERVER_KEYS, "auth", "pipelining")
 """The policy's keys with which a connection is opened."""
 SHORT_WAIT_NS = SECOND_NS
 """A shorter wait for room is not logged."""
@@ -66,10 +64,13 @@ class UpstreamView:
     limits: View | None = None
     """None if the upstream is not in use."""
     is_tried: bool = False
+    """Whether a transaction or a refusal has shown since the start if the upstream works."""
     connections_open: int = 0
     connections_idle: int = 0
     in_flight: int = 0
+    """Transactions that run, or ran and are not settled."""
     transaction_ns: int = 0
+    """Average duration of the last transactions; 0 before the first."""
     certificate_ends_at_ns: int | None = None
     """Wall clock: when the upstream's certificate ends, as of the last connection under TLS."""
     client_certificate_ends_at_ns: int | None = None
