@@ -425,7 +425,14 @@ class Story:
         for each in self._processes:
             self._kill(each)
         self._loop.network.cut(is_silent=False)
-        self._clock.reboot(int(event.down_s * SECOND_NS))
+        self._is_booting = True
+        # The upstreams go on while the host is off.
+        self._loop.call_later(event.down_s, self._boot, context=contextvars.Context())
+
+    def _boot(self) -> None:
+        for each in self._processes:
+            self._kill(each)  # after an earlier kill it may have started meanwhile
+        self._clock.reboot()
         self._is_booting = True
         for each in self._processes:
             self._start_later(each, 0.5)
